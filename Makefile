@@ -1,0 +1,80 @@
+# Every target sets up what it needs in .venv first, once. `make help` lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := constraints.txt
+pin = $(shell grep '^$(1)==' $(PINS))
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
+
+# Of pip's output, show the downloads that take time and how much is installed; errors pass through.
+PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; fflush() } \
+	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
+
+# Tests start processes of their own: few test workers, and one thread in each process.
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: help demo test check format docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns
+	@rm -rf runs/demo
+	$(BIN)/trawl collect Pendulum-v1 --frames 10000 --out runs/demo
+	$(BIN)/trawl show runs/demo --plot runs/demo/returns.png
+	@echo "The plot: runs/demo/returns.png"
+
+test: $(VENV)/.dev ## run the tests (ARGS="-k name" for some of them, WORKERS=0 for one process)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: $(VENV)/.dev ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## sort the imports, mend what ruff can mend, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
+
+clean: ## remove what was built (not .venv, and not your runs)
+	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The set-up, one stamp per step; each step adds to the one before. torch comes first and by its exact
+# pin: a looser request may fetch gigabytes of CUDA libraries.
+$(VENV)/.torch: $(PINS)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	v >= (3, 11) or sys.exit("The pins in $(PINS) need Python 3.11 or newer, and $(PYTHON) is %d.%d: try `make PYTHON=python3.11 ...`" % v[:2])'
+	@echo "Setting up $(VENV): torch (once; all of it takes a minute or two)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --quiet $(call pin,pip)
+	@$(PIP) $(call pin,torch) | $(PROGRESS)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "Setting up $(VENV): trawl and what it needs"
+	@$(PIP) --build-constraint $(PINS) -e '.[plot]' | $(PROGRESS)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "Setting up $(VENV): tests, checks, documentation"
+	@$(PIP) --build-constraint $(PINS) -e '.[envpool,pettingzoo,plot,tensorboard,torchrl]' \
+		--group test --group lint --group docs | $(PROGRESS)
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@echo "Setting up $(VENV): benchmarks"
+	@$(PIP) --group bench | $(PROGRESS)
+	@touch $@

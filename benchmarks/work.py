@@ -1,0 +1,139 @@
+"""The work to be done: environments and policies that every contender gets alike."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+
+POOL_SIZE = 64
+
+
+def pendulum() -> gymnasium.Env[Any, Any]:
+    """Gymnasium's Pendulum, without the checker that only warns about faulty environments."""
+    return gymnasium.make("Pendulum-v1", disable_env_checker=True)
+
+
+def cartpole_pool() -> Any:
+    """64 CartPoles in EnvPool, on one thread like everything else here (also its fastest)."""
+    import envpool
+
+    # EnvPool makes its spaces anew, and Gymnasium warns of their precision, at every look at them.
+    warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
+    return envpool.make_gymnasium("CartPole-v1", num_envs=POOL_SIZE, num_threads=1)
+
+
+class ImageEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+    """Atari-shaped frames, freshly made each step, for the price of one copy."""
+
+    observation_space = Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    length = 1000
+
+    def __init__(self) -> None:
+        self._frame = np.random.default_rng(0).integers(0, 256, (84, 84, 4), np.uint8)
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        self._step = 0
+        return self._frame.copy(), {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        frame = self._frame.copy()
+        frame[0, 0, 0] = self._step & 255  # so that no two neighbours are equal
+        return frame, 1.0, False, self._step >= self.length, {}
+
+
+class ConstantEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """Returns the same array for ever: the cheapest environment there can be."""
+
+    observation_space = Box(-1.0, 1.0, (4,), np.float32)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    length = 1000
+
+    def __init__(self) -> None:
+        self._observation = np.zeros(4, np.float32)
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        self._step = 0
+        return self._observation, {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return self._observation, 1.0, False, self._step >= self.length, {}
+
+
+def mlp(inputs: int, outputs: int, seed: int = 0) -> nn.Sequential:
+    """Two hidden layers of 64 tanh units, the usual size for control from states."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+    )
+
+
+class Argmax(nn.Module):
+    """The action with the highest score."""
+
+    def __init__(self, scores: nn.Module) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, observation: Tensor) -> Tensor:
+        best: Tensor = self.scores(observation).argmax(-1)
+        return best
+
+
+class Constant(nn.Module):
+    """The same action whatever is seen, so that only the collector's own work remains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action = torch.zeros(1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.action
+
+
+def gaussian_head(seed: int = 0) -> nn.Sequential:
+    """An MLP that returns the mean and the scale of a Gaussian over Pendulum's torque."""
+    return nn.Sequential(mlp(3, 2, seed), NormalParamExtractor())
+
+
+def acting(module: nn.Module) -> TensorDictModule:
+    """`module` as a policy that reads "observation" and writes "action"."""
+    return TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
+
+
+def stochastic() -> ProbabilisticTensorDictSequential:
+    """A Gaussian policy that samples its action and writes the log-probability."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(gaussian_head(), ["observation"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Normal,
+            return_log_prob=True,
+        ),
+    )

@@ -1,0 +1,24 @@
+"""Collectors: from an environment and a policy to batches of experience."""
+
+from typing import Any
+
+from trawl.collectors.base import BaseCollector
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.legacy import lookup as _lookup
+from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.single import Collector
+from trawl.collectors.utils import split_trajectories
+from trawl.rollout.random_policy import RandomPolicy
+
+__all__ = [
+    "BaseCollector",
+    "Collector",
+    "CollectorConfig",
+    "PolicyVersion",
+    "RandomPolicy",
+    "split_trajectories",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return _lookup(name)

@@ -1,0 +1,355 @@
+"""What all collectors share: iteration, budget, hooks, background collection, access by path."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import nn
+
+from trawl.collectors.background import Background
+from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.paths import call_path, get_path
+from trawl.collectors.policy_version import PolicyVersion
+
+
+class BaseCollector(ABC):
+    """A source of batches of experience.
+
+    A collector is an iterable of TensorDicts::
+
+        with Collector(env, policy, frames_per_batch=1000, total_frames=100_000) as collector:
+            for batch in collector:
+                ...  # learn from it
+                collector.update_policy_weights_()
+
+    A subclass collects a batch in ``_collect`` and lets go of what it holds in ``_close``.
+
+    Attributes:
+        config: the options.
+        requested_frames_per_batch: frames in each batch.
+        closed: whether the collector was shut down.
+    """
+
+    config: CollectorConfig
+    requested_frames_per_batch: int
+
+    def __init__(self, config: CollectorConfig) -> None:
+        self.config = config
+        self.closed = False
+        self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
+        self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
+        self._frames = 0
+        self._batches = 0
+        self._background: Background | None = None
+        self._version = _version_tracker(config.track_policy_version)
+
+    # --- what a subclass does
+
+    @abstractmethod
+    def _collect(self) -> Any:
+        """Collects a batch, counts it, and gives what iteration yields."""
+
+    @abstractmethod
+    def _close(self, close_env: bool) -> None:
+        """Lets go of environments, workers and memory."""
+
+    # --- iteration and budget
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Any]:
+        """Batches until ``total_frames`` are reached. All iterators share one count."""
+        while self._has_budget():
+            yield self._collect_or_close()
+
+    def next(self) -> Any:
+        """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
+        return self._collect_or_close() if self._has_budget() else None
+
+    def __len__(self) -> int:
+        if self.config.endless:
+            raise TypeError("an endless collector (total_frames=-1) has no length")
+        return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
+
+    def _has_budget(self) -> bool:
+        if self.closed:
+            return False
+        return self.config.endless or self._frames < self.config.total_frames
+
+    def _collect_or_close(self) -> Any:
+        try:
+            if self.pre_collect_hook is not None:
+                self.pre_collect_hook()
+            return self._collect()
+        except BaseException:
+            # What failed stays the error that the user sees, whatever closing does.
+            self.shutdown(raise_on_error=False)
+            raise
+
+    def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
+        """Sets what is called with each batch as it is delivered."""
+        self.post_collect_hook = hook
+
+    # --- background collection
+
+    def start(self) -> None:
+        """Collects in the background, into the replay buffer, up to ``total_frames``.
+
+        While it runs already, this does nothing. What goes wrong there is printed at once, and
+        raised by the next call of ``pause``, ``stats``, ``async_shutdown`` or ``start``.
+
+        Raises:
+            RuntimeError: if there is no replay buffer, or the collector is closed.
+        """
+        if self.config.replay_buffer is None:
+            raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
+        self._check_open("start()")
+        if self._background is not None:
+            self._background.check()
+            if self._background.running:
+                return
+        self._background = Background(self._background_turn, f"{type(self).__name__}.start")
+
+    def _background_turn(self) -> bool:
+        if self._has_budget():
+            self._collect_or_close()
+        return self._has_budget()
+
+    def is_running(self) -> bool:
+        """Whether collection goes on in the background."""
+        return self._background is not None and self._background.running
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Holds background collection, within a ``with`` block.
+
+        Entering waits for the batch that is being collected; no frame is added within.
+
+        Raises:
+            RuntimeError: if collection was not started.
+        """
+        if self._background is None:
+            raise RuntimeError("pause() holds what start() began: call start() before")
+        return self._background.held()
+
+    def _held(self) -> AbstractContextManager[None]:
+        """Holds background collection, if there is any."""
+        return nullcontext() if self._background is None else self._background.held()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """Ends background collection after the batch it is at, and shuts down.
+
+        Args:
+            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            close_env: whether to close the environments.
+
+        Raises:
+            TimeoutError: if it took longer.
+        """
+        background = self._background
+        if background is not None:
+            background.stop(timeout)
+        self.shutdown(timeout=timeout, close_env=close_env)
+        if background is not None:
+            background.check()
+
+    # --- the end
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Closes the collector; may be called any number of times.
+
+        Args:
+            timeout: seconds to wait for background collection to end; None: as long as it takes.
+            close_env: whether to close the environments.
+            raise_on_error: whether errors of closing are raised.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self._background is not None:
+                self._background.stop(timeout)
+            self._close(close_env)
+        except Exception:
+            if raise_on_error:
+                raise
+
+    def __enter__(self) -> BaseCollector:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown(raise_on_error=exc_info[0] is None)
+
+    def __del__(self) -> None:
+        # A constructor that failed leaves an object without `closed`.
+        if not getattr(self, "closed", True):
+            self.shutdown(timeout=0, raise_on_error=False)
+
+    def _check_open(self, what: str) -> None:
+        if self.closed:
+            raise RuntimeError(f"{what} on a collector that was shut down")
+
+    # --- versions
+
+    @property
+    def policy_version(self) -> int | str | None:
+        """The version of the policy that collects; None if it is not tracked."""
+        return None if self._version is None else self._version.version
+
+    def get_policy_version(self) -> int | str | None:
+        """The same as :attr:`policy_version`."""
+        return self.policy_version
+
+    def increment_version(self) -> None:
+        """Goes on to the next version of the policy, if it is tracked."""
+        if self._version is not None:
+            self._version.increment_version()
+
+    # --- access by path
+
+    @property
+    def worker_idx(self) -> int:
+        """The number of the worker that this collector is.
+
+        Raises:
+            RuntimeError: if it is none.
+        """
+        if self.config.worker_idx is None:
+            raise RuntimeError("worker_idx was not set: this collector is no worker of another")
+        return self.config.worker_idx
+
+    def map_fn(
+        self,
+        name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Calls the method at path ``name``, once for each entry of the lists.
+
+        Args:
+            name: path of the method, as ``"env.close"``.
+            list_of_args: positional arguments of each call.
+            list_of_kwargs: keyword arguments of each call.
+
+        Raises:
+            ValueError: if the lists differ in length.
+            AttributeError: if there is nothing to call at that path.
+        """
+        count = len(list_of_args if list_of_args is not None else list_of_kwargs or [None])
+        args = list_of_args if list_of_args is not None else [()] * count
+        kwargs = list_of_kwargs if list_of_kwargs is not None else [{}] * count
+        if len(args) != len(kwargs):
+            raise ValueError(
+                f"list_of_args and list_of_kwargs must have the same length, but they have "
+                f"{len(args)} and {len(kwargs)} entries"
+            )
+        function = get_path(self, name)
+        if not callable(function):
+            raise AttributeError(f"{name!r} is {type(function).__name__}, which can't be called")
+        with self._held():
+            return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
+
+    def get_distant_attr(self, path: str) -> Any:
+        """The attribute at ``path``, as ``"env.batch_size"`` or ``"policy.module[0].weight"``."""
+        return get_path(self, path)
+
+    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method at ``path``; an attribute that can't be called is given back.
+
+        Raises:
+            ValueError: if there are arguments for something that can't be called.
+        """
+        with self._held():
+            return call_path(self, path, args, kwargs)
+
+    def getattr_rb(self, path: str) -> Any:
+        """The attribute of the replay buffer at ``path``."""
+        return get_path(self.config.replay_buffer, path)
+
+    # --- statistics
+
+    def stats(self) -> dict[str, Any]:
+        """What the collector has done: flat, by name.
+
+        Returns:
+            ``frames`` and ``batches`` delivered, ``requested_frames_per_batch``; with a limit
+            ``total_frames`` and ``completed``; ``policy_version``, if it is tracked and a number.
+        """
+        if self._background is not None:
+            self._background.check()
+        facts: dict[str, Any] = {
+            "frames": self._frames,
+            "batches": self._batches,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+        }
+        if not self.config.endless:
+            facts["total_frames"] = self.config.total_frames
+            facts["completed"] = self._frames >= self.config.total_frames
+        if isinstance(self.policy_version, int):
+            facts["policy_version"] = self.policy_version
+        return facts
+
+    def _set_frames_per_batch(self, environments: int) -> int:
+        """Settles the frames of a batch; returns those of one environment."""
+        wanted = self.config.frames_per_batch
+        each = math.ceil(wanted / environments)
+        self.requested_frames_per_batch = requested = each * environments
+        if requested != wanted:
+            warn(
+                f"frames_per_batch={wanted} is not a multiple of the {environments} environments: "
+                f"each batch will have {requested} frames, {each} of each environment"
+            )
+        total = self.config.total_frames
+        if total > 0 and total % requested:
+            batches = math.ceil(total / requested)
+            warn(
+                f"total_frames={total} is not a multiple of the {requested} frames of a batch: "
+                f"{batches * requested} frames will be collected, in {batches} batches"
+            )
+        random = self.config.init_random_frames
+        if random is not None and random % requested and self.config.extend_buffer:
+            warn(
+                f"init_random_frames={random} is not a multiple of the {requested} frames of a "
+                f"batch: {math.ceil(random / requested) * requested} frames will be random"
+            )
+        return each
+
+
+def _version_tracker(option: Any) -> PolicyVersion | None:
+    if isinstance(option, bool) or option is None:
+        return PolicyVersion() if option else None
+    if not (hasattr(option, "increment_version") and hasattr(option, "version")):
+        raise TypeError(
+            "track_policy_version must be a bool or a PolicyVersion, but it is "
+            f"{type(option).__name__}: {option!r}"
+        )
+    if isinstance(option, PolicyVersion):
+        return option
+    tracker = PolicyVersion(type(option.version))
+    tracker.version = option.version
+    return tracker
+
+
+def drop_private(batch: TensorDictBase) -> TensorDictBase:
+    """The batch without entries whose key has a part that begins with an underscore."""
+    private = [key for key in batch.keys(True) if _is_private(key)]
+    return batch.exclude(*private) if private else batch
+
+
+def _is_private(key: Any) -> bool:
+    return any(part.startswith("_") for part in ((key,) if isinstance(key, str) else key))
+
+
+def module_of(policy: Any) -> nn.Module | None:
+    """The policy as a module that has parameters and state, or None."""
+    return policy if isinstance(policy, nn.Module) else None

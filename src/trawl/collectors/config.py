@@ -1,0 +1,229 @@
+"""Every option of a collector: its default, its meaning, its check."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+
+@dataclass(frozen=True)
+class CollectorConfig:
+    """The options of a collector, checked.
+
+    Attributes:
+        frames_per_batch: frames in a batch, over all environments of the collector. Rounded up
+            to a multiple of the number of environments.
+        total_frames: frames after which iteration ends; met by whole batches, so that up to a
+            batch more may come. -1: endless.
+        policy_factory: makes the policy; instead of ``policy``.
+        device: fills those of the next three that are not given.
+        storing_device: where batches are delivered.
+        env_device: where the environment's TensorDicts are.
+        policy_device: where the policy runs. A policy that is elsewhere is copied there.
+        create_env_kwargs: arguments for the function that makes the environment.
+        max_frames_per_traj: steps after which an episode is truncated. None, 0, -1: never.
+        init_random_frames: frames collected with random actions, before the policy acts.
+        reset_at_each_iter: resets the environment before each batch.
+        reset_when_done: only True; episodes that end are followed by others.
+        postproc: called with each batch; its result is delivered.
+        split_trajs: delivers trajectories, padded, ``(trajectories, longest)``, with a mask.
+        track_traj_ids: writes ``("collector", "traj_ids")``.
+        exploration_type: how probabilistic policies act.
+        return_same_td: yields the same TensorDict object each time, with new content.
+        compact_obs: leaves the observations out of ``"next"``.
+        interruptor: an object with ``collection_stopped()``, or a function, asked before each
+            step; if true the batch ends early, and rows not filled have trajectory id -1.
+        set_truncated: marks the last step of each batch as truncated.
+        use_buffers: whether memory of batches that nobody holds is used again (default).
+        replay_buffer: anything with ``extend``; batches go there, and iteration yields None.
+        extend_buffer: extends the buffer by batches; False adds single steps.
+        trust_policy: uses the policy as it is: a function of a TensorDict.
+        compile_policy: compiles the policy; a mapping gives arguments of ``torch.compile``.
+        cudagraph_policy: runs the policy as a CUDA graph (policy on a CUDA device).
+        no_cuda_sync: doesn't wait for copies between devices (at your own risk).
+        auto_register_policy_transforms: whether frames say that they begin an episode
+            (``is_init``); None: if the policy reads it.
+        track_policy_version: writes ``"policy_version"`` into each frame; a
+            :class:`~trawl.collectors.PolicyVersion` to share one.
+        worker_idx: number of the worker that this collector is, for nested collectors.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch as it is delivered.
+    """
+
+    frames_per_batch: int
+    total_frames: int = -1
+    policy_factory: Callable[[], Any] | None = None
+    device: torch.device | str | int | None = None
+    storing_device: torch.device | str | int | None = None
+    env_device: torch.device | str | int | None = None
+    policy_device: torch.device | str | int | None = None
+    create_env_kwargs: Any = None
+    max_frames_per_traj: int | None = None
+    init_random_frames: int | None = None
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    postproc: Callable[[Any], Any] | None = None
+    split_trajs: bool | None = None
+    track_traj_ids: bool = True
+    exploration_type: InteractionType | None = InteractionType.RANDOM
+    return_same_td: bool = False
+    compact_obs: bool = False
+    interruptor: Any = None
+    set_truncated: bool = False
+    use_buffers: bool | None = None
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    trust_policy: bool | None = None
+    compile_policy: bool | Mapping[str, Any] | None = None
+    cudagraph_policy: bool | Mapping[str, Any] | None = None
+    no_cuda_sync: bool = False
+    auto_register_policy_transforms: bool | None = None
+    track_policy_version: Any = False
+    worker_idx: int | None = None
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("frames_per_batch", self.frames_per_batch, least=1)
+        for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, _check_count(name, value))
+        if self.total_frames == 0:
+            raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
+        if not self.reset_when_done:
+            raise ValueError(
+                "reset_when_done=False is not possible: an episode that ended is always followed "
+                "by another; leave the argument out"
+            )
+        kind = self.exploration_type or InteractionType.RANDOM
+        if not isinstance(kind, InteractionType):
+            raise TypeError(
+                "exploration_type must be an ExplorationType (or None for RANDOM), but it is "
+                f"{self.exploration_type!r}"
+            )
+        object.__setattr__(self, "exploration_type", kind)
+        self._check_callables()
+        self._check_splitting()
+        self._check_buffer()
+
+    def _check_callables(self) -> None:
+        for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
+        stop = self.interruptor
+        if stop is not None and not (callable(stop) or hasattr(stop, "collection_stopped")):
+            raise TypeError(
+                "interruptor must be a function, or have a method collection_stopped(), but it "
+                f"is {type(stop).__name__}"
+            )
+
+    def _check_splitting(self) -> None:
+        if not self.split_trajs:
+            return
+        if not self.track_traj_ids:
+            raise ValueError("split_trajs=True requires track_traj_ids=True")
+        warn(
+            "split_trajs=True pads trajectories with zeros up to the longest of each batch; "
+            "learners that can use ('collector', 'traj_ids') instead need no padding"
+        )
+
+    def _check_buffer(self) -> None:
+        buffer = self.replay_buffer
+        if buffer is None:
+            return
+        needed = "extend" if self.extend_buffer else "add"
+        if not callable(getattr(buffer, needed, None)):
+            raise TypeError(
+                f"replay_buffer must have a method {needed}(), but {type(buffer).__name__} has none"
+            )
+        refused = {"return_same_td": self.return_same_td, "use_buffers": self.use_buffers}
+        if not self.extend_buffer:
+            refused |= {"postproc": self.postproc, "split_trajs": self.split_trajs}
+        for name, value in refused.items():
+            if value:
+                how = "" if self.extend_buffer else " and extend_buffer=False"
+                raise TypeError(f"{name} can't be used with replay_buffer{how}")
+
+    @property
+    def endless(self) -> bool:
+        """Whether there is no limit on frames."""
+        return self.total_frames < 0
+
+
+def option_names() -> list[str]:
+    """The names of all options."""
+    return [field.name for field in fields(CollectorConfig)]
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns, unless the user has turned such warnings off by ``RL_WARNINGS=0``."""
+    if os.environ.get("RL_WARNINGS", "1") != "0":
+        warnings.warn(message, category, stacklevel=_user_level())
+
+
+def _user_level() -> int:
+    """How far up the first frame outside of this package is."""
+    import sys
+
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("trawl."):
+        if frame.f_back is None:
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, but it is {value}")
+
+
+def _check_count(name: str, value: int | None) -> int | None:
+    """A number of frames; None and -1 mean that there is none."""
+    if value is None:
+        return -1 if name == "total_frames" else None
+    _check_int(name, value, least=-1)
+    if name == "total_frames":
+        return value
+    return value if value > 0 else None
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where things are, after the rules of :func:`resolve_devices`."""
+
+    policy: torch.device | None
+    env: torch.device | None
+    storing: torch.device | None
+
+
+def resolve_devices(config: CollectorConfig) -> Devices:
+    """``device`` fills what is not given; batches are stored where both others are the same."""
+    general = _device("device", config.device)
+    policy = _device("policy_device", config.policy_device) or general
+    env = _device("env_device", config.env_device) or general
+    storing = _device("storing_device", config.storing_device) or general
+    if storing is None and env is not None and env == policy:
+        storing = env
+    return Devices(policy, env, storing)
+
+
+def _device(name: str, value: torch.device | str | int | None) -> torch.device | None:
+    if value is None:
+        return None
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} {value!r} is no device: {error}") from None
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", 0)
+    return device

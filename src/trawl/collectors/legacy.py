@@ -1,0 +1,34 @@
+"""Older names of the collectors, which warn once each."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from trawl.collectors.base import BaseCollector
+from trawl.collectors.single import Collector
+
+ALIASES: dict[str, type[Any]] = {
+    "SyncDataCollector": Collector,
+    "DataCollectorBase": BaseCollector,
+}
+_warned: set[str] = set()
+
+
+def lookup(name: str) -> type[Any]:
+    """The class that an older name stands for.
+
+    Raises:
+        AttributeError: if the name is none.
+    """
+    if name not in ALIASES:
+        raise AttributeError(f"module 'trawl.collectors' has no attribute {name!r}")
+    target = ALIASES[name]
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} is an older name of {target.__name__}: use that",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return target

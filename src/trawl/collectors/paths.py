@@ -1,0 +1,41 @@
+"""Attributes by a dotted path, as ``"policy.module[0].weight"``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+_STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\]]+)\]")
+
+
+def get_path(root: Any, path: str) -> Any:
+    """The object at ``path`` under ``root``.
+
+    Raises:
+        ValueError: if the path is malformed.
+        AttributeError, KeyError, IndexError: if there is nothing at it.
+    """
+    position, found = 0, root
+    while position < len(path):
+        match = _STEP.match(path, position)
+        if match is None:
+            raise ValueError(f"path {path!r} is malformed at {path[position:]!r}")
+        name, index = match.groups()
+        found = getattr(found, name) if name else found[ast.literal_eval(index)]
+        position = match.end()
+    return found
+
+
+def call_path(root: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls what is at ``path``; gives it back if it can't be called.
+
+    Raises:
+        ValueError: if there are arguments, but nothing to call.
+    """
+    found = get_path(root, path)
+    if callable(found):
+        return found(*args, **kwargs)
+    if args or kwargs:
+        raise ValueError(f"{path!r} is {type(found).__name__}, which can't be called with arguments")
+    return found

@@ -1,0 +1,68 @@
+"""Which version of the policy made a frame."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import torch
+from tensordict import NonTensorStack, TensorDictBase
+
+
+class PolicyVersion:
+    """Counts the versions of a policy, and stamps frames with the one that acted.
+
+    Args:
+        version_type: ``int`` or ``"int"`` for 0, 1, 2, …; ``str``, ``"str"`` or ``"uuid"`` for
+            random identifiers.
+
+    Attributes:
+        version: the current version; may be set.
+        version_history: the versions so far, the current one last.
+
+    Example:
+        >>> from trawl.collectors import PolicyVersion
+        >>> version = PolicyVersion()
+        >>> version.increment_version()
+        >>> version.version
+        1
+    """
+
+    def __init__(self, version_type: Any = int) -> None:
+        if version_type not in (int, "int", str, "str", "uuid"):
+            raise ValueError(
+                f"version_type must be int, 'int', str or 'uuid', but it is {version_type!r}"
+            )
+        self.version_type = int if version_type in (int, "int") else str
+        self.version_history: list[int | str] = []
+        self.version = self._first()
+
+    def _first(self) -> int | str:
+        return 0 if self.version_type is int else str(uuid.uuid4())
+
+    @property
+    def version(self) -> int | str:
+        return self._version
+
+    @version.setter
+    def version(self, value: int | str) -> None:
+        self._version = value
+        self.version_history.append(value)
+
+    def increment_version(self) -> None:
+        """Goes on to the next version."""
+        self.version = self.version + 1 if isinstance(self.version, int) else self._first()
+
+    def stamp(self, batch: TensorDictBase) -> None:
+        """Writes the version into every frame of ``batch``, and into its ``"next"``."""
+        for place in (batch, batch.get("next", None)):
+            if place is not None:
+                place.set("policy_version", self._filled(batch))
+
+    def _filled(self, batch: TensorDictBase) -> Any:
+        if isinstance(self.version, int):
+            return torch.full(batch.shape, self.version, dtype=torch.int64, device=batch.device)
+        stack: Any = self.version
+        for size in reversed(batch.shape):
+            stack = [stack] * size
+        return NonTensorStack.from_list(stack) if isinstance(stack, list) else stack

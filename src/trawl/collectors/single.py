@@ -1,0 +1,551 @@
+"""The collector in this process."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import nn
+
+from trawl.collectors.base import BaseCollector, drop_private, module_of
+from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
+from trawl.collectors.dispatch import check_backend
+from trawl.collectors.paths import get_path
+from trawl.collectors.utils import split_trajectories
+from trawl.collectors.weights import load_weights
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.build import build_env
+from trawl.envs.seeding import check_seed, derive
+from trawl.rollout.frames import FrameOptions
+from trawl.rollout.loop import Rollout
+from trawl.rollout.policy import Policy, resolve
+from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.rng import RandomStream
+
+
+class Collector(BaseCollector):
+    """Collects experience in this process.
+
+    A batch is a TensorDict of shape ``(frames_per_batch,)``; with a batch of environments of
+    size ``B`` it is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. It holds,
+    for each frame, the observations, what the policy wrote, ``done``, ``terminated`` and
+    ``truncated`` (bool), and under ``"next"`` the observations, ``reward`` (float32) and flags
+    after the step; ``("collector", "traj_ids")`` (int64) tells trajectories apart.
+
+    Batches are yours: one stays valid as long as anything refers to it, and its memory is used
+    again after that.
+
+    Args:
+        create_env_fn: a Gymnasium id; a ``gymnasium.Env``, ``gymnasium.vector.VectorEnv``,
+            EnvPool, Trawl or TorchRL environment; a function that makes one; or a list of
+            these, stepped as one batch.
+        policy: a TensorDict module, an ``nn.Module`` or function whose parameters are named as
+            observations, or None for random actions.
+        **options: the attributes of :class:`~trawl.collectors.config.CollectorConfig`.
+
+    Raises:
+        TypeError: for an argument of a wrong type, or unknown.
+        ValueError: for a value that is out of range, or arguments that contradict each other.
+        KeyError: if the policy writes no action.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> with Collector("CartPole-v1", frames_per_batch=50, total_frames=200) as collector:
+        ...     for batch in collector:
+        ...         reward = batch["next", "reward"]
+        >>> reward.shape
+        torch.Size([50, 1])
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        if more:
+            raise TypeError(
+                f"{type(self).__name__} takes at most 2 positional arguments (create_env_fn, "
+                f"policy), but got {2 + len(more)}; give the others by name"
+            )
+        check_backend(type(self) is Collector, options)
+        unknown = sorted(set(options) - set(option_names()))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}")
+        if "frames_per_batch" not in options:
+            raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
+        config = CollectorConfig(**options)
+        if policy is not None and config.policy_factory is not None:
+            raise TypeError("policy and policy_factory can't both be given")
+        super().__init__(config)
+        devices = resolve_devices(config)
+        self.env = build_env(create_env_fn, config.create_env_kwargs)
+        try:
+            self._build(policy, devices.policy, devices.env, devices.storing)
+        except BaseException:
+            self.shutdown(raise_on_error=False)
+            raise
+
+    def _build(
+        self,
+        policy: Any,
+        policy_device: torch.device | None,
+        env_device: torch.device | None,
+        storing_device: torch.device | None,
+    ) -> None:
+        config = self.config
+        if env_device is not None:
+            self.env = self.env.to(env_device)
+        self.env_device = env_device if env_device is not None else self.env.device
+        self.policy_device, self.storing_device = policy_device, storing_device
+        self._build_policy(policy)
+        self._add_transforms()
+        self.postproc = config.postproc
+        if storing_device is not None and hasattr(self.postproc, "to"):
+            self.postproc.to(storing_device)
+        lanes = max(1, self.env.batch_size.numel())
+        each = self._set_frames_per_batch(lanes)
+        self.frames_per_batch = each
+        self._returned: TensorDictBase | None = None
+        self._rollout = Rollout(
+            self.env,
+            self._resolved,
+            FrameOptions(
+                steps=1 if self._adds_steps else each,
+                limit=config.max_frames_per_traj,
+                track_traj_ids=config.track_traj_ids,
+                compact=config.compact_obs,
+                recycle=config.use_buffers is not False,
+                is_init=config.auto_register_policy_transforms,
+            ),
+            config.exploration_type,
+        )
+        if config.set_truncated and not self._truncated_keys():
+            raise RuntimeError(
+                "set_truncated=True needs a 'truncated' flag, but the environment has only "
+                f"{self.env.done_keys}"
+            )
+
+    # --- construction
+
+    def _build_policy(self, policy: Any) -> None:
+        config = self.config
+        if policy is None:
+            factory = config.policy_factory
+            policy = RandomPolicy(self.env.full_action_spec) if factory is None else factory()
+        _tell(policy, self)
+        _tell(self.env, self)
+        if isinstance(policy, RandomPolicy):
+            policy.set_action_spec_from_env(self.env)
+        _give_spec(policy, self.env)
+        trusted = bool(config.trust_policy)
+        self._source = policy
+        moved = _on_device(policy, self.policy_device)
+        if self.policy_device is not None and module_of(moved) is None and not trusted:
+            if not isinstance(moved, RandomPolicy):
+                warn(f"policy has no parameters to move to policy_device {self.policy_device}")
+        self._copied = moved is not policy
+        self.policy = resolve(moved, self.env, trusted)
+        transform = _compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
+        across = self.policy_device is not None and self.policy_device.type != "cpu"
+        self._resolved = Policy(
+            self.policy,
+            config.exploration_type,
+            self.policy_device if across else None,
+            transform,
+        )
+
+    def _add_transforms(self) -> None:
+        """TorchRL's environments count steps and mark starts by transforms of their own."""
+        limit = self.config.max_frames_per_traj
+        if limit is not None and "step_count" in _names(self.env.full_observation_spec):
+            raise ValueError(
+                "max_frames_per_traj counts steps under 'step_count', which the environment "
+                "has already; limit the episodes there"
+            )
+        if isinstance(self.env, TensorDictEnv) or not hasattr(self.env, "append_transform"):
+            return
+        marks = self.config.auto_register_policy_transforms
+        if marks is None:
+            marks = ("is_init",) in self._resolved.in_keys
+        marks = marks and "is_init" not in _names(self.env.full_observation_spec)
+        if limit is None and not marks:
+            return
+        from torchrl.envs import InitTracker, StepCounter, TransformedEnv
+
+        transforms = [StepCounter(max_steps=limit)] if limit is not None else []
+        transforms += [InitTracker()] if marks else []
+        for transform in transforms:
+            if isinstance(self.env, TransformedEnv):
+                self.env.append_transform(transform)
+            else:
+                self.env = TransformedEnv(self.env, transform)
+
+    @property
+    def _adds_steps(self) -> bool:
+        return self.config.replay_buffer is not None and not self.config.extend_buffer
+
+    def _truncated_keys(self) -> list[Any]:
+        return [
+            key
+            for key in self.env.done_keys
+            if (key if isinstance(key, str) else key[-1]) == "truncated"
+        ]
+
+    # --- collecting
+
+    def rollout(self) -> TensorDictBase:
+        """Collects a batch as it comes: not counted, not processed."""
+        self._check_open("rollout()")
+        return self._run()
+
+    def _run(self) -> TensorDictBase:
+        if self.config.reset_at_each_iter and self._rollout.steps_done:
+            self._rollout.reset()
+        batch = self._rollout.run(self._is_random(), self._stopped())
+        if self._version is not None:
+            self._version.stamp(batch)
+        return batch
+
+    def _is_random(self) -> bool:
+        first = self.config.init_random_frames
+        if first is None:
+            return False
+        buffer = self.config.replay_buffer
+        seen = self._frames if buffer is None else getattr(buffer, "write_count", self._frames)
+        return bool(seen < first)
+
+    def _stopped(self) -> Callable[[], bool] | None:
+        stop = self.config.interruptor
+        if stop is None:
+            return None
+        asked: Callable[[], bool] = getattr(stop, "collection_stopped", stop)
+        return asked
+
+    def _collect(self) -> Any:
+        if self._adds_steps:
+            return self._collect_steps()
+        batch = self._run()
+        delivered = self._count(batch)
+        batch = self._processed(batch)
+        if self.config.replay_buffer is not None:
+            self.config.replay_buffer.extend(batch)
+        self._frames += delivered
+        self._batches += 1
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return None if self.config.replay_buffer is not None else batch
+
+    def _collect_steps(self) -> None:
+        """Adds single steps to the buffer, up to a batch or the end of the budget."""
+        buffer, axis = self.config.replay_buffer, len(self.env.batch_size)
+        for _ in range(self.frames_per_batch):
+            if not self._has_budget():
+                break
+            step = drop_private(self._run())
+            if self.storing_device is not None:
+                step = step.to(self.storing_device)
+            # A buffer keeps what it is given; the step's memory is used again.
+            buffer.extend(step) if axis else buffer.add(step[0].clone())
+            self._frames += step.numel()
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(step)
+        self._batches += 1
+
+    def _count(self, batch: TensorDictBase) -> int:
+        """Frames of experience in a batch, before it is processed."""
+        mask = batch.get(("collector", "mask"), None)
+        if mask is not None:
+            return int(mask[..., : self._rollout.filled].sum())
+        return batch.numel() // batch.shape[-1] * self._rollout.filled
+
+    def _processed(self, batch: TensorDictBase) -> Any:
+        if self.config.set_truncated:
+            self._truncate_last(batch)
+        if self.storing_device is not None and batch.device != self.storing_device:
+            batch = batch.to(self.storing_device)
+        if self.config.split_trajs:
+            batch = split_trajectories(batch, prefix="collector")
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        if isinstance(batch, TensorDictBase):
+            batch = drop_private(batch)
+        return self._same(batch) if self.config.return_same_td else batch
+
+    def _truncate_last(self, batch: TensorDictBase) -> None:
+        last = batch[..., self._rollout.filled - 1].get("next")
+        for key in self._truncated_keys():
+            done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
+            last.get(key).fill_(True)
+            last.get(done_key).fill_(True)
+
+    def _same(self, batch: TensorDictBase) -> TensorDictBase:
+        """The object that was yielded before, with the new batch's content."""
+        if self._returned is None:
+            self._returned = batch.clone()
+            return self._returned
+        self._returned.update_(batch)
+        return self._returned
+
+    # --- control
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Begins new trajectories.
+
+        Args:
+            index: which environments of the batch to reset (anything that indexes
+                ``env.batch_size``); None for all.
+            **kwargs: arguments of the environment's reset.
+        """
+        self._check_open("reset()")
+        with self._held():
+            self._rollout.reset(None if index is None else self._mask(index), **kwargs)
+
+    def _mask(self, index: Any) -> NDArray[np.bool_]:
+        mask = np.zeros(tuple(self.env.batch_size) or (1,), dtype=np.bool_)
+        mask[index] = True
+        return mask.reshape(-1)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds environment, policy sampling and random actions, and resets.
+
+        Two collectors of the same arguments give equal batches from the same seed. Random
+        numbers of this collector are a stream of their own: drawing elsewhere changes nothing.
+
+        Args:
+            seed: not negative.
+            static_seed: gives all environments of a batch the same seed.
+
+        Returns:
+            A seed for another environment (the same, if static).
+
+        Raises:
+            TypeError, ValueError: if the seed is no integer, or negative.
+        """
+        seed = check_seed(seed)
+        self._check_open("set_seed()")
+        with self._held():
+            following = self.env.set_seed(seed, static_seed=static_seed)
+            self._rollout.stream = RandomStream(derive(seed, "policy"), self.policy_device)
+            self._rollout.reset()
+        return int(following)
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        policy: Any = None,
+        weights: Any = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        worker_ids: Any = None,
+    ) -> None:
+        """Gives the policy that collects new weights.
+
+        Args:
+            policy_or_weights: a module, a TensorDict or a dict of weights. Without it, a policy
+                that was copied to another device gets the weights of the one it was copied from.
+            policy: the same, as a module.
+            weights: the same, as weights.
+            weights_dict: weights by model; ``"policy"`` is the only one here.
+            model_id: the model that the weights are for: ``"policy"``.
+            worker_ids: not possible here: there are no workers.
+
+        Raises:
+            TypeError: if more than one of the forms is given, or the policy has no weights.
+            KeyError: if names of the weights don't fit, or a model is unknown.
+            ValueError: if shapes don't fit.
+        """
+        forms = {
+            "policy_or_weights": policy_or_weights,
+            "policy": policy,
+            "weights": weights,
+            "weights_dict": weights_dict,
+        }
+        given = {name: form for name, form in forms.items() if form is not None}
+        if len(given) > 1:
+            raise TypeError(f"give one of {', '.join(given)}, not several")
+        if worker_ids is not None:
+            raise TypeError("worker_ids can't be given to a collector without workers")
+        models = dict(weights_dict or {})
+        for name in {*models, model_id or "policy"} - {"policy"}:
+            raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
+        new = models.get("policy") if weights_dict else next(iter(given.values()), None)
+        with self._held():
+            self._load(new)
+            self.increment_version()
+
+    def _load(self, new: Any) -> None:
+        target = module_of(self.policy)
+        if new is None:
+            if self._copied and target is not None:
+                load_weights(self._inner(), self._source)
+            return
+        if target is None:
+            raise TypeError(f"policy {type(self.policy).__name__} has no weights to update")
+        load_weights(self._inner(), new)
+
+    def _inner(self) -> nn.Module:
+        """The policy as the user gave it (a wrapped module without its wrapper)."""
+        wrapped = self.policy is not self._source and not self._copied
+        inner = getattr(self.policy, "module", None)
+        same_class = type(inner) is type(self._source)
+        module: nn.Module = inner if (wrapped or same_class) and same_class else self.policy
+        return module
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on later: counts, weights, the environment's state."""
+        with self._held():
+            state: dict[str, Any] = {
+                "env_state_dict": _env_state(self.env),
+                "frames": self._frames,
+                "iter": self._batches,
+                "traj_pool": {"traj_id": torch.tensor(self._rollout.frames.episodes.next_id)},
+            }
+            module = module_of(self.policy)
+            if module is not None:
+                state["policy_state_dict"] = module.state_dict()
+            if self._version is not None:
+                state["policy_version"] = self._version.version
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Goes on from what :meth:`state_dict` gave; new trajectories begin.
+
+        Args:
+            state_dict: the state.
+            strict: whether weights that don't fit exactly are an error.
+
+        Raises:
+            KeyError: if an entry is missing.
+        """
+        for name in ("frames", "iter"):
+            if name not in state_dict:
+                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+        with self._held():
+            module = module_of(self.policy)
+            if module is not None and (strict or "policy_state_dict" in state_dict):
+                module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+            if state_dict.get("env_state_dict"):
+                self.env.load_state_dict(state_dict["env_state_dict"])
+            self._frames = int(state_dict["frames"])
+            self._batches = int(state_dict["iter"])
+            if "traj_pool" in state_dict:
+                self._rollout.frames.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
+            if self._version is not None and "policy_version" in state_dict:
+                self._version.version = state_dict["policy_version"]
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """A batch of zeros with the layout of a real one."""
+        return self._rollout.frames.fake()
+
+    def get_model(self, model_id: str) -> Any:
+        """The model named ``model_id``: ``"policy"``, or by its path."""
+        return self.policy if model_id == "policy" else get_path(self, model_id)
+
+    def getattr_policy(self, path: str) -> Any:
+        """The attribute of the policy at ``path``."""
+        return get_path(self.policy, path)
+
+    def getattr_env(self, path: str) -> Any:
+        """The attribute of the environment at ``path``."""
+        return get_path(self.env, path)
+
+    def stats(self) -> dict[str, Any]:
+        """What the collector has done, and how: flat, by name.
+
+        Beside what every collector tells: ``env_path`` (``"array"`` is the fast one) and
+        ``policy_path`` (``"direct"`` is the fast one), each with a ``_reason`` where it is not
+        the fast one; ``env_time_share``, the environment's share of the loop's time.
+        """
+        facts = super().stats()
+        facts.update(self._rollout.frames.describe())
+        facts["env_time_share"] = self._rollout.env_share
+        return facts
+
+    def _close(self, close_env: bool) -> None:
+        if close_env and not getattr(self.env, "is_closed", False):
+            self.env.close(raise_if_closed=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(env={self.env!r}, policy={type(self.policy).__name__}, "
+            f"frames_per_batch={self.requested_frames_per_batch}, "
+            f"total_frames={self.config.total_frames})"
+        )
+
+
+def _signature() -> inspect.Signature:
+    """All options by name, though they live in the configuration."""
+    options = inspect.signature(CollectorConfig).parameters.values()
+    keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first = inspect.Parameter("create_env_fn", kind)
+    second = inspect.Parameter("policy", kind, default=None)
+    backend = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in ("backend", "backend_options", "num_collectors", "sync")
+    ]
+    return inspect.Signature([first, second, *keywords, *backend])
+
+
+Collector.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _tell(target: Any, collector: Collector) -> None:
+    register = getattr(target, "register_collector", None)
+    if callable(register):
+        register(collector)
+
+
+def _give_spec(policy: Any, env: Any) -> None:
+    """Exploration modules that were made without a spec get the environment's."""
+    if not isinstance(policy, nn.Module):
+        return
+    for module in policy.modules():
+        if hasattr(type(module), "spec") and getattr(module, "_spec", False) is None:
+            module.spec = env.action_spec_unbatched
+
+
+def _on_device(policy: Any, device: torch.device | None) -> Any:
+    """The policy on ``device``: itself if it is there, else a copy."""
+    if device is None or not isinstance(policy, nn.Module):
+        return policy
+    tensors = [*policy.parameters(), *policy.buffers()]
+    if all(tensor.device == device for tensor in tensors):
+        return policy
+    return copy.deepcopy(policy).to(device)
+
+
+def _compiler(
+    compile_policy: Any, cudagraph_policy: Any, device: torch.device | None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    if cudagraph_policy:
+        if device is None or device.type != "cuda":
+            raise ValueError(
+                f"cudagraph_policy needs a policy_device of type cuda, but it is {device}"
+            )
+        arguments = dict(cudagraph_policy) if isinstance(cudagraph_policy, Mapping) else {}
+
+        def graph(call: Callable[..., Any]) -> Callable[..., Any]:
+            from tensordict.nn import CudaGraphModule
+
+            compiled = torch.compile(call) if compile_policy else call
+            captured: Callable[..., Any] = CudaGraphModule(compiled, **arguments)
+            return captured
+
+        return graph
+    if not compile_policy:
+        return None
+    options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
+    return lambda call: torch.compile(call, **options)
+
+
+def _names(spec: Any) -> set[str]:
+    return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
+
+
+def _env_state(env: Any) -> Any:
+    transform = getattr(env, "transform", None)
+    return env.state_dict() if transform is None else transform.state_dict()

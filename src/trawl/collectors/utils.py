@@ -1,0 +1,101 @@
+"""Trajectories out of batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, pad_sequence
+from torch import Tensor
+
+from trawl.keys import as_key, show_key
+
+
+def split_trajectories(
+    rollout_tensordict: TensorDictBase,
+    *,
+    prefix: Any = None,
+    trajectory_key: Any = None,
+    done_key: Any = None,
+    as_nested: bool = False,
+) -> TensorDictBase:
+    """Cuts a batch into its trajectories, one a row.
+
+    Args:
+        rollout_tensordict: a batch of any shape whose last dimension is time.
+        prefix: key under which ``"traj_ids"`` and ``"mask"`` are (``"collector"``, if the batch
+            has trajectory ids there).
+        trajectory_key: key of the trajectory ids (``(prefix, "traj_ids")``).
+        done_key: without ids, the key under ``"next"`` of the flags that tell where
+            trajectories end (``"done"``).
+        as_nested: gives nested tensors instead of padding.
+
+    Returns:
+        A TensorDict ``(trajectories, longest)`` with zeros behind the shorter ones and a bool
+        ``(prefix, "mask")`` that is False there. If all pieces are as long as the batch, that is
+        the batch as it was (with a leading dimension, if it had none), and the mask all True.
+
+    Raises:
+        KeyError: if neither ids nor done flags are there.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> from trawl.collectors.utils import split_trajectories
+        >>> with Collector("CartPole-v1", frames_per_batch=200) as collector:
+        ...     trajectories = split_trajectories(next(iter(collector)))
+        >>> trajectories["collector", "mask"].sum().item()
+        200
+    """
+    batch = rollout_tensordict
+    if prefix is None and ("collector", "traj_ids") in batch.keys(True):
+        prefix = "collector"
+    root = () if prefix is None else as_key(prefix)
+    ids_key = (*root, "traj_ids") if trajectory_key is None else as_key(trajectory_key)
+    mask_key = (*root, "mask")
+    ids = _ids(batch, ids_key, done_key)
+    length = batch.shape[-1]
+    sizes = _run_lengths(ids.reshape(-1, length))
+    if all(size == length for size in sizes):
+        result = batch.copy() if batch.ndim > 1 else batch.unsqueeze(0)
+        return _with_mask(result, mask_key, torch.ones(result.shape, dtype=torch.bool))
+    pieces = batch.reshape(-1).split(sizes)
+    if as_nested:
+        whole: TensorDictBase = TensorDict.lazy_stack(list(pieces), 0)
+        return whole.densify(layout=torch.jagged) if hasattr(whole, "densify") else whole
+    masked = [
+        _with_mask(piece.copy(), mask_key, torch.ones(piece.shape, dtype=torch.bool))
+        for piece in pieces
+    ]
+    result = pad_sequence(masked)
+    return result.refine_names(None, None) if hasattr(result, "refine_names") else result
+
+
+def _ids(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
+    ids = batch.get(ids_key, None)
+    if ids is not None:
+        return ids.reshape(batch.shape)
+    key = ("next", *as_key("done" if done_key is None else done_key))
+    done = batch.get(key, None)
+    if done is None:
+        raise KeyError(
+            f"can't tell trajectories apart: the batch has neither {show_key(ids_key)} nor "
+            f"{show_key(key)}"
+        )
+    done = done.reshape(*batch.shape, -1).any(-1)
+    # A trajectory's number is that of the ends before it; the end itself still belongs to it.
+    ended = done.cumsum(-1)
+    return ended - done.to(ended.dtype)
+
+
+def _run_lengths(ids: Tensor) -> list[int]:
+    """Lengths of the runs of equal ids, row by row."""
+    starts = torch.ones_like(ids, dtype=torch.bool)
+    starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    where = starts.reshape(-1).nonzero().reshape(-1).tolist()
+    return [b - a for a, b in zip(where, [*where[1:], ids.numel()], strict=True)]
+
+
+def _with_mask(piece: TensorDictBase, key: tuple[str, ...], mask: Tensor) -> TensorDictBase:
+    present = piece.get(key, None)
+    mask = mask if piece.device is None else mask.to(piece.device)
+    return piece.set(key, mask if present is None else present & mask)

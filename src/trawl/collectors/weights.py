@@ -1,0 +1,68 @@
+"""New weights for a policy, in whatever form they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from trawl.keys import as_key
+
+
+@torch.no_grad()
+def load_weights(module: nn.Module, weights: Any) -> None:
+    """Copies weights into a module, across devices and dtypes.
+
+    Args:
+        module: the policy.
+        weights: a module of the same structure, a TensorDict or a (nested) mapping of its
+            parameters and buffers, or its state dict.
+
+    Raises:
+        TypeError: if the weights are none of these.
+        KeyError: if names are missing or unknown.
+        ValueError: if a shape differs.
+    """
+    new = _by_name(weights)
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parameters = set(dict(module.named_parameters()))
+    unknown, missing = set(new) - set(own), parameters - set(new)
+    if unknown or missing:
+        raise KeyError(
+            f"weights don't fit the policy {type(module).__name__}: "
+            f"missing {sorted(missing)}, unknown {sorted(unknown)}"
+        )
+    for name, value in new.items():
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has "
+                f"{tuple(own[name].shape)}"
+            )
+    for name, value in new.items():
+        own[name].copy_(value)
+
+
+def _by_name(weights: Any) -> dict[str, Tensor]:
+    if isinstance(weights, nn.Module):
+        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+    if isinstance(weights, TensorDictBase):
+        return {".".join(as_key(k)): v for k, v in weights.items(True, True)}
+    if isinstance(weights, Mapping):
+        return dict(_flatten(weights, ""))
+    raise TypeError(
+        "weights must be a module, a TensorDict or a dict of tensors, but they are "
+        f"{type(weights).__name__}"
+    )
+
+
+def _flatten(weights: Mapping[str, Any], prefix: str) -> Any:
+    for name, value in weights.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
+        else:
+            raise TypeError(f"weight {prefix}{name!r} is no tensor but {type(value).__name__}")

@@ -1,0 +1,6 @@
+"""Environments that collectors step: Gymnasium's, in TensorDict form, single or in a batch."""
+
+from trawl.envs.gym import GymEnv
+from trawl.envs.serial import SerialEnv
+
+__all__ = ["GymEnv", "SerialEnv"]

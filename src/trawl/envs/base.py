@@ -1,0 +1,289 @@
+"""Environments with the TensorDict interface: ``reset``, ``step``, ``rollout`` and specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
+
+DONE_KEYS = ("done", "terminated", "truncated")
+
+
+class TensorDictEnv:
+    """What :class:`~trawl.envs.GymEnv` and :class:`~trawl.envs.SerialEnv` have in common.
+
+    A subclass sets the attributes below and implements ``_reset``, ``_step``, ``set_seed`` and
+    ``close``.
+
+    Attributes:
+        batch_size: number of environments stepped as one, ``()`` for a single one.
+        device: device of the TensorDicts given, or None for the CPU without saying so.
+        is_closed: whether :meth:`close` was called.
+    """
+
+    batch_size: torch.Size
+    device: torch.device | None
+    is_closed: bool
+    full_observation_spec: Composite
+    full_action_spec: Composite
+
+    # --- what a subclass implements
+
+    def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        """Observations after a reset, of all environments or where the mask says."""
+        raise NotImplementedError
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        """Observations, reward, terminated and truncated after the actions."""
+        raise NotImplementedError
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset; returns the seed for another environment."""
+        raise NotImplementedError
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the environment.
+
+        Raises:
+            RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
+        """
+        raise NotImplementedError
+
+    # --- specs
+
+    @property
+    def observation_spec(self) -> Composite:
+        """Specs of the observations, by key."""
+        return self.full_observation_spec
+
+    @property
+    def action_spec(self) -> Spec | Composite:
+        """Spec of the action, or specs by key if there are several."""
+        keys = self.action_keys
+        return self.full_action_spec[keys[0]] if len(keys) == 1 else self.full_action_spec
+
+    @property
+    def action_keys(self) -> list[Any]:
+        """Keys of the actions."""
+        return list(self.full_action_spec.keys(True, True))
+
+    @property
+    def action_key(self) -> Any:
+        """Key of the action, if there is one only."""
+        return self.action_keys[0]
+
+    @property
+    def action_spec_unbatched(self) -> Any:
+        """The action spec of one environment of the batch."""
+        return self._unbatched.action_spec
+
+    @property
+    def _unbatched(self) -> TensorDictEnv:
+        return self
+
+    @property
+    def full_reward_spec(self) -> Composite:
+        """Spec of the reward."""
+        shape = (*self.batch_size, 1)
+        return Composite({"reward": Unbounded(shape, device=self.device)}, self.batch_size)
+
+    @property
+    def reward_spec(self) -> Spec:
+        """Spec of the reward: float32, of shape ``(*batch_size, 1)``."""
+        spec: Spec = self.full_reward_spec["reward"]
+        return spec
+
+    @property
+    def full_done_spec(self) -> Composite:
+        """Specs of ``done``, ``terminated`` and ``truncated``."""
+        shape = (*self.batch_size, 1)
+        specs: dict[str, Spec | Composite] = {
+            key: Categorical(2, shape, torch.bool, self.device) for key in DONE_KEYS
+        }
+        return Composite(specs, self.batch_size)
+
+    @property
+    def done_spec(self) -> Spec:
+        """Spec of ``done``: bool, of shape ``(*batch_size, 1)``."""
+        spec: Spec = self.full_done_spec["done"]
+        return spec
+
+    @property
+    def full_state_spec(self) -> Composite:
+        """Specs of what the environment reads beside actions: nothing."""
+        return Composite(shape=self.batch_size)
+
+    @property
+    def input_spec(self) -> Composite:
+        """What the environment reads."""
+        specs: dict[str, Spec | Composite] = {
+            "full_action_spec": self.full_action_spec,
+            "full_state_spec": self.full_state_spec,
+        }
+        return Composite(specs, self.batch_size)
+
+    @property
+    def output_spec(self) -> Composite:
+        """What the environment writes."""
+        specs: dict[str, Spec | Composite] = {
+            "full_observation_spec": self.full_observation_spec,
+            "full_reward_spec": self.full_reward_spec,
+            "full_done_spec": self.full_done_spec,
+        }
+        return Composite(specs, self.batch_size)
+
+    @property
+    def done_keys(self) -> list[str]:
+        """Keys of the flags that an episode is over."""
+        return list(DONE_KEYS)
+
+    @property
+    def done_keys_groups(self) -> list[list[str]]:
+        """The done keys, grouped by what they speak of."""
+        return [list(DONE_KEYS)]
+
+    @property
+    def reset_keys(self) -> list[str]:
+        """Keys of the masks for a partial reset."""
+        return ["_reset"]
+
+    @property
+    def reward_keys(self) -> list[str]:
+        """Keys of the rewards."""
+        return ["reward"]
+
+    def fake_tensordict(self) -> TensorDict:
+        """A frame of zeros, with the layout of a real one."""
+        observation = self.full_observation_spec.zero()
+        done = self.full_done_spec.zero()
+        following = observation.clone().update(done).update(self.full_reward_spec.zero())
+        frame = observation.update(done).update(self.full_action_spec.zero())
+        return self._placed(frame.set("next", following))
+
+    # --- stepping
+
+    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        """Begins an episode.
+
+        Args:
+            tensordict: may hold ``"_reset"``, a bool mask of shape ``(*batch_size, 1)``, to
+                reset those environments only; the other rows are taken from it unchanged.
+            **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
+
+        Returns:
+            Observations and done flags, of batch size ``batch_size``.
+        """
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None:
+            mask = mask.reshape(self.batch_size)
+            if not mask.any():
+                return tensordict.exclude("_reset")
+        fresh = self._reset(mask, **kwargs)
+        fresh.update(self.full_done_spec.zero())
+        fresh = self._placed(fresh)
+        if mask is None or tensordict is None or mask.all():
+            return fresh
+        kept = tensordict.select(*fresh.keys(True, True))
+        return torch.where(mask.to(fresh.device or "cpu"), fresh, kept)
+
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Takes the actions in ``tensordict``.
+
+        Returns:
+            The same TensorDict, with what came of it under ``"next"``: observations,
+            ``reward`` (float32), ``done``, ``terminated`` and ``truncated``, ``(…, 1)`` each.
+
+        Raises:
+            KeyError: if an action is missing.
+        """
+        following = self._step(tensordict)
+        following.set("done", following.get("terminated") | following.get("truncated"))
+        preset = tensordict.get("next", None)
+        following = self._placed(following)
+        tensordict.set("next", following if preset is None else preset.update(following))
+        return tensordict
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Takes a step, and resets what is done.
+
+        Returns:
+            ``tensordict`` with its ``"next"`` (as :meth:`step`), and the TensorDict for the
+            step after.
+        """
+        tensordict = self.step(tensordict)
+        root = tensordict.get("next").exclude("reward")
+        done = root.get("done")
+        if done.any():
+            # A shallow copy: the mask must not appear in the frame.
+            fresh = self.reset(root.copy().set("_reset", done))
+            for key in fresh.keys():
+                root.set(key, fresh.get(key))
+        return tensordict, root
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        *,
+        break_when_any_done: bool = True,
+        tensordict: TensorDictBase | None = None,
+    ) -> TensorDictBase:
+        """Steps the environment with a policy, without a collector.
+
+        Args:
+            max_steps: the most steps taken.
+            policy: function of a TensorDict; random actions without one.
+            break_when_any_done: whether to stop at the first episode's end; otherwise episodes
+                follow each other.
+            tensordict: where to go on from; the environment is reset without one.
+
+        Returns:
+            The frames, of batch size ``(*batch_size, steps)``, the last dimension ``"time"``.
+        """
+        policy = self.rand_action if policy is None else policy
+        root = self.reset() if tensordict is None else tensordict
+        frames = []
+        for _ in range(max_steps):
+            frame, root = self.step_and_maybe_reset(policy(root))
+            frames.append(frame)
+            if break_when_any_done and frame.get(("next", "done")).any():
+                break
+        result: TensorDictBase = TensorDict.maybe_dense_stack(frames, len(self.batch_size))
+        result.refine_names(..., "time")
+        return result
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Writes random actions into ``tensordict`` (a new one without it)."""
+        if tensordict is None:
+            tensordict = TensorDict({}, self.batch_size, device=self.device)
+        return tensordict.update(self.full_action_spec.rand())
+
+    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """A step with random actions."""
+        return self.step(self.rand_action(tensordict))
+
+    # --- the rest
+
+    def to(self, device: torch.device | str) -> TensorDictEnv:
+        """Puts what the environment gives on ``device`` from now on."""
+        self.device = torch.device(device)
+        self.full_observation_spec = self.full_observation_spec.to(device)
+        self.full_action_spec = self.full_action_spec.to(device)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the environment: nothing, simulators can't be saved."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
+        """Loads what :meth:`state_dict` gave."""
+
+    def _placed(self, tensordict: TensorDict) -> TensorDict:
+        return tensordict if self.device is None else tensordict.to(self.device)

@@ -1,0 +1,101 @@
+"""From anything that may stand for an environment to one that can be stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.serial import SerialEnv
+from trawl.envs.vector import is_vector_env
+
+_PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
+
+
+def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The environment that ``source`` stands for.
+
+    Args:
+        source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
+            environment (by its protocol), a function that makes one of these, or a list of any
+            but lists, stepped as one batch.
+        kwargs: arguments for the function (of :class:`GymEnv`, with an id); for a list they may
+            be a list too.
+
+    Returns:
+        A :class:`TensorDictEnv` of Trawl, or the TensorDict environment as it was given.
+
+    Raises:
+        TypeError: if ``source`` is none of these.
+        RuntimeError: if ``kwargs`` are given with an environment that is made already.
+    """
+    if isinstance(source, (list, tuple)):
+        return _build_list(source, kwargs)
+    kwargs = dict(kwargs or {})
+    if isinstance(source, str):
+        return GymEnv(source, **kwargs)
+    env = source
+    if not _is_env(env):
+        if not callable(source):
+            raise TypeError(_explain("create_env_fn", source))
+        env = source(**kwargs)
+        kwargs = {}
+        if isinstance(env, str):
+            return GymEnv(env)
+        if not _is_env(env):
+            raise TypeError(_explain("create_env_fn must make an environment, but what it made", env))
+    if kwargs:
+        return _with_kwargs(env, kwargs)
+    return env if is_tensordict_env(env) else GymEnv(env)
+
+
+def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
+    if not source:
+        raise ValueError("create_env_fn must not be an empty list")
+    count = len(source)
+    each = [kwargs] * count if kwargs is None or isinstance(kwargs, Mapping) else list(kwargs)
+    if len(each) != count:
+        raise ValueError(
+            f"create_env_kwargs has {len(each)} entries, but create_env_fn has {count}"
+        )
+    envs = [build_env(item, arguments) for item, arguments in zip(source, each, strict=True)]
+    if all(isinstance(env, TensorDictEnv) for env in envs):
+        return SerialEnv(count, envs)
+    # TorchRL's own environments are batched by TorchRL.
+    from torchrl.envs import SerialEnv as TorchRLSerialEnv
+
+    return TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
+
+
+def is_tensordict_env(env: object) -> bool:
+    """Whether ``env`` steps TensorDicts: Trawl's own, or TorchRL's by their protocol."""
+    if isinstance(env, TensorDictEnv):
+        return True
+    # A class has the same attributes as its instances, but is a factory.
+    return not isinstance(env, type) and all(hasattr(type(env), name) for name in _PROTOCOL)
+
+
+def _is_env(env: object) -> bool:
+    return not isinstance(env, type) and (
+        is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
+    )
+
+
+def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
+    if hasattr(env, "update_kwargs"):
+        env.update_kwargs(kwargs)
+        return env
+    raise RuntimeError(
+        f"create_env_kwargs {sorted(kwargs)} were given with an environment that is made already "
+        f"({type(env).__name__}); give a function that makes it"
+    )
+
+
+def _explain(what: str, value: object) -> str:
+    return (
+        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool or TensorDict "
+        f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
+    )

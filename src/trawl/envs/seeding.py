@@ -1,0 +1,36 @@
+"""One seed, many streams that don't overlap."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """A seed of 32 bits for the stream at ``path`` under ``seed``.
+
+    Equal arguments give equal seeds, on every machine; different paths give streams that are
+    independent for all purposes (``numpy.random.SeedSequence``).
+    """
+    spawn_key = tuple(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in path)
+    return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0])
+
+
+def next_seed(seed: int, static_seed: bool = False) -> int:
+    """The seed for the environment after the one that has ``seed`` (the same, if static)."""
+    return seed if static_seed else derive(seed, "next")
+
+
+def check_seed(seed: object) -> int:
+    """``seed`` as an int.
+
+    Raises:
+        TypeError: if it is no integer.
+        ValueError: if it is negative.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed must be an integer, but it is {type(seed).__name__}: {seed!r}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, but it is {seed}")
+    return int(seed)

@@ -1,0 +1,165 @@
+"""Several environments in this process, stepped one after the other as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.seeding import check_seed
+
+
+class SerialEnv(TensorDictEnv):
+    """A batch of environments in this process.
+
+    Args:
+        num_workers: how many environments.
+        create_env_fn: makes one of them, or a sequence of ``num_workers`` such functions. A
+            Gymnasium id or an environment's class works as well; what is made may be anything
+            that a collector accepts.
+        create_env_kwargs: keyword arguments for ``create_env_fn``, or one mapping for each.
+        device: where the TensorDicts are put; None for the CPU without saying so.
+
+    Raises:
+        TypeError: if the environments can't be made.
+        ValueError: if the numbers don't match, or the environments' specs differ.
+
+    Example:
+        >>> from trawl.envs import GymEnv, SerialEnv
+        >>> env = SerialEnv(3, lambda: GymEnv("Pendulum-v1"))
+        >>> env.rollout(5).batch_size
+        torch.Size([3, 5])
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        factories = _factories(num_workers, create_env_fn)
+        arguments = _arguments(num_workers, create_env_kwargs)
+        self.device = None if device is None else torch.device(device)
+        self.is_closed = False
+        self.envs: list[TensorDictEnv] = []
+        try:
+            for factory, kwargs in zip(factories, arguments, strict=True):
+                self.envs.append(_build(factory, kwargs))
+            _check_alike(self.envs)
+        except BaseException:
+            self.close()
+            raise
+        first = self.envs[0]
+        self.batch_size = torch.Size([num_workers, *first.batch_size])
+        place = self.device or "cpu"
+        self.full_observation_spec = first.full_observation_spec.expand(num_workers).to(place)
+        self.full_action_spec = first.full_action_spec.expand(num_workers).to(place)
+
+    @property
+    def name(self) -> str:
+        """The names of the environments."""
+        return " ".join(dict.fromkeys(getattr(env, "name", repr(env)) for env in self.envs))
+
+    @property
+    def fixed_layout(self) -> bool:
+        """Whether all that it takes and gives has a fixed shape and dtype."""
+        return all(getattr(env, "fixed_layout", False) for env in self.envs)
+
+    @property
+    def action_spec_unbatched(self) -> Any:
+        """The action spec of one environment of the batch."""
+        return self.envs[0].action_spec_unbatched
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset of each environment, one from the other.
+
+        Returns:
+            The seed for another environment (the same, if static).
+        """
+        seed = check_seed(seed)
+        for env in self.envs:
+            seed = env.set_seed(seed, static_seed)
+        return seed
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        if self.is_closed:
+            if raise_if_closed:
+                raise RuntimeError("the environments are closed already")
+            return
+        self.is_closed = True
+        for env in self.envs:
+            env.close(raise_if_closed=False)
+
+    def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        results = []
+        for index, env in enumerate(self.envs):
+            part = None if mask is None else mask[index]
+            if part is None or part.all():
+                results.append(env.reset(**kwargs))
+            elif part.any():
+                partly = env.fake_tensordict().set("_reset", part.unsqueeze(-1))
+                results.append(env.reset(partly, **kwargs))
+            else:
+                # Its row is not used, only its shape.
+                results.append(env.fake_tensordict())
+        return self._joined(results, list(self.full_observation_spec.keys()))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        keys = self.action_keys
+        rows = [env.step(tensordict[i].select(*keys)).get("next") for i, env in enumerate(self.envs)]
+        return self._joined(rows, list(rows[0].keys()))
+
+    def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
+        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
+        return result
+
+    def __repr__(self) -> str:
+        return f"SerialEnv({len(self.envs)} x {self.envs[0]!r})"
+
+
+def _factories(count: int, create: Any) -> list[Any]:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"num_workers must be an integer, but it is {count!r}")
+    if count < 1:
+        raise ValueError(f"num_workers must be positive, but it is {count}")
+    if isinstance(create, (list, tuple)):
+        if len(create) != count:
+            raise ValueError(
+                f"create_env_fn has {len(create)} entries, but num_workers is {count}"
+            )
+        return list(create)
+    return [create] * count
+
+
+def _arguments(count: int, kwargs: Any) -> list[Mapping[str, Any]]:
+    if kwargs is None or isinstance(kwargs, Mapping):
+        return [kwargs or {}] * count
+    if len(kwargs) != count:
+        raise ValueError(f"create_env_kwargs has {len(kwargs)} entries, but num_workers is {count}")
+    return list(kwargs)
+
+
+def _build(factory: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> TensorDictEnv:
+    from trawl.envs.build import build_env
+
+    env: TensorDictEnv = build_env(factory, kwargs)
+    return env
+
+
+def _check_alike(envs: list[TensorDictEnv]) -> None:
+    first = envs[0]
+    for index, env in enumerate(envs[1:], 1):
+        for what in ("batch_size", "full_observation_spec", "full_action_spec"):
+            mine, other = getattr(first, what), getattr(env, what)
+            if mine != other:
+                raise ValueError(
+                    f"environments of one batch must be alike, but environment {index} has "
+                    f"{what} {other}, and environment 0 has {mine}"
+                )

@@ -1,0 +1,204 @@
+"""Gymnasium spaces as flat lists of array leaves, and the way there and back.
+
+A :class:`SpaceCodec` is made once for each space. It names the leaves (key, shape, dtype) that
+the space's samples fill in a TensorDict, encodes samples into arrays and decodes arrays into
+what ``env.step`` takes. One sample and a batch of samples (as vector environments give) are
+handled alike: a batch only has leading dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from trawl.envs.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    Key,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    Spec,
+    Unbounded,
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SpaceLeaf:
+    """One array among those a space's samples consist of.
+
+    Attributes:
+        key: where it goes in a TensorDict.
+        path: where it is in a sample, as a sequence of dict keys and tuple indices.
+        space: the Gymnasium space of the leaf.
+        spec: shape, dtype and domain of the encoded array.
+    """
+
+    key: Key
+    path: tuple[Any, ...]
+    space: Space[Any]
+    spec: Spec
+
+
+class SpaceCodec:
+    """Encodes and decodes the samples of one Gymnasium space.
+
+    Args:
+        space: the space of a single environment.
+        root: key of the only leaf, and the first part of a Tuple's keys (``"observation"`` or
+            ``"action"``). The entries of a top-level Dict space keep their own names.
+        categorical: whether discrete values are kept as indices, and not as one-hot vectors.
+    """
+
+    def __init__(self, space: Space[Any], root: str, categorical: bool = False) -> None:
+        self.space = space
+        self.leaves = list(_leaves(space, (root,), (), categorical, top=True))
+        self._encoders = [_encoder(leaf) for leaf in self.leaves]
+        self._decoders = [_decoder(leaf) for leaf in self.leaves]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every leaf has a fixed shape and dtype, so that it can live in an array."""
+        return not any(isinstance(leaf.spec, NonTensor) for leaf in self.leaves)
+
+    @property
+    def plain(self) -> bool:
+        """Whether samples are single arrays that need no encoding (a Box or MultiBinary)."""
+        return len(self.leaves) == 1 and self._encoders[0] is None
+
+    def composite(self, batch: Sequence[int] = ()) -> Composite:
+        """The specs of the leaves, with ``batch`` in front of each."""
+        result = Composite(shape=batch)
+        for leaf in self.leaves:
+            result[leaf.key] = leaf.spec.expand(*batch)
+        return result
+
+    def encode(self, sample: Any) -> list[Any]:
+        """The arrays of a sample (or a batch of samples), in the order of ``leaves``."""
+        values = []
+        for leaf, encoder in zip(self.leaves, self._encoders, strict=True):
+            value = sample
+            for step in leaf.path:
+                value = value[step]
+            values.append(value if encoder is None else encoder(value))
+        return values
+
+    def decode(self, arrays: Sequence[Any]) -> Any:
+        """What ``env.step`` takes, from arrays in the order of ``leaves``."""
+        parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
+        if len(parts) == 1 and not self.leaves[0].path:
+            return parts[0]
+        return _nest(self.space, iter(parts))
+
+
+def _leaves(
+    space: Space[Any], key: Key, path: tuple[Any, ...], categorical: bool, top: bool = False
+) -> Iterator[SpaceLeaf]:
+    if isinstance(space, spaces.Dict):
+        prefix = () if top else key
+        for name, child in space.spaces.items():
+            yield from _leaves(child, (*prefix, str(name)), (*path, name), categorical)
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _leaves(child, (*key, str(index)), (*path, index), categorical)
+    else:
+        yield SpaceLeaf(key, path, space, _spec(space, categorical))
+
+
+def _nest(space: Space[Any], parts: Iterator[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _nest(child, parts) for name, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nest(child, parts) for child in space.spaces)
+    return next(parts)
+
+
+def _spec(space: Space[Any], categorical: bool) -> Spec:
+    if isinstance(space, spaces.Box):
+        return _box_spec(space)
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n)) if categorical else OneHot(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec = torch.as_tensor(np.asarray(space.nvec, dtype=np.int64))
+        return MultiCategorical(nvec) if categorical else MultiOneHot(nvec.flatten().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(space.shape)
+    return NonTensor(space)
+
+
+def _box_spec(space: spaces.Box) -> Spec:
+    # A scalar Box becomes a vector of one, as a reward does.
+    low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    if not (np.isfinite(low).any() or np.isfinite(high).any()):
+        return Unbounded(low.shape, dtype)
+    return Bounded(torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), dtype)
+
+
+def _encoder(leaf: SpaceLeaf) -> Callable[[Any], Array] | None:
+    space, spec = leaf.space, leaf.spec
+    if isinstance(space, spaces.Box) and space.shape == ():
+        return lambda value: np.asarray(value)[..., None]
+    if isinstance(space, spaces.Discrete):
+        start = space.start
+        if isinstance(spec, Categorical):
+            return lambda value: np.asarray(value) - start
+        n = int(space.n)
+        return lambda value: _one_hot(np.asarray(value) - start, n)
+    if isinstance(space, spaces.MultiDiscrete):
+        starts = np.asarray(space.start)
+        if isinstance(spec, MultiCategorical):
+            return lambda value: np.asarray(value) - starts
+        sizes, dims = spec.nvec, len(space.shape)  # type: ignore[attr-defined]
+
+        def encode(value: Any) -> Array:
+            index = np.asarray(value) - starts
+            index = index.reshape(*index.shape[: index.ndim - dims], -1)
+            parts = [_one_hot(index[..., i], n) for i, n in enumerate(sizes)]
+            return np.concatenate(parts, -1)
+
+        return encode
+    return None
+
+
+def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
+    space, spec = leaf.space, leaf.spec
+    if isinstance(space, spaces.Box) and space.shape == ():
+        return lambda array: array[..., 0].copy()
+    if isinstance(space, spaces.Discrete):
+        start = space.start
+        if isinstance(spec, Categorical):
+            return lambda array: array[()] + start
+        return lambda array: array.argmax(-1) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        starts, shape, dtype = np.asarray(space.start), space.shape, space.dtype
+        if isinstance(spec, MultiCategorical):
+            return lambda array: (array + starts).astype(dtype)
+        cuts = np.cumsum(spec.nvec)[:-1]  # type: ignore[attr-defined]
+
+        def decode(array: Array) -> Array:
+            index = np.stack([part.argmax(-1) for part in np.split(array, cuts, -1)], -1)
+            return (index.reshape(*index.shape[:-1], *shape) + starts).astype(dtype)
+
+        return decode
+    # A copy, because an environment may keep its action, and the record must not change.
+    return np.copy
+
+
+def _one_hot(index: Array, n: int) -> Array:
+    if ((index < 0) | (index >= n)).any():
+        raise ValueError(f"discrete value {index} lies outside of its space of {n} values")
+    result = np.zeros((*index.shape, n), dtype=np.int64)
+    np.put_along_axis(result, index.astype(np.int64)[..., None], 1, -1)
+    return result

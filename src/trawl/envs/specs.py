@@ -1,0 +1,406 @@
+"""What an environment takes and gives: shape, dtype and domain of every entry.
+
+A spec says what a tensor may hold and can draw a random one. Leaves describe one tensor,
+:class:`Composite` a TensorDict of them. Random draws come from torch's default generator, so
+``torch.manual_seed`` (or ``Collector.set_seed``) decides them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
+from torch import Tensor
+
+Key = tuple[str, ...]
+
+
+class Spec:
+    """One tensor of an environment: its shape, dtype and device.
+
+    Args:
+        shape: shape of one entry, batch dimensions of the environment included.
+        dtype: dtype of the entry.
+        device: where :meth:`rand` and :meth:`zero` put their result.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.device = torch.device("cpu") if device is None else torch.device(device)
+
+    def rand(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draws a random entry of shape ``(*shape, *self.shape)``."""
+        return self._draw(torch.Size((*shape, *self.shape))).to(self.device)
+
+    def zero(self, shape: Sequence[int] = ()) -> Tensor:
+        """An entry of zeros of shape ``(*shape, *self.shape)``."""
+        return torch.zeros((*shape, *self.shape), dtype=self.dtype, device=self.device)
+
+    def is_in(self, value: Tensor) -> bool:
+        """Whether ``value`` has this spec's trailing shape, its dtype and lies in its domain."""
+        tail = value.shape[value.ndim - len(self.shape) :]
+        return tail == self.shape and value.dtype == self.dtype and self._contains(value)
+
+    def expand(self, *shape: int) -> Spec:
+        """The same spec with ``shape`` put in front, for a batch of environments."""
+        new = self.clone()
+        new.shape = torch.Size((*shape, *self.shape))
+        return new
+
+    def to(self, device: torch.device | str) -> Spec:
+        """The same spec on another device."""
+        new = self.clone()
+        new.device = torch.device(device)
+        return new
+
+    def clone(self) -> Spec:
+        """A copy that can be changed without changing this one."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no random draw")
+
+    def _contains(self, value: Tensor) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._describe()}, dtype={self.dtype})"
+
+    def _describe(self) -> str:
+        return f"shape={tuple(self.shape)}"
+
+
+class Unbounded(Spec):
+    """Any value of the dtype: drawn from a standard normal (floats)."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, device)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        if self.dtype.is_floating_point:
+            return torch.randn(shape, dtype=self.dtype)
+        if self.dtype is torch.bool:
+            return torch.randint(0, 2, shape).bool()
+        info = torch.iinfo(self.dtype)
+        return torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), shape).to(self.dtype)
+
+
+class Bounded(Spec):
+    """Values between ``low`` and ``high``, both included.
+
+    Drawn uniformly where both bounds are finite, from an exponential beside a single finite
+    bound, and from a standard normal where there is none (as ``gymnasium.spaces.Box``).
+    """
+
+    def __init__(
+        self,
+        low: Tensor,
+        high: Tensor,
+        dtype: torch.dtype,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(low.shape, dtype, device)
+        self.low, self.high = low, high
+        wide = low.to(torch.float64), high.to(torch.float64)
+        self._low_finite, self._high_finite = (bound.isfinite() for bound in wide)
+        self._all_finite = bool((self._low_finite & self._high_finite).all())
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        if not self.dtype.is_floating_point:
+            return self._draw_integers(shape)
+        uniform = torch.rand(shape, dtype=self.dtype)
+        if self._all_finite:
+            # Each bound is scaled on its own: ``high - low`` may overflow.
+            return (self.low * (1 - uniform) + self.high * uniform).clamp_(self.low, self.high)
+        spread = -torch.log1p(-uniform)
+        drawn = torch.randn(shape, dtype=self.dtype)
+        drawn = torch.where(self._low_finite, self.low + spread, drawn)
+        drawn = torch.where(self._high_finite, self.high - spread, drawn)
+        both = self._low_finite & self._high_finite
+        return torch.where(both, self.low + uniform * (self.high - self.low), drawn)
+
+    def _draw_integers(self, shape: torch.Size) -> Tensor:
+        low, high = self.low.to(torch.float64), self.high.to(torch.float64)
+        drawn = (low + torch.rand(shape, dtype=torch.float64) * (high - low + 1)).floor()
+        return torch.minimum(drawn, high).to(self.dtype)
+
+    def _contains(self, value: Tensor) -> bool:
+        return bool(((value >= self.low) & (value <= self.high)).all())
+
+    def _describe(self) -> str:
+        low = self.low.min().item() if self.low.numel() else math.nan
+        high = self.high.max().item() if self.high.numel() else math.nan
+        return f"shape={tuple(self.shape)}, low={low}, high={high}"
+
+
+class Categorical(Spec):
+    """A choice among ``n``, as an int64 index."""
+
+    def __init__(
+        self,
+        n: int,
+        shape: Sequence[int] = (),
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, device)
+        self.n = n
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return torch.randint(0, self.n, shape).to(self.dtype)
+
+    def _contains(self, value: Tensor) -> bool:
+        return bool(((value >= 0) & (value < self.n)).all())
+
+    def _describe(self) -> str:
+        return f"n={self.n}, shape={tuple(self.shape)}"
+
+
+class MultiCategorical(Spec):
+    """Several choices, each among its own number, as int64 indices of shape ``nvec.shape``."""
+
+    def __init__(
+        self,
+        nvec: Tensor,
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(nvec.shape, dtype, device)
+        self.nvec = nvec
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        drawn = (torch.rand(shape, dtype=torch.float64) * self.nvec).floor().to(self.dtype)
+        return torch.minimum(drawn, self.nvec.to(self.dtype) - 1)
+
+    def _contains(self, value: Tensor) -> bool:
+        return bool(((value >= 0) & (value < self.nvec)).all())
+
+    def _describe(self) -> str:
+        return f"nvec={self.nvec.tolist()}, shape={tuple(self.shape)}"
+
+
+class MultiOneHot(Spec):
+    """Several choices, one-hot each, one after the other: shape ``(sum(nvec),)``."""
+
+    def __init__(
+        self,
+        nvec: Sequence[int],
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__((sum(nvec),), dtype, device)
+        self.nvec = list(nvec)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        parts = [
+            torch.nn.functional.one_hot(torch.randint(0, n, shape[:-1]), n) for n in self.nvec
+        ]
+        return torch.cat(parts, -1).to(self.dtype)
+
+    def _contains(self, value: Tensor) -> bool:
+        return all(
+            bool((part.bool().sum(-1) == 1).all() and ((part == 0) | (part == 1)).all())
+            for part in value.split(self.nvec, -1)
+        )
+
+    def _describe(self) -> str:
+        return f"nvec={self.nvec}, shape={tuple(self.shape)}"
+
+
+class OneHot(MultiOneHot):
+    """A choice among ``n`` as a vector with a single 1: shape ``(n,)``."""
+
+    def __init__(
+        self,
+        n: int,
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__([n], dtype, device)
+        self.n = n
+
+    def _describe(self) -> str:
+        return f"n={self.n}, shape={tuple(self.shape)}"
+
+
+class Binary(Spec):
+    """Zeros and ones."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.int8,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, device)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        return torch.randint(0, 2, shape).to(self.dtype)
+
+    def _contains(self, value: Tensor) -> bool:
+        return bool(((value == 0) | (value == 1)).all())
+
+
+class NonTensor(Spec):
+    """Data of no fixed layout (text, graphs, sequences), kept as it is.
+
+    Args:
+        space: the Gymnasium space it comes from, which draws the random values.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], shape: Sequence[int] = ()) -> None:
+        super().__init__(shape, torch.float32)
+        self.space = space
+
+    def rand(self, shape: Sequence[int] = ()) -> Any:
+        """A random value of the space, as ``NonTensorData`` (a stack of them for a batch)."""
+        full = torch.Size((*shape, *self.shape))
+        draws = [NonTensorData(self.space.sample()) for _ in range(full.numel())]
+        return draws[0] if not full else stack(draws).reshape(full)
+
+    zero = rand
+
+    def is_in(self, value: Any) -> bool:
+        """Whether the space holds ``value``."""
+        return bool(self.space.contains(getattr(value, "data", value)))
+
+    def _describe(self) -> str:
+        return repr(self.space)
+
+
+class Composite:
+    """The specs of a TensorDict, by key; nested where the data is.
+
+    Args:
+        specs: spec or nested :class:`Composite` by key.
+        shape: batch size of the TensorDicts it describes.
+
+    Example:
+        >>> import torch
+        >>> from trawl.envs.specs import Composite, Unbounded
+        >>> spec = Composite({"observation": Unbounded((3,))})
+        >>> spec.rand()["observation"].shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        specs: dict[str, Spec | Composite] | None = None,
+        shape: Sequence[int] = (),
+    ) -> None:
+        self._specs: dict[str, Spec | Composite] = dict(specs or {})
+        self.shape = torch.Size(shape)
+
+    def __getitem__(self, key: str | Key) -> Any:
+        if isinstance(key, str):
+            return self._specs[key]
+        head, *tail = key
+        found = self._specs[head]
+        return found[tuple(tail)] if tail and isinstance(found, Composite) else found
+
+    def __setitem__(self, key: str | Key, spec: Spec | Composite) -> None:
+        if isinstance(key, str):
+            key = (key,)
+        head, *tail = key
+        if not tail:
+            self._specs[head] = spec
+            return
+        child = self._specs.setdefault(head, Composite(shape=self.shape))
+        if not isinstance(child, Composite):
+            raise KeyError(f"{head!r} already holds a leaf, so it can't hold {tuple(tail)!r}")
+        child[tuple(tail)] = spec
+
+    def keys(
+        self, include_nested: bool = False, leaves_only: bool = False
+    ) -> Iterator[str | Key]:
+        """The keys; with ``include_nested`` those of nested specs too, as tuples."""
+        for name, spec in self._specs.items():
+            if isinstance(spec, Composite):
+                if not leaves_only:
+                    yield name
+                if include_nested:
+                    for key in spec.keys(True, leaves_only):
+                        yield (name, *((key,) if isinstance(key, str) else key))
+            else:
+                yield name
+
+    def values(
+        self, include_nested: bool = False, leaves_only: bool = False
+    ) -> Iterator[Spec | Composite]:
+        """The specs, in the order of :meth:`keys`."""
+        return (self[key] for key in self.keys(include_nested, leaves_only))
+
+    def items(
+        self, include_nested: bool = False, leaves_only: bool = False
+    ) -> Iterator[tuple[str | Key, Any]]:
+        """Pairs of :meth:`keys` and :meth:`values`."""
+        return ((key, self[key]) for key in self.keys(include_nested, leaves_only))
+
+    def __contains__(self, key: object) -> bool:
+        return key in set(self.keys(True))
+
+    def __iter__(self) -> Iterator[str | Key]:
+        return self.keys()
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def rand(self, shape: Sequence[int] = ()) -> TensorDict:
+        """A TensorDict of random entries, of batch size ``(*shape, *self.shape)``."""
+        values = {name: spec.rand(shape) for name, spec in self._specs.items()}
+        return TensorDict(values, (*shape, *self.shape))
+
+    def zero(self, shape: Sequence[int] = ()) -> TensorDict:
+        """A TensorDict of zeros, of batch size ``(*shape, *self.shape)``."""
+        values = {name: spec.zero(shape) for name, spec in self._specs.items()}
+        return TensorDict(values, (*shape, *self.shape))
+
+    def is_in(self, value: TensorDictBase) -> bool:
+        """Whether every entry is there and in its own spec."""
+        return all(key in value.keys() and spec.is_in(value.get(key)) for key, spec in self.items())
+
+    def expand(self, *shape: int) -> Composite:
+        """The same specs with ``shape`` put in front of each."""
+        specs = {name: spec.expand(*shape) for name, spec in self._specs.items()}
+        return Composite(specs, (*shape, *self.shape))
+
+    def to(self, device: torch.device | str) -> Composite:
+        """The same specs on another device."""
+        return Composite({k: spec.to(device) for k, spec in self._specs.items()}, self.shape)
+
+    def clone(self) -> Composite:
+        """A copy that can be changed without changing this one."""
+        return Composite({k: spec.clone() for k, spec in self._specs.items()}, self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Composite) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        body = "".join(f"\n  {k}: {repr(v).replace(chr(10), chr(10) + '  ')}" for k, v in self.items())
+        return f"Composite({body})"

@@ -1,0 +1,212 @@
+"""Vector environments under one rule: the step that ends an episode shows its true last
+observation, and a new episode begins by an explicit restart.
+
+Gymnasium has three ways to reset a sub-environment (``AutoresetMode``) and EnvPool a fourth.
+Each adapter here turns one of them into ``step`` and ``restart(mask)``, so that the loop above
+knows only one. The exception is an environment that insists on spending a whole step on
+resetting and offers nothing else: :class:`StepResetVector` says which rows of a step were
+such resets, so that they are never taken for experience.
+
+Source of the modes: https://farama.org/Vector-Autoreset-Mode
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from trawl.envs.spaces import Array, SpaceCodec
+
+Mask = NDArray[np.bool_]
+Step = tuple[list[Array], Array, Array, Array]
+
+
+class VectorAdapter:
+    """A vector environment that is restarted where and when the caller says.
+
+    Args:
+        env: the vector environment.
+        codec: encodes the observations of one sub-environment.
+
+    Attributes:
+        num_envs: number of sub-environments.
+        can_restart: whether :meth:`restart` may be called for any sub-environment at any time.
+    """
+
+    can_restart = True
+
+    def __init__(self, env: Any, codec: SpaceCodec) -> None:
+        self.env = env
+        self.codec = codec
+        self.num_envs = int(env.num_envs)
+
+    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        """Begins an episode everywhere; the observation leaves, each ``(num_envs, ...)``."""
+        obs, _ = self.env.reset(seed=None if seeds is None else list(seeds), **kwargs)
+        return self.codec.encode(obs)
+
+    def step(self, action: Any) -> Step:
+        """Steps every sub-environment.
+
+        Returns:
+            The observation leaves (at an episode's end its true last one), rewards, and the
+            terminated and truncated flags, each with ``num_envs`` rows.
+        """
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return self.codec.encode(obs), reward, terminated, truncated
+
+    def restart(self, mask: Mask) -> list[Array]:
+        """Begins a new episode where ``mask`` says; observation leaves for all rows."""
+        obs, _ = self.env.reset(options={"reset_mask": mask.copy()})
+        return self.codec.encode(obs)
+
+    def spent(self) -> Mask | None:
+        """The rows of the last step that were resets and no experience, or None."""
+        return None
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+
+class SameStepVector(VectorAdapter):
+    """``AutoresetMode.SAME_STEP``: the new episode's first observation comes with the last step.
+
+    That observation is held back until :meth:`restart` asks for it, and the true last one is
+    taken from ``info["final_obs"]``.
+    """
+
+    def __init__(self, env: Any, codec: SpaceCodec) -> None:
+        super().__init__(env, codec)
+        self.can_restart = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self._fresh: list[Array] = []
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        leaves = self.codec.encode(obs)
+        self._ended = terminated | truncated
+        if self._ended.any():
+            self._fresh = leaves
+            leaves = self._with_final(leaves, info)
+        return leaves, reward, terminated, truncated
+
+    def _with_final(self, leaves: list[Array], info: dict[str, Any]) -> list[Array]:
+        if "final_obs" not in info:
+            raise KeyError(
+                "the vector environment says AutoresetMode.SAME_STEP, but gave no "
+                f"info['final_obs'] at an episode's end; the info holds {sorted(info)}"
+            )
+        merged = [np.array(leaf) for leaf in leaves]
+        final = info["final_obs"]
+        for row in np.flatnonzero(self._ended):
+            sample = _row(final, row)
+            for target, value in zip(merged, self.codec.encode(sample), strict=True):
+                target[row] = value
+        return merged
+
+    def restart(self, mask: Mask) -> list[Array]:
+        more = mask & ~self._ended
+        if not more.any():
+            return self._fresh
+        leaves = super().restart(more)
+        # A partial reset repeats the other rows' last observation, which is right for these too.
+        self._ended[:] = False
+        return leaves
+
+
+class EnvPoolVector(VectorAdapter):
+    """An EnvPool environment: it resets any sub-environments when asked by their ids."""
+
+    def __init__(self, env: Any, codec: SpaceCodec) -> None:
+        super().__init__(env, codec)
+        self._last: list[Array] = []
+
+    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        if seeds is not None:
+            raise ValueError(
+                "an EnvPool environment takes its seed when it is made: "
+                "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
+            )
+        obs, _ = self.env.reset()
+        self._last = self.codec.encode(obs)
+        return self._last
+
+    def step(self, action: Any) -> Step:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self._last = self.codec.encode(obs)
+        return self._last, reward, terminated, truncated
+
+    def restart(self, mask: Mask) -> list[Array]:
+        obs, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
+        rows = info["env_id"]
+        merged = [np.array(leaf) for leaf in self._last]
+        for target, value in zip(merged, self.codec.encode(obs), strict=True):
+            target[rows] = value
+        return merged
+
+
+class StepResetVector(VectorAdapter):
+    """``AutoresetMode.NEXT_STEP`` without partial resets: the step after an end is a reset."""
+
+    can_restart = False
+
+    def __init__(self, env: Any, codec: SpaceCodec) -> None:
+        super().__init__(env, codec)
+        self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        return super().reset(seeds, **kwargs)
+
+    def step(self, action: Any) -> Step:
+        self._resetting = self._ended
+        leaves, reward, terminated, truncated = super().step(action)
+        self._ended = terminated | truncated
+        return leaves, reward, terminated, truncated
+
+    def restart(self, mask: Mask) -> list[Array]:
+        raise ValueError(
+            f"{type(self.env.unwrapped).__name__} resets its sub-environments by itself, on the "
+            "step after an episode's end, and can't be told to restart some of them. Use "
+            "gymnasium.vector.SyncVectorEnv, or a list of factories, for max_frames_per_traj "
+            "and for reset(index)."
+        )
+
+    def spent(self) -> Mask | None:
+        return self._resetting
+
+
+def adapt(env: Any, codec: SpaceCodec) -> VectorAdapter:
+    """The adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment."""
+    if is_envpool(env):
+        return EnvPoolVector(env, codec)
+    mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    if mode is AutoresetMode.SAME_STEP:
+        return SameStepVector(env, codec)
+    if mode is AutoresetMode.DISABLED or isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+        return VectorAdapter(env, codec)
+    return StepResetVector(env, codec)
+
+
+def is_envpool(env: object) -> bool:
+    """Whether ``env`` is an EnvPool environment with the Gymnasium interface."""
+    return all(hasattr(env, name) for name in ("async_reset", "send", "recv", "config"))
+
+
+def is_vector_env(env: object) -> bool:
+    """Whether ``env`` steps several sub-environments at once."""
+    return isinstance(env, VectorEnv) or is_envpool(env)
+
+
+def _row(sample: Any, row: int) -> Any:
+    """Sub-environment ``row``'s part of an info entry, as ``VectorEnv`` merges them."""
+    if isinstance(sample, dict):
+        return {k: _row(v, row) for k, v in sample.items() if not str(k).startswith("_")}
+    return sample[row]

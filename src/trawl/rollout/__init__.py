@@ -1,0 +1,1 @@
+"""The engine: one loop that steps an environment with a policy into a block of memory."""

@@ -1,0 +1,282 @@
+"""Environments stepped on arrays: no TensorDict, no allocation in the loop.
+
+A stepper is bound to a stretch of a batch and gives a function of the row number. Calling it
+reads the actions in that row, steps the environment, writes what came of it into the row, and
+the observation to go on from into the next. Steppers nest: a batch of environments is one
+stepper for each lane, or one for a vector environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trawl.envs.gym import GymEnv
+from trawl.envs.serial import SerialEnv
+from trawl.envs.spaces import Array, SpaceCodec
+from trawl.errors import add_note
+from trawl.keys import Key, as_key, next_of, show_key
+from trawl.rollout.record import MASK, Episodes, View
+
+StepFn = Callable[[int], None]
+
+REWARD: Key = ("next", "reward")
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+DONE: Key = ("next", "done")
+
+
+class ArrayStepper(Protocol):
+    """Steps an environment, or several, on the arrays of a batch.
+
+    Attributes:
+        lanes: number of environments.
+    """
+
+    lanes: int
+
+    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        """Begins episodes (all, or where ``mask`` says); observations go to the carry."""
+
+    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+        """The function that takes the step of row ``start + t``, for ``t < stop - start``."""
+
+
+def make_stepper(env: Any) -> ArrayStepper:
+    """The stepper of an environment of fixed layout."""
+    if isinstance(env, SerialEnv):
+        return SerialStepper([make_stepper(child) for child in env.envs])
+    return SingleStepper(env) if env.vector is None else VectorStepper(env)
+
+
+class SingleStepper:
+    """Steps one Gymnasium environment."""
+
+    lanes = 1
+
+    def __init__(self, env: GymEnv) -> None:
+        self.env = env
+        self._observed = _Observations(env.observation_codec, ())
+
+    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        if mask is not None and not mask[0]:
+            return
+        seeds = self.env.take_seeds()
+        if seeds is not None:
+            kwargs.setdefault("seed", seeds[0])
+        obs, _ = self.env.env.reset(**kwargs)
+        self._observed.check_dtypes(obs)
+        for key, value in zip(self._observed.keys, self._observed.encode(obs), strict=True):
+            view.carry[key][0] = value
+
+    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+        gym_step, reset = self.env.env.step, self.env.env.reset
+        lane, view = view.first, view.lane()
+        keys = self._observed.keys
+        write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
+        write_root = self._observed.writer([view.following(k, start, stop) for k in keys])
+        read_action = _action_reader(self.env.action_codec, view, start, stop)
+        rewards, terminations, truncations, dones = (
+            view.arrays[key][start:stop, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
+        )
+        cutoff = episodes.cutoff(lane) - start
+
+        def step(t: int) -> None:
+            nonlocal cutoff
+            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            write_next(t, obs)
+            rewards[t] = reward
+            if terminated or truncated or t >= cutoff:
+                terminations[t] = terminated
+                truncations[t] = truncated or t >= cutoff
+                dones[t] = True
+                episodes.end(lane, start + t)
+                cutoff = episodes.cutoff(lane) - start
+                obs, _ = reset()
+            write_root(t, obs)
+
+        return step
+
+
+class SerialStepper:
+    """Steps several environments, one after the other."""
+
+    def __init__(self, children: Sequence[ArrayStepper]) -> None:
+        self.children = list(children)
+        self.lanes = sum(child.lanes for child in children)
+
+    def _parts(self) -> list[tuple[ArrayStepper, int]]:
+        parts, first = [], 0
+        for child in self.children:
+            parts.append((child, first))
+            first += child.lanes
+        return parts
+
+    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        for child, first in self._parts():
+            part = None if mask is None else mask[first : first + child.lanes]
+            child.reset(view.part(first, child.lanes), part, **kwargs)
+
+    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+        steps = [
+            child.bind(view.part(first, child.lanes), episodes, start, stop)
+            for child, first in self._parts()
+        ]
+
+        def step(t: int) -> None:
+            index = 0
+            try:
+                for index, step_one in enumerate(steps):  # noqa: B007
+                    step_one(t)
+            except Exception as error:
+                add_note(error, f"in environment {index} of the {len(steps)} in the batch")
+                raise
+
+        return step
+
+
+class VectorStepper:
+    """Steps a vector environment."""
+
+    def __init__(self, env: GymEnv) -> None:
+        if env.vector is None:
+            raise TypeError(f"{env!r} is no vector environment")
+        self.env = env
+        self.vector = env.vector
+        self.lanes = env.vector.num_envs
+        self._observed = _Observations(env.observation_codec, (self.lanes,))
+
+    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        if mask is None or mask.all():
+            leaves = self.vector.reset(self.env.take_seeds(), **kwargs)
+            mask = np.ones(self.lanes, dtype=np.bool_)
+        elif mask.any():
+            leaves = self.vector.restart(mask)
+        else:
+            return
+        for key, value in zip(self._observed.keys, leaves, strict=True):
+            view.carry[key][mask] = np.asarray(value)[mask]
+
+    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+        vector, first = self.vector, view.first
+        keys = self._observed.keys
+        write_next = self._observed.leaf_writer([view.rows(next_of(k), start, stop) for k in keys])
+        write_root = self._observed.leaf_writer([view.following(k, start, stop) for k in keys])
+        read_action = _action_reader(self.env.action_codec, view, start, stop)
+        rewards, terminations, truncations, dones = (
+            view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
+        )
+        masks = view.arrays.get(MASK)
+        limited = episodes.limit is not None
+
+        def step(t: int) -> None:
+            leaves, reward, terminated, truncated = vector.step(read_action(t))
+            row = start + t
+            write_next(t, leaves)
+            rewards[t] = reward
+            spent = vector.spent() if masks is not None else None
+            if spent is not None and masks is not None:
+                masks[row] = ~spent
+                for lane in np.flatnonzero(spent):
+                    episodes.skip(first + int(lane), row)
+            if limited:
+                truncated = truncated | _at_limit(episodes, first, row, len(reward))
+            done = terminated | truncated
+            if done.any():
+                terminations[t] = terminated
+                truncations[t] = truncated
+                dones[t] = done
+                for lane in np.flatnonzero(done):
+                    episodes.end(first + int(lane), row)
+                # Without a mask every step is experience, so episodes are restarted at once.
+                if masks is None:
+                    leaves = vector.restart(done)
+            write_root(t, leaves)
+
+        return step
+
+
+def _at_limit(episodes: Episodes, first: int, row: int, lanes: int) -> Array:
+    return np.array([row >= episodes.cutoff(first + lane) for lane in range(lanes)])
+
+
+class _Observations:
+    """Writes observations into rows, and refuses those of another shape."""
+
+    def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
+        self.encode = codec.encode
+        self.plain = codec.plain
+        self.keys = [leaf.key for leaf in codec.leaves]
+        self._leaves = codec.leaves
+        self._shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
+
+    def check_dtypes(self, obs: Any) -> None:
+        """Refuses a first observation whose values the space's dtype can't hold."""
+        for leaf, value in zip(self._leaves, self.encode(obs), strict=True):
+            given, kept = np.asarray(value).dtype, _numpy_dtype(leaf.spec.dtype)
+            if not np.can_cast(given, kept, "same_kind"):
+                raise TypeError(
+                    f"observation {show_key(leaf.key)} is {given}, but its space says {kept}"
+                )
+
+    def writer(self, rows: list[list[Array]]) -> Callable[[int, Any], None]:
+        """Writes an observation as the environment gives it into row ``t``."""
+        encode, write_leaves = self.encode, self.leaf_writer(rows)
+        if not self.plain or self._leaves[0].path:
+            return lambda t, obs: write_leaves(t, encode(obs))
+        (only,), (shape,), complain = rows, self._shapes, self._complain
+
+        def write(t: int, obs: Any) -> None:
+            if obs.__class__ is not np.ndarray or obs.shape != shape:
+                obs = complain(0, obs)
+            only[t][...] = obs
+
+        return write
+
+    def leaf_writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
+        """Writes encoded leaves into row ``t``."""
+        targets = list(zip(range(len(rows)), rows, self._shapes, strict=True))
+        complain = self._complain
+
+        def write(t: int, leaves: list[Any]) -> None:
+            for (index, target, shape), value in zip(targets, leaves, strict=True):
+                if value.__class__ is not np.ndarray or value.shape != shape:
+                    value = complain(index, value)
+                target[t][...] = value
+
+        return write
+
+    def _complain(self, index: int, value: Any) -> Array:
+        """The value as an array; an error if it is not of the leaf's shape."""
+        array = np.asarray(value)
+        if array.shape != self._shapes[index]:
+            raise ValueError(
+                f"observation {show_key(self.keys[index])} has shape {array.shape}, but the "
+                f"environment's observation space says {self._shapes[index]}"
+            )
+        return array
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def _action_reader(
+    codec: SpaceCodec, view: View, start: int, stop: int
+) -> Callable[[int], Any]:
+    """Gives what the environment takes, from the actions in row ``t``."""
+    rows = [view.rows(as_key(leaf.key), start, stop) for leaf in codec.leaves]
+    decode = codec.decode
+    if codec.plain and not codec.leaves[0].path:
+        (only,) = rows
+        dtype = codec.leaves[0].space.dtype
+        # `astype` copies: an environment may keep its action, and the record must not change.
+        return lambda t: only[t].astype(dtype)
+    if len(rows) == 1:
+        (only,) = rows
+        return lambda t: decode((only[t],))
+    return lambda t: decode([leaf_rows[t] for leaf_rows in rows])

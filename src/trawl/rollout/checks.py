@@ -1,0 +1,71 @@
+"""Checks of what environments and policies give, with errors that say what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from trawl.keys import Key, as_key, show_key
+from trawl.rollout.policy import missing_action
+
+
+def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
+    """Compares the actions that a policy wrote with the environment's action spec.
+
+    Raises:
+        KeyError: if an action is missing.
+        ValueError: if it has another shape.
+        TypeError: if its dtype can't be a choice among discrete values.
+    """
+    for name in env.action_keys:
+        key, spec = as_key(name), env.full_action_spec[name]
+        if key not in found:
+            raise missing_action(key, policy, set(found))
+        value = found[key]
+        if not isinstance(value, Tensor):
+            continue
+        if value.shape != spec.shape:
+            raise ValueError(
+                f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
+                f"environment's action spec says {tuple(spec.shape)}: {spec}.{_hint(spec)}"
+            )
+        exact = isinstance(spec, (Binary, Categorical, MultiCategorical))
+        if exact and value.dtype.is_floating_point:
+            raise TypeError(
+                f"policy wrote {show_key(key)} as {value.dtype}, but the environment's action "
+                f"spec says {spec.dtype}: {spec}"
+            )
+
+
+def _hint(spec: Any) -> str:
+    if isinstance(spec, (OneHot, MultiOneHot)):
+        return (
+            " For a policy that gives an index, make the environment with "
+            "categorical_action_encoding=True (GymEnv's argument; with an id, in "
+            "create_env_kwargs)."
+        )
+    return ""
+
+
+def check_rewards(rewards: NDArray[Any]) -> None:
+    """Refuses rewards that are no numbers.
+
+    Args:
+        rewards: ``(steps, lanes)``.
+
+    Raises:
+        ValueError: naming the row and the environment of the first NaN.
+    """
+    # The sum of a batch is NaN if one of them is, or if infinities cancel out.
+    if not np.isnan(rewards.sum()):
+        return
+    for row, lane in np.argwhere(np.isnan(rewards)):
+        which = f" of environment {lane}" if rewards.shape[1] > 1 else ""
+        raise ValueError(
+            f"the environment gave a reward of nan (key ('next', 'reward')){which} at step {row} "
+            "of this batch; a reward must be a number"
+        )

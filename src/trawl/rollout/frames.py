@@ -1,0 +1,73 @@
+"""What the loop needs of whatever fills a batch: the two ways share this contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from trawl.rollout.record import Episodes
+
+ActFn = Callable[[int], None]
+StepFn = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class FrameOptions:
+    """What is recorded beside what environment and policy give.
+
+    Attributes:
+        steps: rows of a batch.
+        limit: steps after which an episode is cut off, or None.
+        track_traj_ids: whether frames carry their trajectory's id.
+        compact: whether observations are left out of ``"next"``.
+        recycle: whether memory of batches that nobody holds is used again.
+        is_init: whether frames say that they begin an episode; None if the policy asks for it.
+    """
+
+    steps: int
+    limit: int | None = None
+    track_traj_ids: bool = True
+    compact: bool = False
+    recycle: bool = True
+    is_init: bool | None = None
+
+
+class Frames(Protocol):
+    """Fills batches with frames, step by step.
+
+    A batch is begun, bound stretch by stretch to two functions of the row within the stretch
+    (the policy's and the environment's part of a step), and finished.
+    """
+
+    lanes: int
+    episodes: Episodes
+
+    def begin(self) -> None:
+        """Prepares a new batch."""
+
+    def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
+        """The functions for rows ``start`` to ``stop``.
+
+        ``None`` for the policy's part says that its rows are filled already.
+        """
+
+    def finish(self, filled: int) -> TensorDictBase:
+        """The batch, of whose rows the first ``filled`` were stepped."""
+
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        """Begins new trajectories, everywhere or where ``mask`` says."""
+
+    def fake(self) -> TensorDictBase:
+        """A batch of zeros with the layout of a real one."""
+
+    def describe(self) -> dict[str, Any]:
+        """Which path is in use, and why not a faster one."""
+
+
+class NotFixed(Exception):
+    """Says why a batch can't have a fixed layout."""

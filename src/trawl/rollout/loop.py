@@ -1,0 +1,162 @@
+"""The inner loop: a policy and an environment, step after step.
+
+    for each row of the batch:
+        act(row)     # the policy reads the row's observation and writes its actions
+        step(row)    # the environment takes them, and writes what came of it
+
+All that can be settled beforehand is settled when the two functions are bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
+
+from trawl.envs.base import TensorDictEnv
+from trawl.errors import add_note
+from trawl.rollout.array_frames import ArrayFrames
+from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
+from trawl.rollout.policy import Policy
+from trawl.rollout.rng import RandomStream
+from trawl.rollout.tensordict_frames import TensorDictFrames
+
+# Rows bound at a time. It bounds the memory that the loop's lists of rows take.
+_STRETCH = 512
+# Of each stretch, so many steps are timed: the clock is cheap, but not free.
+_TIMED = 8
+
+
+class Rollout:
+    """Fills batches with the frames of a policy in an environment.
+
+    It knows nothing of budgets, hooks or buffers, and runs the same way wherever a worker is.
+
+    Args:
+        env: the environment, with the TensorDict interface.
+        policy: the policy, resolved.
+        options: what is recorded.
+        exploration: how probabilistic policies act.
+
+    Attributes:
+        frames: the way in use to fill a batch.
+        steps_done: steps that each environment has taken.
+        env_share: share of a step's time that the environment takes, by sampling.
+        filled: rows of the last batch that were stepped.
+    """
+
+    def __init__(
+        self, env: Any, policy: Policy, options: FrameOptions, exploration: InteractionType
+    ) -> None:
+        self.env = env
+        self.options = options
+        self.exploration = exploration
+        self.frames = _choose(env, policy, options)
+        self.steps_done = 0
+        self.filled = 0
+        self.stream: RandomStream | None = None
+        self._act_time = self._step_time = 0.0
+
+    @property
+    def env_share(self) -> float:
+        """Share of the loop's time spent in the environment (the rest is the policy's)."""
+        total = self._act_time + self._step_time
+        return self._step_time / total if total else 0.0
+
+    def run(
+        self, random: bool = False, stopped: Callable[[], bool] | None = None
+    ) -> TensorDictBase:
+        """Fills a batch.
+
+        Args:
+            random: whether actions are random, and the policy is left alone.
+            stopped: asked before each step but the first; if true, the batch ends there.
+        """
+        turn = nullcontext() if self.stream is None else self.stream.turn()
+        with turn, torch.no_grad(), set_interaction_type(self.exploration):
+            self.frames.begin()
+            self.filled = self._fill(random, stopped)
+            batch = self.frames.finish(self.filled)
+        self.steps_done += self.filled
+        return batch
+
+    def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
+        steps = self.options.steps
+        for start in range(0, steps, _STRETCH):
+            stop = min(start + _STRETCH, steps)
+            act, step = self.frames.bind(start, stop, random)
+            done = self._stretch(act, step, start, stop - start, stopped)
+            if done < stop - start:
+                return start + done
+        return steps
+
+    def _stretch(
+        self,
+        act: ActFn | None,
+        step: StepFn,
+        start: int,
+        count: int,
+        stopped: Callable[[], bool] | None,
+    ) -> int:
+        """Takes up to ``count`` steps; returns how many."""
+        t = 0
+        try:
+            for t in range(min(_TIMED, count)):
+                if stopped is not None and start + t and stopped():
+                    return t
+                self._timed(act, step, t)
+            rest = range(min(_TIMED, count), count)
+            if stopped is not None:
+                for t in rest:
+                    if stopped():
+                        return t
+                    if act is not None:
+                        act(t)
+                    step(t)
+            elif act is None:
+                for t in rest:
+                    step(t)
+            else:
+                for t in rest:
+                    act(t)
+                    step(t)
+        except Exception as error:
+            number = self.steps_done + start + t
+            add_note(error, f"while collecting from {self.env!r}, at its step {number} (from 0)")
+            raise
+        return count
+
+    def _timed(self, act: ActFn | None, step: StepFn, t: int) -> None:
+        before = perf_counter()
+        if act is not None:
+            act(t)
+        between = perf_counter()
+        step(t)
+        self._act_time += between - before
+        self._step_time += perf_counter() - between
+
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        """Begins new trajectories, everywhere or where ``mask`` says."""
+        turn = nullcontext() if self.stream is None else self.stream.turn()
+        with turn:
+            self.frames.reset(mask, **kwargs)
+
+
+def _choose(env: Any, policy: Policy, options: FrameOptions) -> Frames:
+    """The fast way to fill batches, if environment and policy allow it."""
+    if not isinstance(env, TensorDictEnv):
+        why = f"{type(env).__name__} is no Gymnasium environment, but steps TensorDicts itself"
+        return TensorDictFrames(env, policy, options, why)
+    if not getattr(env, "fixed_layout", False):
+        return TensorDictFrames(env, policy, options, "its spaces have no fixed shape and dtype")
+    try:
+        return ArrayFrames(env, policy, options)
+    except NotFixed as why:
+        return TensorDictFrames(env, policy, options, str(why))

@@ -1,0 +1,217 @@
+"""A TensorDict policy as plain calls on tensors.
+
+Most policies are a chain of TensorDictModules around ordinary modules. What such a chain reads
+and writes is known before it runs, so the loop can hand tensors straight to the inner modules
+and skip the TensorDict between. :func:`make_plan` does that where the result is certain to be
+the same, and otherwise says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+
+from trawl.keys import Key, as_key, show_key
+
+Values = dict[Key, Any]
+Operation = Callable[[Values], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A policy as a function of tensors.
+
+    Attributes:
+        reads: keys of the arguments of ``call``.
+        writes: keys of its results.
+        call: takes a tensor for each key read, gives a sequence of tensors (for a single key
+            written, the tensor itself).
+    """
+
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+    call: Callable[..., Any]
+
+
+class NotPlannable(Exception):
+    """Says why a policy can't be called on tensors directly."""
+
+
+def make_plan(module: Any, exploration: InteractionType) -> Plan:
+    """The plan of a policy.
+
+    Args:
+        module: the policy.
+        exploration: how probabilistic modules are to act.
+
+    Raises:
+        NotPlannable: if the policy has to see a TensorDict; the message says why.
+    """
+    steps = list(_steps(module))
+    if len(steps) == 1 and isinstance(steps[0], TensorDictModule):
+        single = _single(steps[0])
+        if single is not None:
+            return single
+    operations: list[Operation] = []
+    reads: list[Key] = []
+    writes: list[Key] = []
+    for step in steps:
+        for key in map(as_key, step.in_keys):
+            if key not in writes and key not in reads:
+                reads.append(key)
+        operations.append(_operation(step, exploration))
+        writes += [key for key in _out_keys(step) if key not in writes]
+    if not writes:
+        raise NotPlannable("the policy says that it writes nothing")
+    return Plan(tuple(reads), tuple(writes), _chain(operations, reads, writes))
+
+
+def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> Callable[..., Any]:
+    if len(writes) == 1:
+        only = writes[0]
+
+        def call_one(*inputs: Tensor) -> Any:
+            values = dict(zip(reads, inputs, strict=True))
+            for operation in operations:
+                operation(values)
+            return values[only]
+
+        return call_one
+
+    def call(*inputs: Tensor) -> list[Any]:
+        values = dict(zip(reads, inputs, strict=True))
+        for operation in operations:
+            operation(values)
+        return [values[key] for key in writes]
+
+    return call
+
+
+def _steps(module: Any) -> Iterable[Any]:
+    """The modules that run one after the other, sequences unrolled."""
+    if _has_hooks(module):
+        raise NotPlannable(f"{type(module).__name__} has hooks")
+    forward = getattr(type(module), "forward", None)
+    if forward in (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward):
+        if module.partial_tolerant or module._select_before_return or module.inplace is not None:
+            raise NotPlannable(f"{type(module).__name__} selects or separates its output")
+        children = module.module
+        for child in children.values() if isinstance(children, nn.ModuleDict) else children:
+            yield from _steps(child)
+    elif forward in (TensorDictModule.forward, ProbabilisticTensorDictModule.forward):
+        yield module
+    else:
+        raise NotPlannable(f"{type(module).__name__} has a forward of its own")
+
+
+def _has_hooks(module: Any) -> bool:
+    return bool(
+        getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
+    )
+
+
+def _out_keys(module: Any) -> list[Key]:
+    return [key for key in map(as_key, module.out_keys) if key != ("_",)]
+
+
+def _single(module: TensorDictModule) -> Plan | None:
+    """The commonest policy, one tensor in and one out, without anything around the call."""
+    if len(module.in_keys) != 1 or len(module.out_keys) != 1 or _out_keys(module) == []:
+        return None
+    if _keywords(module) is not None or module.method_kwargs or module._get_kwargs:
+        return None
+    if module.inplace is not True:
+        return None
+    reads, writes = (as_key(module.in_keys[0]),), (as_key(module.out_keys[0]),)
+    return Plan(reads, writes, _function(module))
+
+
+def _keywords(module: TensorDictModule) -> list[str] | None:
+    return getattr(module, "_kwargs", None)
+
+
+def _function(module: TensorDictModule) -> Callable[..., Any]:
+    inner = module.module
+    return inner if module.method is None else getattr(inner, module.method)  # type: ignore[no-any-return]
+
+
+def _operation(module: Any, exploration: InteractionType) -> Operation:
+    if isinstance(module, ProbabilisticTensorDictModule):
+        return _sampling(module, exploration)
+    if module.inplace is not True or module._get_kwargs:
+        raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
+    function, fixed = _function(module), dict(module.method_kwargs)
+    in_keys = [as_key(key) for key in module.in_keys]
+    out_keys = [as_key(key) for key in module.out_keys]
+    names = _keywords(module)
+
+    def operate(values: Values) -> None:
+        inputs = [values[key] for key in in_keys]
+        if names is None:
+            outputs = function(*inputs, **fixed)
+        else:
+            outputs = function(**dict(zip(names, inputs, strict=True)), **fixed)
+        values.update(_by_key(outputs, out_keys))
+
+    return operate
+
+
+def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
+    if isinstance(outputs, (dict, TensorDictBase)):
+        named = {as_key(key): value for key, value in outputs.items()}
+        return [(key, named[key]) for key in out_keys]
+    if not isinstance(outputs, tuple):
+        outputs = (outputs,)
+    if len(outputs) != len(out_keys):
+        raise ValueError(
+            f"the policy's module gave {len(outputs)} outputs, but its out_keys are "
+            f"[{', '.join(map(show_key, out_keys))}]"
+        )
+    return zip(out_keys, outputs, strict=True)
+
+
+def _sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType) -> Operation:
+    kind = type(module)
+    if exploration is not InteractionType.RANDOM:
+        raise NotPlannable(f"{kind.__name__} acts with exploration type {exploration.name}")
+    cls = module.distribution_class
+    special = (
+        kind.get_dist is not ProbabilisticTensorDictModule.get_dist
+        or kind._dist_sample is not ProbabilisticTensorDictModule._dist_sample
+        or module.num_samples is not None
+        or getattr(module, "_generator", None) is not None
+        or getattr(module, "_generator_key", None) is not None
+        or not isinstance(cls, type)
+        or issubclass(cls, CompositeDistribution)
+        or len(module.dist_sample_keys) != 1
+    )
+    if special:
+        raise NotPlannable(f"{kind.__name__} samples in a special way")
+    names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
+    in_keys = [as_key(key) for key in module.in_keys]
+    arguments = list(zip(names, in_keys, strict=True))
+    fixed = dict(module.distribution_kwargs)
+    sample_key = as_key(module.dist_sample_keys[0])
+    log_prob_key = as_key(module.log_prob_key) if module.return_log_prob else None
+
+    def operate(values: Values) -> None:
+        dist = cls(**{name: values[key] for name, key in arguments}, **fixed)
+        # Without autograd both draw the same; `rsample` is what the module itself prefers.
+        sample = dist.rsample() if dist.has_rsample else dist.sample()
+        values[sample_key] = sample
+        if log_prob_key is not None:
+            values[log_prob_key] = dist.log_prob(sample)
+
+    return operate

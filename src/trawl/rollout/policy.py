@@ -1,0 +1,253 @@
+"""What a policy may be, and how it is called at the least cost.
+
+Any callable is turned, once, into a :class:`Policy`: a function of a TensorDict, with a way to
+call it on tensors (:class:`~trawl.rollout.plan.Plan`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+
+from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.rollout.plan import NotPlannable, Plan, make_plan
+from trawl.rollout.random_policy import RandomPolicy
+
+
+class Policy:
+    """A policy, resolved.
+
+    Args:
+        module: maps a TensorDict to one that has the actions too.
+        exploration: how probabilistic modules are to act.
+        device: where the policy's inputs have to be, or None if it takes them as they are.
+        transform: wraps the function that the loop calls (``torch.compile``), or None.
+
+    Attributes:
+        writes: keys that the policy writes, once :meth:`discover` has run.
+        why_not_direct: why the policy is called with a TensorDict, or None if it is not.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[Any], Any],
+        exploration: InteractionType,
+        device: torch.device | None = None,
+        transform: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    ) -> None:
+        self.module = module
+        self.exploration = exploration
+        self.device = device
+        self.transform = transform
+        self.writes: tuple[Key, ...] = ()
+        self.why_not_direct: str | None = None
+        self._transformed: Plan | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether actions come from the environment's action spec alone."""
+        return isinstance(self.module, RandomPolicy)
+
+    @property
+    def in_keys(self) -> list[Key]:
+        """The keys that the policy says it reads."""
+        return [as_key(key) for key in getattr(self.module, "in_keys", None) or ()]
+
+    def discover(self, root: TensorDictBase) -> dict[Key, Any]:
+        """Calls the policy once, and finds out what it writes.
+
+        Args:
+            root: a TensorDict as an environment gives it after a reset.
+
+        Returns:
+            The values that the policy wrote, by key.
+        """
+        given = dict(root.items(True, True, is_leaf=_is_leaf))
+        result = self.module(root if self.device is None else root.to(self.device))
+        if not is_tensor_collection(result):
+            raise TypeError(
+                f"policy must return a TensorDict, but {_name(self.module)} returned "
+                f"{type(result).__name__}"
+            )
+        if self.device is not None:
+            result = result.to("cpu")
+            given = {k: v for k, v in given.items() if k in set(self.in_keys)}
+        found = {
+            as_key(key): value
+            for key, value in result.items(True, True, is_leaf=_is_leaf)
+            if key not in given or value is not given[key]
+        }
+        self.writes = tuple(found)
+        return found
+
+    def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+        """How the loop is to call the policy now.
+
+        It is made anew for each batch, because a user may have hooked or replaced a module.
+
+        Args:
+            available: keys of the tensors that the loop can offer.
+            batch: batch size of the environment.
+        """
+        if self._transformed is not None:
+            return self._transformed
+        try:
+            plan = self._direct(available)
+            self.why_not_direct = None
+        except NotPlannable as why:
+            self.why_not_direct = str(why)
+            plan = self._through_tensordict(available, batch)
+        if self.transform is not None:
+            plan = Plan(plan.reads, plan.writes, self.transform(plan.call))
+            self._transformed = plan
+        return plan
+
+    def _direct(self, available: set[Key]) -> Plan:
+        plan = make_plan(self.module, self.exploration)
+        missing = set(plan.reads) - available
+        if missing:
+            raise NotPlannable(f"it reads {show_keys(missing)}, which nothing gives")
+        if set(plan.writes) != set(self.writes):
+            raise NotPlannable("it writes other keys than it says")
+        return plan
+
+    def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+        module, reads, writes = self.module, tuple(sorted(available)), self.writes
+        names = [key[0] if len(key) == 1 else key for key in reads]
+        single = writes[0] if len(writes) == 1 else None
+        device = self.device
+
+        def call(*inputs: Tensor) -> Any:
+            values = TensorDict(dict(zip(names, inputs, strict=True)), batch, device=device)
+            result = module(values)
+            if single is not None:
+                return result.get(single)
+            return [result.get(key) for key in writes]
+
+        return Plan(reads, writes, call)
+
+
+def resolve(policy: Any, env: Any, trust: bool) -> Any:
+    """A callable from TensorDict to TensorDict, by the rules of TorchRL's collectors.
+
+    A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
+    parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) stay
+    as they are. Any other module or function is wrapped: its parameters' names must be
+    observation keys, and what it returns is the action, followed by ``output1``, ``output2``, …
+
+    Args:
+        policy: the user's policy.
+        env: the environment, for its observation and action keys.
+        trust: whether the policy is to be used as it is, whatever it is.
+
+    Raises:
+        TypeError: if the policy can't be called, or its parameters match no observation.
+        RuntimeError: if it has ``in_keys`` and ``out_keys`` but is no ``TensorDictModuleBase``.
+    """
+    if not callable(policy):
+        raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
+    if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
+        return policy
+    has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")
+    if all(has_keys):
+        raise RuntimeError(
+            f"policy {_name(policy)} has in_keys and out_keys, but is no TensorDictModuleBase; "
+            "derive its class from tensordict.nn.TensorDictModuleBase"
+        )
+    if any(has_keys):
+        raise TypeError(f"policy {_name(policy)} must have both in_keys and out_keys, or neither")
+    if _takes_tensordict(policy):
+        return policy
+    return _wrap(policy, env)
+
+
+def _is_compiled(policy: Any) -> bool:
+    return hasattr(policy, "_orig_mod") or hasattr(policy, "_torchdynamo_orig_callable")
+
+
+def _name(policy: Any) -> str:
+    return getattr(policy, "__name__", None) or type(policy).__name__
+
+
+def _parameters(policy: Any) -> list[inspect.Parameter]:
+    target = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        found = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"policy {_name(policy)} has no signature to read: {error}") from error
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter for parameter in found if parameter.kind not in variadic]
+
+
+def _takes_tensordict(policy: Any) -> bool:
+    parameters = _parameters(policy)
+    if len(parameters) != 1:
+        return False
+    (parameter,) = parameters
+    if parameter.name in ("tensordict", "td"):
+        return True
+    target = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        hint = get_type_hints(target).get(parameter.name)
+    except Exception:  # an annotation that can't be evaluated here says nothing
+        hint = parameter.annotation
+    if isinstance(hint, str):
+        return hint.split(".")[-1] in ("TensorDict", "TensorDictBase")
+    return isinstance(hint, type) and issubclass(hint, TensorDictBase)
+
+
+def _wrap(policy: Any, env: Any) -> TensorDictModule:
+    observations = {str(key) for key in env.observation_spec.keys()}
+    parameters = _parameters(policy)
+    required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
+    unknown = [name for name in required if name not in observations]
+    if unknown or not parameters:
+        raise TypeError(
+            f"Failed to wrap the policy {_name(policy)}: its parameters {required} must be "
+            f"observation keys of the environment, which are {sorted(observations)}. Rename "
+            "them, or use tensordict.nn.TensorDictModule(policy, in_keys=[...], "
+            "out_keys=[...]), or set trust_policy=True for a function of a TensorDict."
+        )
+    in_keys = [p.name for p in parameters if p.name in observations]
+    out_keys = list(env.action_keys)
+    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, in_keys, out_keys))]
+    return TensorDictModule(policy, in_keys=in_keys, out_keys=out_keys)
+
+
+def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
+    """How many values beside the actions the policy returns, by a trial call."""
+    sample = env.observation_spec.rand()
+    device = next((p.device for p in policy.parameters()), None) if isinstance(policy, nn.Module) else None
+    inputs = {key: sample.get(key) for key in in_keys}
+    if device is not None:
+        inputs = {key: value.to(device) for key, value in inputs.items()}
+    with torch.no_grad():
+        outputs = policy(**inputs)
+    count = len(outputs) if isinstance(outputs, tuple) else 1
+    if count < len(actions):
+        raise TypeError(
+            f"policy {_name(policy)} returned {count} value(s), but the environment takes "
+            f"{len(actions)} actions: {show_keys({as_key(key) for key in actions})}"
+        )
+    return count - len(actions)
+
+
+def _is_leaf(cls: type) -> bool:
+    """Tensors and non-tensor data are leaves; nested TensorDicts are not."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    return issubclass(cls, (NonTensorData, NonTensorStack)) or not issubclass(cls, TensorDictBase)
+
+
+def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
+    """The error for a policy that gives no action."""
+    return KeyError(
+        f"policy {_name(policy)} wrote no action: the environment takes {show_key(key)}, the "
+        f"policy wrote {show_keys(wrote)}. Name it in the policy's out_keys."
+    )

@@ -1,0 +1,50 @@
+"""The policy that draws its actions from the environment's action spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+
+
+class RandomPolicy:
+    """Acts at random, as the action spec draws.
+
+    Args:
+        action_spec: spec of the action, or a composite of the specs of several; with None it is
+            taken from the environment when the policy is given to a collector.
+        action_key: where a single action is written.
+
+    Example:
+        >>> from trawl.collectors import RandomPolicy
+        >>> from trawl.envs import GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> policy = RandomPolicy(env.action_spec)
+        >>> policy(env.reset())["action"].shape
+        torch.Size([2])
+    """
+
+    def __init__(self, action_spec: Any = None, action_key: Any = "action") -> None:
+        self.action_spec = action_spec
+        self.action_key = action_key
+
+    def set_action_spec_from_env(self, env: Any) -> None:
+        """Takes the action spec of ``env``, if this policy has none."""
+        if self.action_spec is None:
+            self.action_spec = env.full_action_spec.clone()
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        """Writes random actions into ``td`` and returns it.
+
+        Raises:
+            RuntimeError: if there is no action spec yet.
+        """
+        if self.action_spec is None:
+            raise RuntimeError(
+                "RandomPolicy has no action spec: give it one, RandomPolicy(env.action_spec), "
+                "or give the policy to a collector"
+            )
+        # A composite has keys, a leaf has none; TorchRL's specs answer the same way.
+        if hasattr(self.action_spec, "keys"):
+            return td.update(self.action_spec.rand())
+        return td.set(self.action_key, self.action_spec.rand())

@@ -1,0 +1,213 @@
+"""What is written while a batch is being filled, beside what the environment gives.
+
+:class:`View` shows the arrays of a batch with time first, whatever the batch's shape.
+:class:`Episodes` knows where each episode of each lane began, and from that writes trajectory
+ids, step counts and ``is_init``. A *lane* is one environment of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trawl.keys import Key, next_of
+from trawl.rollout.slab import Lease
+
+Array = NDArray[Any]
+
+TRAJ_IDS: Key = ("collector", "traj_ids")
+MASK: Key = ("collector", "mask")
+STEP_COUNT: Key = ("step_count",)
+IS_INIT: Key = ("is_init",)
+NO_TRAJECTORY = -1
+NEVER = 2**62
+
+
+class View:
+    """The arrays of a batch, time first: ``(steps, lanes, *leaf)``.
+
+    Args:
+        arrays: the arrays, by key.
+        carry: for each entry that goes on from step to step, the row after the batch's last:
+            ``(lanes, *leaf)``.
+        first: number of the first lane shown.
+    """
+
+    def __init__(
+        self, arrays: dict[Key, Array], carry: dict[Key, Array], first: int = 0
+    ) -> None:
+        self.arrays = arrays
+        self.carry = carry
+        self.first = first
+
+    @classmethod
+    def of(cls, lease: Lease, carry: dict[Key, Array]) -> View:
+        """The whole batch of a lease."""
+        layout = lease.layout
+        lead = (math.prod(layout.batch), layout.steps)
+        return cls(
+            {
+                key: lease.array(key).reshape(*lead, *leaf.shape).swapaxes(0, 1)
+                for key, leaf in layout.leaves.items()
+            },
+            carry,
+        )
+
+    def part(self, first: int, lanes: int) -> View:
+        """The same for ``lanes`` environments from number ``first`` on."""
+        stop = first + lanes
+        return View(
+            {key: array[:, first:stop] for key, array in self.arrays.items()},
+            {key: array[first:stop] for key, array in self.carry.items()},
+            self.first + first,
+        )
+
+    def rows(self, key: Key, start: int, stop: int) -> list[Array]:
+        """An array of all lanes for each step, so that the loop doesn't index."""
+        return split_rows(self.arrays[key][start:stop])
+
+    def following(self, key: Key, start: int, stop: int) -> list[Array]:
+        """For each step the row of the step after it; after the last one, the carry."""
+        return following(self.rows(key, start + 1, stop + 1), stop - start, self.carry[key])
+
+    def lane(self) -> View:
+        """The only lane, without its dimension: arrays ``(steps, *leaf)``."""
+        return View(
+            {key: array[:, 0] for key, array in self.arrays.items()},
+            {key: array[0, ...] for key, array in self.carry.items()},
+            self.first,
+        )
+
+
+def following(rows: list[Array], steps: int, carry: Array) -> list[Array]:
+    """``rows``, completed to ``steps`` by the carry where the batch ends."""
+    return rows if len(rows) == steps else [*rows, carry]
+
+
+def split_rows(array: Array) -> list[Array]:
+    """The rows of an array, as arrays that can be written to even where they are scalars."""
+    return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
+
+
+@dataclass(frozen=True)
+class Start:
+    """An entry that gets a value where an episode begins.
+
+    Attributes:
+        rows: ``(steps, lanes, *leaf)``, or None if only the carry is written.
+        carry: the row after the batch's last: ``(lanes, *leaf)``.
+        value: what is written.
+    """
+
+    rows: Array | None
+    carry: Array
+    value: Any
+
+
+class Episodes:
+    """Where each lane is in its episode.
+
+    Args:
+        lanes: number of environments.
+        limit: steps after which an episode is cut off, or None.
+
+    Attributes:
+        next_id: the id that the next new trajectory gets.
+    """
+
+    def __init__(self, lanes: int, limit: int | None) -> None:
+        self.limit = limit
+        self.next_id = lanes
+        self._ids = list(range(lanes))
+        self._began = [0] * lanes  # row of this batch at which what is not yet written begins
+        self._steps = [0] * lanes  # steps of the episode before that row
+        self._traj_ids: Array | None = None
+        self._counts: tuple[Array, Array] | None = None
+        self._starts: list[Start] = []
+
+    def begin(self, view: View, starts: list[Start]) -> None:
+        """Takes the arrays of a new batch.
+
+        Args:
+            view: the batch.
+            starts: what else to write when an episode begins.
+        """
+        self._traj_ids = view.arrays.get(TRAJ_IDS)
+        self._starts = starts
+        self._counts = None
+        if STEP_COUNT in view.arrays:
+            self._counts = (
+                view.arrays[STEP_COUNT][..., 0],
+                view.arrays[next_of(STEP_COUNT)][..., 0],
+            )
+
+    def cutoff(self, lane: int) -> int:
+        """The row at whose step the lane's episode reaches the limit."""
+        if self.limit is None:
+            return NEVER
+        return self._began[lane] + self.limit - self._steps[lane] - 1
+
+    def end(self, lane: int, row: int) -> None:
+        """The lane's episode ended with the step in ``row``; another begins after it."""
+        self._write(lane, row + 1)
+        self._renew(lane)
+        self._start(lane, row + 1)
+
+    def skip(self, lane: int, row: int) -> None:
+        """The step in ``row`` was none of an episode: the lane spent it on resetting."""
+        if self._traj_ids is not None:
+            self._traj_ids[row, lane] = NO_TRAJECTORY
+        for counts in self._counts or ():
+            counts[row, lane] = 0
+        self._start(lane, row + 1)
+
+    def restart(self, lane: int) -> None:
+        """Between batches, the lane was reset: a new trajectory begins, unless it just had."""
+        self._renew(lane)
+
+    def finish(self, steps: int) -> None:
+        """Writes what is left of a batch of which ``steps`` rows were filled."""
+        for lane, began in enumerate(self._began):
+            self._write(lane, steps)
+            self._steps[lane] += steps - began
+            self._began[lane] = 0
+        if self._traj_ids is not None:
+            self._traj_ids[steps:] = NO_TRAJECTORY
+        self._traj_ids = self._counts = None
+        self._starts = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on counting."""
+        return {"traj_id": self.next_id}
+
+    def load(self, next_id: int) -> None:
+        """Goes on from ``next_id``, with new trajectories everywhere."""
+        self.next_id = next_id
+        for lane in range(len(self._ids)):
+            self._renew(lane)
+
+    def _renew(self, lane: int) -> None:
+        self._ids[lane] = self.next_id
+        self._steps[lane] = 0
+        self.next_id += 1
+
+    def _write(self, lane: int, stop: int) -> None:
+        began = self._began[lane]
+        if self._traj_ids is not None:
+            self._traj_ids[began:stop, lane] = self._ids[lane]
+        if self._counts is not None:
+            first = self._steps[lane]
+            counts = np.arange(first, first + stop - began + 1)
+            self._counts[0][began:stop, lane] = counts[:-1]
+            self._counts[1][began:stop, lane] = counts[1:]
+
+    def _start(self, lane: int, row: int) -> None:
+        """Makes ``row`` the first of an episode."""
+        self._began[lane] = row
+        for start in self._starts:
+            rows = start.rows
+            (start.carry if rows is None or row == len(rows) else rows[row])[lane] = start.value

@@ -1,0 +1,56 @@
+"""A stream of random numbers of one's own, behind the global generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from trawl.envs.seeding import derive
+
+
+class RandomStream:
+    """The state of the global generators (torch, numpy, random) for one collector.
+
+    Policies draw from global generators. Between its turns a stream keeps their state, so that
+    what others draw doesn't change what this one draws, and the other way round.
+
+    Args:
+        seed: where the stream begins.
+        device: a CUDA device whose generator belongs to the stream too, or None.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+        self._cuda = device if device is not None and device.type == "cuda" else None
+        outside = self._take()
+        torch.manual_seed(derive(seed, "torch"))
+        np.random.seed(derive(seed, "numpy"))  # noqa: NPY002 - the global one is meant
+        random.seed(derive(seed, "python"))
+        self._state = self._take()
+        self._put(outside)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within it, the global generators are this stream."""
+        outside = self._take()
+        self._put(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._take()
+            self._put(outside)
+
+    def _take(self) -> tuple[Any, ...]:
+        cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
+        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda  # noqa: NPY002
+
+    def _put(self, state: tuple[Any, ...]) -> None:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002
+        random.setstate(state[2])
+        if state[3] is not None:
+            torch.cuda.set_rng_state(state[3], self._cuda)

@@ -1,0 +1,218 @@
+"""Batches of an environment that steps TensorDicts: TorchRL's, or one without a fixed layout.
+
+Frames are gathered as they come and stacked at the end; where their shapes differ, or they hold
+other things than tensors, the batch is a lazy stack.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.keys import Key, as_key, next_of
+from trawl.rollout.array_stepper import StepFn
+from trawl.rollout.checks import check_actions, check_rewards
+from trawl.rollout.frames import ActFn, FrameOptions
+from trawl.rollout.policy import Policy
+from trawl.rollout.record import IS_INIT, STEP_COUNT, TRAJ_IDS, Episodes, View
+
+_COUNT = STEP_COUNT[0]
+
+
+class TensorDictFrames:
+    """Fills batches of an environment with the TensorDict interface.
+
+    Args:
+        env: the environment; it is reset.
+        policy: the policy; it is called once, to see that it acts.
+        options: what else is recorded.
+        why: why the array path can't be taken.
+    """
+
+    def __init__(self, env: Any, policy: Policy, options: FrameOptions, why: str) -> None:
+        self.env = env
+        self.policy = policy
+        self.options = options
+        self.why = why
+        self.batch = tuple(env.batch_size)
+        self.lanes = math.prod(self.batch)
+        # TorchRL's environments count steps and mark starts by transforms of their own.
+        own = isinstance(env, TensorDictEnv)
+        self._limit = options.limit if own else None
+        asked = IS_INIT in policy.in_keys if options.is_init is None else options.is_init
+        self._marks_starts = own and asked
+        self.episodes = Episodes(self.lanes, None)
+        self._records: list[TensorDictBase] = []
+        self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
+        self._states: list[Key] = []
+        self._carrier = self._begun(env.reset())
+        self._discover()
+
+    def _begun(self, root: TensorDictBase) -> TensorDictBase:
+        shape = (*self.batch, 1)
+        if self._limit is not None:
+            root.set(_COUNT, torch.zeros(shape, dtype=torch.int64))
+        if self._marks_starts:
+            root.set(IS_INIT, torch.ones(shape, dtype=torch.bool))
+        return root
+
+    def _discover(self) -> None:
+        root = self._carrier.copy()
+        with torch.no_grad():
+            found = self.policy.discover(root)
+        self._wrote = TensorDict(found, self.batch)
+        check_actions(self.env, self.policy.module, found)
+        if isinstance(self.env, TensorDictEnv):
+            self._states = [key[1:] for key in found if key[0] == "next"]
+
+    def begin(self) -> None:
+        self._records = []
+
+    def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
+        records, env_step = self._records, self.env.step_and_maybe_reset
+        special = self._limit is not None or self._marks_starts or bool(self._states)
+
+        def step(t: int) -> None:
+            frame, root = env_step(self._carrier)
+            if special:
+                root = self._follow(frame, root)
+            records.append(frame)
+            self._carrier = root
+
+        return (self._act_randomly if random else self._act()), step
+
+    def _act_randomly(self, t: int) -> None:
+        self.env.rand_action(self._carrier)
+
+    def _act(self) -> ActFn:
+        module, device = self.policy.module, self.policy.device
+        if device is not None and device == self.env.device:
+            device = None
+
+        def act(t: int) -> None:
+            carrier = self._carrier
+            result = module(carrier if device is None else carrier.to(device))
+            if result is not carrier:
+                if device is not None:
+                    result = result.to(self.env.device or "cpu")
+                carrier.update(result)
+
+        return act
+
+    def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """Counts steps, cuts long episodes off, and empties recurrent state where one ended."""
+        following = frame.get("next")
+        if self._limit is not None:
+            count = frame.get(_COUNT) + 1
+            following.set(_COUNT, count)
+            late = (count >= self._limit) & ~following.get("done")
+            if late.any():
+                following.set("truncated", following.get("truncated") | late)
+                following.set("done", following.get("done") | late)
+                root = self.env.reset(root.copy().set("_reset", late))
+        done = following.get("done")
+        if self._limit is not None:
+            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
+        if self._marks_starts:
+            root.set(IS_INIT, done.clone())
+            following.set(IS_INIT, torch.zeros_like(done))
+        for key in self._states:
+            state = following.get(key)
+            # Done flags have one trailing dimension; the state may have any number.
+            ended = done.reshape(*self.batch, *[1] * (state.ndim - len(self.batch)))
+            root.set(key, torch.where(ended, torch.zeros_like(state), state))
+        return root
+
+    def finish(self, filled: int) -> TensorDictBase:
+        axis = len(self.batch)
+        batch = _stack(self._records, axis)
+        self._records = []
+        batch.refine_names(*[None] * axis, "time")
+        for key in self._reward_keys:
+            reward = batch.get(key).detach().cpu().numpy()
+            check_rewards(np.moveaxis(reward, axis, 0).reshape(filled, -1))
+        ids = self._number(batch, filled)
+        if self.options.track_traj_ids:
+            batch.set(TRAJ_IDS, ids if batch.device is None else ids.to(batch.device))
+        if self.options.compact:
+            observed = [next_of(as_key(k)) for k in self.env.full_observation_spec.keys(True, True)]
+            batch = batch.exclude(*observed)
+        return batch
+
+    def _number(self, batch: TensorDictBase, filled: int) -> Tensor:
+        """The trajectory ids of a batch, from its done flags."""
+        size = (*self.batch, filled)
+        done = torch.zeros(size, dtype=torch.bool)
+        for key in self._done_keys:
+            if key[-1] == "done":
+                flags = batch.get(key).cpu()
+                done |= flags.reshape(*size, -1).any(-1)
+        ids = np.empty((filled, self.lanes), dtype=np.int64)
+        self.episodes.begin(View({TRAJ_IDS: ids}, {}), [])
+        rows = np.moveaxis(done.reshape(self.lanes, filled).numpy(), 0, 1)
+        for row, lane in np.argwhere(rows):
+            self.episodes.end(int(lane), int(row))
+        self.episodes.finish(filled)
+        return torch.from_numpy(ids.T.copy()).reshape(size)
+
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        if mask is None or mask.all():
+            self._carrier = self._begun(self.env.reset(**kwargs))
+        else:
+            chosen = torch.from_numpy(mask).reshape(*self.batch, 1)
+            fresh = self._begun(self.env.reset(self._carrier.copy().set("_reset", chosen), **kwargs))
+            for key in (_COUNT, IS_INIT[0]):
+                if key in self._carrier.keys():
+                    fresh.set(key, torch.where(chosen, fresh.get(key), self._carrier.get(key)))
+            self._carrier = fresh
+        for lane in range(self.lanes):
+            if mask is None or mask[lane]:
+                self.episodes.restart(lane)
+
+    def fake(self) -> TensorDictBase:
+        """A batch of zeros."""
+        frame = self.env.fake_tensordict().update(self._wrote)
+        if self._limit is not None or self._marks_starts:
+            marks = self._begun(TensorDict({}, self.batch))
+            frame.update(marks)
+            frame.get("next").update(marks.clone())
+        if self.options.track_traj_ids:
+            frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
+        batch = torch.stack([frame] * self.options.steps, len(self.batch)).zero_()
+        batch.refine_names(*[None] * len(self.batch), "time")
+        return batch
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "env_path": "tensordict",
+            "env_path_reason": self.why,
+            "policy_path": "tensordict",
+            "policy_path_reason": "the environment steps TensorDicts",
+        }
+
+
+def _stack(records: list[TensorDictBase], axis: int) -> TensorDictBase:
+    """The records as one batch: dense if their layouts are the same, else a lazy stack."""
+    first = records[0]
+    if isinstance(first, LazyStackedTensorDict):
+        result: TensorDictBase = TensorDict.maybe_dense_stack(records, axis)
+        return result
+    keys = list(first.keys(True, True))
+    columns: dict[Any, list[Any]] = {key: [] for key in keys}
+    for record in records:
+        for key, column in columns.items():
+            column.append(record.get(key, None))
+    try:
+        stacked = {key: torch.stack(column, axis) for key, column in columns.items()}
+    except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
+        return TensorDict.maybe_dense_stack(records, axis)
+    size = (*first.batch_size, len(records)) if axis == len(first.batch_size) else None
+    return TensorDict(stacked, size, device=first.device)
