@@ -100,7 +100,7 @@ def _envpool(name: str, episodes: str, seed: int, goal: float | None) -> Case:
         name,
         f"EnvPool, {work.POOL_SIZE} CartPoles, MLP 2x64, {episodes}",
         (
-            Contender(TRAWL, lambda: peers.trawl(work.cartpole_pool, work.acting(net), frames)),
+            Contender(TRAWL, lambda: peers.trawl(peers.trawl_indexed(work.cartpole_pool), work.acting(net), frames)),
             Contender(HAND, by_hand, goal, "reset steps are masked and not counted"),
         ),
     )

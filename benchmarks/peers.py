@@ -23,6 +23,13 @@ def trawl(env: Any, policy: Any, frames: int) -> Source:
         collector.shutdown()
 
 
+def trawl_indexed(make: Callable[[], Any]) -> Any:
+    """An environment whose discrete actions are indices."""
+    from trawl.envs import GymEnv
+
+    return GymEnv(make(), categorical_action_encoding=True)
+
+
 def torchrl(env: Any, policy: Any, frames: int, **options: Any) -> Source:
     """TorchRL's collector; `trust_policy` spares it a wrapper around the policy."""
     from torchrl.collectors import Collector

@@ -74,30 +74,51 @@ class SingleStepper:
             view.carry[key][0] = value
 
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
-        gym_step, reset = self.env.env.step, self.env.env.reset
+        gym_step, gym_reset = self.env.env.step, self.env.env.reset
         lane, view = view.first, view.lane()
         keys = self._observed.keys
-        write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
-        write_root = self._observed.writer([view.following(k, start, stop) for k in keys])
+        next_rows = [view.rows(next_of(key), start, stop) for key in keys]
+        root_rows = [view.following(key, start, stop) for key in keys]
         read_action = _action_reader(self.env.action_codec, view, start, stop)
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
         )
         cutoff = episodes.cutoff(lane) - start
 
-        def step(t: int) -> None:
+        def restart(t: int, terminated: bool, truncated: bool) -> Any:
+            """Ends the episode with step ``t``; the first observation of the next one."""
             nonlocal cutoff
-            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
-            write_next(t, obs)
-            rewards[t] = reward
+            terminations[t] = terminated
+            truncations[t] = truncated or t >= cutoff
+            dones[t] = True
+            episodes.end(lane, start + t)
+            cutoff = episodes.cutoff(lane) - start
+            return gym_reset()[0]
+
+        if self._observed.is_array:
+            (next_row,), (root_row,) = next_rows, root_rows
+            (shape,), checked = self._observed.shapes, self._observed.checked
+
+            def step_array(t: int) -> None:
+                obs, rewards[t], terminated, truncated, _ = gym_step(read_action(t))
+                if obs.__class__ is not np.ndarray or obs.shape != shape:
+                    obs = checked(0, obs)
+                next_row[t][...] = obs
+                if terminated or truncated or t >= cutoff:
+                    obs = checked(0, restart(t, terminated, truncated))
+                root_row[t][...] = obs
+
+            return step_array
+
+        encode = self._observed.encode
+        write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
+
+        def step(t: int) -> None:
+            obs, rewards[t], terminated, truncated, _ = gym_step(read_action(t))
+            write_next(t, encode(obs))
             if terminated or truncated or t >= cutoff:
-                terminations[t] = terminated
-                truncations[t] = truncated or t >= cutoff
-                dones[t] = True
-                episodes.end(lane, start + t)
-                cutoff = episodes.cutoff(lane) - start
-                obs, _ = reset()
-            write_root(t, obs)
+                obs = restart(t, terminated, truncated)
+            write_root(t, encode(obs))
 
         return step
 
@@ -164,8 +185,8 @@ class VectorStepper:
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
         vector, first = self.vector, view.first
         keys = self._observed.keys
-        write_next = self._observed.leaf_writer([view.rows(next_of(k), start, stop) for k in keys])
-        write_root = self._observed.leaf_writer([view.following(k, start, stop) for k in keys])
+        write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
+        write_root = self._observed.writer([view.following(k, start, stop) for k in keys])
         read_action = _action_reader(self.env.action_codec, view, start, stop)
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
@@ -209,10 +230,11 @@ class _Observations:
 
     def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
         self.encode = codec.encode
-        self.plain = codec.plain
+        # Whether an observation is one array, written as it comes.
+        self.is_array = codec.plain and not codec.leaves[0].path
         self.keys = [leaf.key for leaf in codec.leaves]
         self._leaves = codec.leaves
-        self._shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
+        self.shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
 
     def check_dtypes(self, obs: Any) -> None:
         """Refuses a first observation whose values the space's dtype can't hold."""
@@ -223,40 +245,26 @@ class _Observations:
                     f"observation {show_key(leaf.key)} is {given}, but its space says {kept}"
                 )
 
-    def writer(self, rows: list[list[Array]]) -> Callable[[int, Any], None]:
-        """Writes an observation as the environment gives it into row ``t``."""
-        encode, write_leaves = self.encode, self.leaf_writer(rows)
-        if not self.plain or self._leaves[0].path:
-            return lambda t, obs: write_leaves(t, encode(obs))
-        (only,), (shape,), complain = rows, self._shapes, self._complain
-
-        def write(t: int, obs: Any) -> None:
-            if obs.__class__ is not np.ndarray or obs.shape != shape:
-                obs = complain(0, obs)
-            only[t][...] = obs
-
-        return write
-
-    def leaf_writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
+    def writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
         """Writes encoded leaves into row ``t``."""
-        targets = list(zip(range(len(rows)), rows, self._shapes, strict=True))
-        complain = self._complain
+        targets = list(zip(range(len(rows)), rows, self.shapes, strict=True))
+        checked = self.checked
 
         def write(t: int, leaves: list[Any]) -> None:
             for (index, target, shape), value in zip(targets, leaves, strict=True):
                 if value.__class__ is not np.ndarray or value.shape != shape:
-                    value = complain(index, value)
+                    value = checked(index, value)
                 target[t][...] = value
 
         return write
 
-    def _complain(self, index: int, value: Any) -> Array:
+    def checked(self, index: int, value: Any) -> Array:
         """The value as an array; an error if it is not of the leaf's shape."""
         array = np.asarray(value)
-        if array.shape != self._shapes[index]:
+        if array.shape != self.shapes[index]:
             raise ValueError(
                 f"observation {show_key(self.keys[index])} has shape {array.shape}, but the "
-                f"environment's observation space says {self._shapes[index]}"
+                f"environment's observation space says {self.shapes[index]}"
             )
         return array
 
@@ -274,7 +282,9 @@ def _action_reader(
     if codec.plain and not codec.leaves[0].path:
         (only,) = rows
         dtype = codec.leaves[0].space.dtype
-        # `astype` copies: an environment may keep its action, and the record must not change.
+        # A copy: an environment may keep its action, and the record must not change.
+        if only[0].dtype == dtype:
+            return lambda t: only[t].copy()
         return lambda t: only[t].astype(dtype)
     if len(rows) == 1:
         (only,) = rows

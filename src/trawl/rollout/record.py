@@ -7,7 +7,6 @@ ids, step counts and ``is_init``. A *lane* is one environment of the batch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trawl.keys import Key, next_of
-from trawl.rollout.slab import Lease
 
 Array = NDArray[Any]
 
@@ -43,19 +41,6 @@ class View:
         self.arrays = arrays
         self.carry = carry
         self.first = first
-
-    @classmethod
-    def of(cls, lease: Lease, carry: dict[Key, Array]) -> View:
-        """The whole batch of a lease."""
-        layout = lease.layout
-        lead = (math.prod(layout.batch), layout.steps)
-        return cls(
-            {
-                key: lease.array(key).reshape(*lead, *leaf.shape).swapaxes(0, 1)
-                for key, leaf in layout.leaves.items()
-            },
-            carry,
-        )
 
     def part(self, first: int, lanes: int) -> View:
         """The same for ``lanes`` environments from number ``first`` on."""

@@ -8,8 +8,6 @@ block goes back to its pool. Nobody has to copy a batch to keep it.
 from __future__ import annotations
 
 import weakref
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -40,11 +38,6 @@ class Lease:
             .view(place.shape)
             for key, place in layout.places.items()
         }
-
-    def array(self, key: Key) -> NDArray[Any]:
-        """The leaf as a numpy array over the same memory (bfloat16 as its bytes in int16)."""
-        tensor = self.tensors[key]
-        return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 class SlabPool:

@@ -1,0 +1,189 @@
+"""The policy's part of a step, on the arrays of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.keys import Key, as_key, show_key
+from trawl.rollout.block import Array, Block
+from trawl.rollout.frames import ActFn
+from trawl.rollout.layout import Leaf
+from trawl.rollout.policy import Policy
+from trawl.rollout.record import following, split_rows
+
+
+@dataclass
+class PolicyLeaves:
+    """What a policy writes, and what of it comes back to the policy at the next step.
+
+    Attributes:
+        written: all entries that it writes.
+        states: keys that it writes under ``"next"`` and reads one step later.
+        memories: keys that it writes and reads one step later under the same name.
+        convert: the cheapest way from its tensors to arrays, by key.
+    """
+
+    written: dict[Key, Leaf]
+    states: list[Key]
+    memories: list[Key]
+    convert: dict[Key, Callable[[Any], Array]]
+
+
+class PolicyBinder:
+    """Binds a policy to stretches of batches.
+
+    Args:
+        env: the environment.
+        policy: the policy.
+        leaves: what it writes.
+        readable: keys of the environment's data that it can read.
+        carry: for each entry that goes on from step to step, the row after a batch's last.
+    """
+
+    def __init__(
+        self,
+        env: TensorDictEnv,
+        policy: Policy,
+        leaves: PolicyLeaves,
+        readable: set[Key],
+        carry: dict[Key, Array],
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.leaves = leaves
+        self.batch = tuple(env.batch_size)
+        self._readable = {*readable, *leaves.states, *leaves.memories}
+        self._carry = carry
+
+    def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
+        """The function that acts in row ``start + t``; None if the actions are there already."""
+        if random or self._draws_from_spec():
+            self._fill_random(block, start, stop)
+            return None
+        plan = self.policy.plan(self._readable, self.batch)
+        inputs, fetch = self._inputs(block, plan.reads, start, stop)
+        writers = [self._writer(block, key, start, stop) for key in plan.writes]
+        call = plan.call
+        if len(inputs) == 1 and len(writers) == 1 and fetch is None:
+            (values,), (write_only,) = inputs, writers
+
+            def act_plain(t: int) -> None:
+                write_only(t, call(values[t]))
+
+            return act_plain
+
+        def act(t: int) -> None:
+            arguments = [values[t] for values in inputs]
+            if fetch is not None:
+                arguments = [fetch(argument) for argument in arguments]
+            outputs = call(*arguments)
+            if len(writers) == 1:
+                outputs = (outputs,)
+            for write, output in zip(writers, outputs, strict=True):
+                write(t, output)
+
+        return act
+
+    def _draws_from_spec(self) -> bool:
+        if not self.policy.is_random:
+            return False
+        spec = self.policy.module.action_spec  # type: ignore[attr-defined]
+        return bool(spec == self.env.full_action_spec or spec == self.env.action_spec)
+
+    def _fill_random(self, block: Block, start: int, stop: int) -> None:
+        """Draws all actions of the stretch at once; what else the policy writes is zero."""
+        actions = {as_key(key): key for key in self.env.action_keys}
+        for key, leaf in self.leaves.written.items():
+            rows = block.rows[key][start:stop]
+            if key in actions:
+                drawn = self.env.full_action_spec[actions[key]].rand((stop - start,))
+                rows[...] = drawn.to(leaf.dtype).cpu().numpy()
+            else:
+                rows[...] = 0
+        for key in self.leaves.states:
+            block.rows[key][start + 1 : stop + 1] = 0
+        for key in (*self.leaves.states, *self.leaves.memories):
+            self._carry[key][:] = 0
+
+    def _inputs(
+        self, block: Block, keys: Sequence[Key], start: int, stop: int
+    ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
+        """Rows for each key, and what is done to a row before the policy gets it."""
+        inputs: list[Any] = []
+        contiguous = True
+        for key in keys:
+            if key in self.leaves.memories:
+                inputs.append([self._memory(key)] * (stop - start))
+            else:
+                rows, together = block.inputs(key, start, stop)
+                inputs.append(rows)
+                contiguous = contiguous and together
+        device = self.policy.device or self.env.device
+        if device is not None and device.type != "cpu":
+            return inputs, lambda row: row.to(device, non_blocking=True)
+        return inputs, None if contiguous else Tensor.contiguous
+
+    def _memory(self, key: Key) -> Tensor:
+        leaf = self.leaves.written[key]
+        tensor = torch.from_numpy(self._carry[key]).view(leaf.dtype)
+        return tensor.reshape(*self.batch, *leaf.shape)
+
+    def _writer(
+        self, block: Block, key: Key, start: int, stop: int
+    ) -> Callable[[int, Any], None]:
+        shape = (*self.batch, *self.leaves.written[key].shape)
+        rows = split_rows(block.rows[key][start:stop])
+        convert = self.leaves.convert[key]
+        also = self._also(block, key, shape, start, stop)
+        if also is None:
+
+            def write(t: int, value: Any) -> None:
+                array = convert(value)
+                if array.shape != shape:
+                    raise _wrong_shape(key, array.shape, shape)
+                rows[t][...] = array
+
+            return write
+
+        def write_both(t: int, value: Any) -> None:
+            array = convert(value)
+            if array.shape != shape:
+                raise _wrong_shape(key, array.shape, shape)
+            rows[t][...] = array
+            also[t][...] = array
+
+        return write_both
+
+    def _also(
+        self, block: Block, key: Key, shape: tuple[int, ...], start: int, stop: int
+    ) -> list[Array] | None:
+        """Where else a value is written, for the policy to read at the next step."""
+        if key[0] == "next":
+            carry = self._carry[key[1:]].reshape(shape)
+            rows = split_rows(block.rows[key[1:]][start + 1 : stop + 1])
+            return following(rows, stop - start, carry)
+        if key in self.leaves.memories:
+            return [self._carry[key].reshape(shape)] * (stop - start)
+        return None
+
+
+def converter(sample: Tensor) -> Callable[[Any], Array]:
+    """The cheapest way from tensors like ``sample`` to numpy arrays."""
+    if sample.dtype is torch.bfloat16:
+        return lambda value: value.detach().cpu().view(torch.int16).numpy()
+    if sample.requires_grad or sample.device.type != "cpu":
+        return lambda value: value.detach().cpu().numpy()
+    return Tensor.numpy
+
+
+def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"policy wrote {show_key(key)} with shape {tuple(got)}; it was {expected} at first, and "
+        "must stay so"
+    )
