@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 import hand
 import peers
 import work
 from harness import HAND, TRAWL, Case, Contender, Source
-from torch import Tensor
 
 FRAMES = 1000
 ENVS = 8
@@ -100,7 +101,12 @@ def _envpool(name: str, episodes: str, seed: int, goal: float | None) -> Case:
         name,
         f"EnvPool, {work.POOL_SIZE} CartPoles, MLP 2x64, {episodes}",
         (
-            Contender(TRAWL, lambda: peers.trawl(peers.trawl_indexed(work.cartpole_pool), work.acting(net), frames)),
+            Contender(
+                TRAWL,
+                lambda: peers.trawl(
+                    peers.trawl_indexed(work.cartpole_pool), work.acting(net), frames
+                ),
+            ),
             Contender(HAND, by_hand, goal, "reset steps are masked and not counted"),
         ),
     )

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Source
 from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
+
+from harness import Source
 
 Act = Callable[[Tensor], tuple[Tensor, ...]]
 FLAGS = ("done", "terminated", "truncated")

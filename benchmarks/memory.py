@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import peers
 import psutil
+
+import peers
 import work
 
 BATCH = 1000

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from harness import Source
 from torch import nn
+
+from harness import Source
 
 
 def trawl(env: Any, policy: Any, frames: int) -> Source:

@@ -11,10 +11,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from harness import HAND, TRAWL, Contender, Result
-from memory import Resident, growth
 from rich.console import Console
 from rich.table import Table
+
+from harness import HAND, TRAWL, Contender, Result
+from memory import Resident, growth
 from startup import Startup
 
 PACKAGES = (

@@ -1,17 +1,21 @@
 """Trawl collects experience for reinforcement learning in PyTorch."""
 
-from tensordict.nn import InteractionType as ExplorationType
-from tensordict.nn import set_interaction_type as set_exploration_type
-from tensordict.nn.probabilistic import interaction_type as exploration_type
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from trawl.collectors import (
-    BaseCollector,
-    Collector,
-    PolicyVersion,
-    RandomPolicy,
-    split_trajectories,
-)
-from trawl.envs import GymEnv, SerialEnv
+if TYPE_CHECKING:
+    from tensordict.nn import InteractionType as ExplorationType
+    from tensordict.nn import set_interaction_type as set_exploration_type
+    from tensordict.nn.probabilistic import interaction_type as exploration_type
+
+    from trawl.collectors import (
+        BaseCollector,
+        Collector,
+        PolicyVersion,
+        RandomPolicy,
+        split_trajectories,
+    )
+    from trawl.envs import GymEnv, SerialEnv
 
 __all__ = [
     "BaseCollector",
@@ -25,3 +29,29 @@ __all__ = [
     "set_exploration_type",
     "split_trajectories",
 ]
+
+# Where each name lives: a name's module is imported when the name is first used.
+_HOMES = {
+    "BaseCollector": ("trawl.collectors", "BaseCollector"),
+    "Collector": ("trawl.collectors", "Collector"),
+    "ExplorationType": ("tensordict.nn", "InteractionType"),
+    "GymEnv": ("trawl.envs", "GymEnv"),
+    "PolicyVersion": ("trawl.collectors", "PolicyVersion"),
+    "RandomPolicy": ("trawl.collectors", "RandomPolicy"),
+    "SerialEnv": ("trawl.envs", "SerialEnv"),
+    "exploration_type": ("tensordict.nn.probabilistic", "interaction_type"),
+    "set_exploration_type": ("tensordict.nn", "set_interaction_type"),
+    "split_trajectories": ("trawl.collectors", "split_trajectories"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trawl' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = globals()[name] = getattr(importlib.import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

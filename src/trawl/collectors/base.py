@@ -245,9 +245,10 @@ class BaseCollector(ABC):
             ValueError: if the lists differ in length.
             AttributeError: if there is nothing to call at that path.
         """
-        count = len(list_of_args if list_of_args is not None else list_of_kwargs or [None])
-        args = list_of_args if list_of_args is not None else [()] * count
-        kwargs = list_of_kwargs if list_of_kwargs is not None else [{}] * count
+        given = list_of_kwargs if list_of_args is None else list_of_args
+        count = 1 if given is None else len(given)
+        args = [()] * count if list_of_args is None else list_of_args
+        kwargs = [{}] * count if list_of_kwargs is None else list_of_kwargs
         if len(args) != len(kwargs):
             raise ValueError(
                 f"list_of_args and list_of_kwargs must have the same length, but they have "

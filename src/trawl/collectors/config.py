@@ -116,7 +116,9 @@ class CollectorConfig:
         for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
+                raise TypeError(
+                    f"{name} must be callable, but it is {type(value).__name__}: {value!r}"
+                )
         stop = self.interruptor
         if stop is not None and not (callable(stop) or hasattr(stop, "collection_stopped")):
             raise TypeError(
@@ -143,7 +145,10 @@ class CollectorConfig:
             raise TypeError(
                 f"replay_buffer must have a method {needed}(), but {type(buffer).__name__} has none"
             )
-        refused = {"return_same_td": self.return_same_td, "use_buffers": self.use_buffers}
+        refused: dict[str, Any] = {
+            "return_same_td": self.return_same_td,
+            "use_buffers": self.use_buffers,
+        }
         if not self.extend_buffer:
             refused |= {"postproc": self.postproc, "split_trajs": self.split_trajs}
         for name, value in refused.items():

@@ -37,5 +37,7 @@ def call_path(root: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any
     if callable(found):
         return found(*args, **kwargs)
     if args or kwargs:
-        raise ValueError(f"{path!r} is {type(found).__name__}, which can't be called with arguments")
+        raise ValueError(
+            f"{path!r} is {type(found).__name__}, which can't be called with arguments"
+        )
     return found

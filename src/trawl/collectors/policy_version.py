@@ -42,6 +42,7 @@ class PolicyVersion:
 
     @property
     def version(self) -> int | str:
+        """The current version."""
         return self._version
 
     @version.setter

@@ -102,8 +102,9 @@ class Collector(BaseCollector):
         self._build_policy(policy)
         self._add_transforms()
         self.postproc = config.postproc
-        if storing_device is not None and hasattr(self.postproc, "to"):
-            self.postproc.to(storing_device)
+        move = getattr(self.postproc, "to", None)
+        if storing_device is not None and move is not None:
+            move(storing_device)
         lanes = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(lanes)
         self.frames_per_batch = each
@@ -142,9 +143,10 @@ class Collector(BaseCollector):
         trusted = bool(config.trust_policy)
         self._source = policy
         moved = _on_device(policy, self.policy_device)
-        if self.policy_device is not None and module_of(moved) is None and not trusted:
-            if not isinstance(moved, RandomPolicy):
-                warn(f"policy has no parameters to move to policy_device {self.policy_device}")
+        self._weighted = module_of(moved)
+        movable = self._weighted is not None or isinstance(moved, RandomPolicy)
+        if self.policy_device is not None and not movable and not trusted:
+            warn(f"policy has no parameters to move to policy_device {self.policy_device}")
         self._copied = moved is not policy
         self.policy = resolve(moved, self.env, trusted)
         transform = _compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
@@ -258,7 +260,7 @@ class Collector(BaseCollector):
         mask = batch.get(("collector", "mask"), None)
         if mask is not None:
             return int(mask[..., : self._rollout.filled].sum())
-        return batch.numel() // batch.shape[-1] * self._rollout.filled
+        return int(batch.shape[:-1].numel()) * self._rollout.filled
 
     def _processed(self, batch: TensorDictBase) -> Any:
         if self.config.set_truncated:
@@ -377,22 +379,12 @@ class Collector(BaseCollector):
             self.increment_version()
 
     def _load(self, new: Any) -> None:
-        target = module_of(self.policy)
         if new is None:
-            if self._copied and target is not None:
-                load_weights(self._inner(), self._source)
-            return
-        if target is None:
+            new = self._source if self._copied else None
+        elif self._weighted is None:
             raise TypeError(f"policy {type(self.policy).__name__} has no weights to update")
-        load_weights(self._inner(), new)
-
-    def _inner(self) -> nn.Module:
-        """The policy as the user gave it (a wrapped module without its wrapper)."""
-        wrapped = self.policy is not self._source and not self._copied
-        inner = getattr(self.policy, "module", None)
-        same_class = type(inner) is type(self._source)
-        module: nn.Module = inner if (wrapped or same_class) and same_class else self.policy
-        return module
+        if new is not None and self._weighted is not None:
+            load_weights(self._weighted, new)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, weights, the environment's state."""

@@ -73,7 +73,8 @@ def split_trajectories(
 def _ids(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
     ids = batch.get(ids_key, None)
     if ids is not None:
-        return ids.reshape(batch.shape)
+        found: Tensor = ids.reshape(batch.shape)
+        return found
     key = ("next", *as_key("done" if done_key is None else done_key))
     done = batch.get(key, None)
     if done is None:
@@ -84,7 +85,8 @@ def _ids(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tens
     done = done.reshape(*batch.shape, -1).any(-1)
     # A trajectory's number is that of the ends before it; the end itself still belongs to it.
     ended = done.cumsum(-1)
-    return ended - done.to(ended.dtype)
+    numbers: Tensor = ended - done.to(ended.dtype)
+    return numbers
 
 
 def _run_lengths(ids: Tensor) -> list[int]:

@@ -179,7 +179,7 @@ class TensorDictEnv:
             Observations and done flags, of batch size ``batch_size``.
         """
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None:
+        if tensordict is not None and mask is not None:
             mask = mask.reshape(self.batch_size)
             if not mask.any():
                 return tensordict.exclude("_reset")
@@ -223,7 +223,7 @@ class TensorDictEnv:
         if done.any():
             # A shallow copy: the mask must not appear in the frame.
             fresh = self.reset(root.copy().set("_reset", done))
-            for key in fresh.keys():
+            for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
                 root.set(key, fresh.get(key))
         return tensordict, root
 

@@ -46,7 +46,9 @@ def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
         if isinstance(env, str):
             return GymEnv(env)
         if not _is_env(env):
-            raise TypeError(_explain("create_env_fn must make an environment, but what it made", env))
+            raise TypeError(
+                _explain("create_env_fn must make an environment, but what it made", env)
+            )
     if kwargs:
         return _with_kwargs(env, kwargs)
     return env if is_tensordict_env(env) else GymEnv(env)

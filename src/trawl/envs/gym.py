@@ -13,6 +13,7 @@ from gymnasium import Env
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed, next_seed
@@ -129,6 +130,7 @@ class GymEnv(TensorDictEnv):
         seeds, self._seeds = self._seeds, None
         return seeds
 
+    @override
     def close(self, *, raise_if_closed: bool = True) -> None:
         if self.is_closed:
             if raise_if_closed:
@@ -167,7 +169,9 @@ class GymEnv(TensorDictEnv):
         value = tensordict.get(key, None)
         if value is None:
             present = ", ".join(sorted(map(str, tensordict.keys())))
-            raise KeyError(f"no action {show_key(as_key(key))} in the TensorDict, which has {present}")
+            raise KeyError(
+                f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
+            )
         return value.detach().cpu().numpy() if isinstance(value, Tensor) else value.data
 
     def _observations(self, values: list[Any]) -> TensorDict:

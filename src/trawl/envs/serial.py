@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed
@@ -88,6 +89,7 @@ class SerialEnv(TensorDictEnv):
             seed = env.set_seed(seed, static_seed)
         return seed
 
+    @override
     def close(self, *, raise_if_closed: bool = True) -> None:
         if self.is_closed:
             if raise_if_closed:
@@ -113,7 +115,9 @@ class SerialEnv(TensorDictEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys
-        rows = [env.step(tensordict[i].select(*keys)).get("next") for i, env in enumerate(self.envs)]
+        rows = [
+            env.step(tensordict[i].select(*keys)).get("next") for i, env in enumerate(self.envs)
+        ]
         return self._joined(rows, list(rows[0].keys()))
 
     def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
@@ -131,9 +135,7 @@ def _factories(count: int, create: Any) -> list[Any]:
         raise ValueError(f"num_workers must be positive, but it is {count}")
     if isinstance(create, (list, tuple)):
         if len(create) != count:
-            raise ValueError(
-                f"create_env_fn has {len(create)} entries, but num_workers is {count}"
-            )
+            raise ValueError(f"create_env_fn has {len(create)} entries, but num_workers is {count}")
         return list(create)
     return [create] * count
 

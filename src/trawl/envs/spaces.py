@@ -189,7 +189,8 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
 
         def decode(array: Array) -> Array:
             index = np.stack([part.argmax(-1) for part in np.split(array, cuts, -1)], -1)
-            return (index.reshape(*index.shape[:-1], *shape) + starts).astype(dtype)
+            decoded: Array = (index.reshape(*index.shape[:-1], *shape) + starts).astype(dtype)
+            return decoded
 
         return decode
     # A copy, because an environment may keep its action, and the record must not change.

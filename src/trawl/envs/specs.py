@@ -215,9 +215,7 @@ class MultiOneHot(Spec):
         self.nvec = list(nvec)
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        parts = [
-            torch.nn.functional.one_hot(torch.randint(0, n, shape[:-1]), n) for n in self.nvec
-        ]
+        parts = [torch.nn.functional.one_hot(torch.randint(0, n, shape[:-1]), n) for n in self.nvec]
         return torch.cat(parts, -1).to(self.dtype)
 
     def _contains(self, value: Tensor) -> bool:
@@ -333,9 +331,7 @@ class Composite:
             raise KeyError(f"{head!r} already holds a leaf, so it can't hold {tuple(tail)!r}")
         child[tuple(tail)] = spec
 
-    def keys(
-        self, include_nested: bool = False, leaves_only: bool = False
-    ) -> Iterator[str | Key]:
+    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[str | Key]:
         """The keys; with ``include_nested`` those of nested specs too, as tuples."""
         for name, spec in self._specs.items():
             if isinstance(spec, Composite):
@@ -380,7 +376,8 @@ class Composite:
 
     def is_in(self, value: TensorDictBase) -> bool:
         """Whether every entry is there and in its own spec."""
-        return all(key in value.keys() and spec.is_in(value.get(key)) for key, spec in self.items())
+        keys = set(value.keys())
+        return all(key in keys and spec.is_in(value.get(key)) for key, spec in self.items())
 
     def expand(self, *shape: int) -> Composite:
         """The same specs with ``shape`` put in front of each."""
@@ -402,5 +399,7 @@ class Composite:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        body = "".join(f"\n  {k}: {repr(v).replace(chr(10), chr(10) + '  ')}" for k, v in self.items())
+        body = "".join(
+            f"\n  {k}: {repr(v).replace(chr(10), chr(10) + '  ')}" for k, v in self.items()
+        )
         return f"Composite({body})"

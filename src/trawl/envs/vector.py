@@ -1,5 +1,7 @@
-"""Vector environments under one rule: the step that ends an episode shows its true last
-observation, and a new episode begins by an explicit restart.
+"""Vector environments under one rule of when episodes end and begin.
+
+The step that ends an episode shows its true last observation, and a new episode begins by an
+explicit restart.
 
 Gymnasium has three ways to reset a sub-environment (``AutoresetMode``) and EnvPool a fourth.
 Each adapter here turns one of them into ``step`` and ``restart(mask)``, so that the loop above
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from trawl.envs.spaces import Array, SpaceCodec
 
@@ -86,6 +89,7 @@ class SameStepVector(VectorAdapter):
         self._fresh: list[Array] = []
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
 
+    @override
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = self.env.step(action)
         leaves = self.codec.encode(obs)
@@ -104,11 +108,12 @@ class SameStepVector(VectorAdapter):
         merged = [np.array(leaf) for leaf in leaves]
         final = info["final_obs"]
         for row in np.flatnonzero(self._ended):
-            sample = _row(final, row)
+            sample = _row(final, int(row))
             for target, value in zip(merged, self.codec.encode(sample), strict=True):
                 target[row] = value
         return merged
 
+    @override
     def restart(self, mask: Mask) -> list[Array]:
         more = mask & ~self._ended
         if not more.any():
@@ -126,6 +131,7 @@ class EnvPoolVector(VectorAdapter):
         super().__init__(env, codec)
         self._last: list[Array] = []
 
+    @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         if seeds is not None:
             raise ValueError(
@@ -136,11 +142,13 @@ class EnvPoolVector(VectorAdapter):
         self._last = self.codec.encode(obs)
         return self._last
 
+    @override
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, _ = self.env.step(action)
         self._last = self.codec.encode(obs)
         return self._last, reward, terminated, truncated
 
+    @override
     def restart(self, mask: Mask) -> list[Array]:
         obs, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
         rows = info["env_id"]
@@ -160,17 +168,20 @@ class StepResetVector(VectorAdapter):
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
 
+    @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         return super().reset(seeds, **kwargs)
 
+    @override
     def step(self, action: Any) -> Step:
         self._resetting = self._ended
         leaves, reward, terminated, truncated = super().step(action)
         self._ended = terminated | truncated
         return leaves, reward, terminated, truncated
 
+    @override
     def restart(self, mask: Mask) -> list[Array]:
         raise ValueError(
             f"{type(self.env.unwrapped).__name__} resets its sub-environments by itself, on the "
@@ -179,6 +190,7 @@ class StepResetVector(VectorAdapter):
             "and for reset(index)."
         )
 
+    @override
     def spent(self) -> Mask | None:
         return self._resetting
 

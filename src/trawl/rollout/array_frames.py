@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.keys import Key, as_key, next_of, show_key
@@ -17,7 +18,7 @@ from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
 from trawl.rollout.array_stepper import REWARD, StepFn, VectorStepper, make_stepper
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards
-from trawl.rollout.frames import ActFn, FrameOptions, NotFixed
+from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import (
@@ -37,7 +38,7 @@ _ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
 _FLAGS = [*_ROOT_FLAGS, *map(next_of, _ROOT_FLAGS)]
 
 
-class ArrayFrames:
+class ArrayFrames(Frames):
     """Fills batches of an environment whose data has a fixed layout.
 
     Args:
@@ -68,9 +69,7 @@ class ArrayFrames:
             self._carry[IS_INIT][:] = True
         self.stepper.reset(View({}, self._carry), None)
         self._policy_leaves = self._discover()
-        self._binder = PolicyBinder(
-            env, policy, self._policy_leaves, set(self._roots), self._carry
-        )
+        self._binder = PolicyBinder(env, policy, self._policy_leaves, set(self._roots), self._carry)
         layout = Layout(self._all_leaves(), self.batch, options.steps)
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
@@ -145,6 +144,7 @@ class ArrayFrames:
 
     # --- filling
 
+    @override
     def begin(self) -> None:
         self._block = block = Block(self.pool.lease())
         self._view = view = View(block.lanes, self._carry)
@@ -167,11 +167,13 @@ class ArrayFrames:
             starts.append(Start(view.arrays[IS_INIT], self._carry[IS_INIT], True))
         self.episodes.begin(view, starts)
 
+    @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
         step = self.stepper.bind(self._view, self.episodes, start, stop)
         return self._binder.bind(self._block, start, stop, random), step
 
+    @override
     def finish(self, filled: int) -> TensorDictBase:
         assert self._block is not None
         block, self._block = self._block, None
@@ -188,6 +190,7 @@ class ArrayFrames:
 
     # --- between batches
 
+    @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         self.stepper.reset(View({}, self._carry), mask, **kwargs)
         chosen = np.ones(self.lanes, dtype=np.bool_) if mask is None else mask
@@ -203,6 +206,7 @@ class ArrayFrames:
         block = Block(self.pool.lease())
         return self._deliver(block).zero_()
 
+    @override
     def describe(self) -> dict[str, Any]:
         why = self.policy.why_not_direct
         facts: dict[str, Any] = {"env_path": "array"}

@@ -134,9 +134,7 @@ class PolicyBinder:
         tensor = torch.from_numpy(self._carry[key]).view(leaf.dtype)
         return tensor.reshape(*self.batch, *leaf.shape)
 
-    def _writer(
-        self, block: Block, key: Key, start: int, stop: int
-    ) -> Callable[[int, Any], None]:
+    def _writer(self, block: Block, key: Key, start: int, stop: int) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
         convert = self.leaves.convert[key]

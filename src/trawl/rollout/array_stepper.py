@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.serial import SerialEnv
@@ -53,7 +54,7 @@ def make_stepper(env: Any) -> ArrayStepper:
     return SingleStepper(env) if env.vector is None else VectorStepper(env)
 
 
-class SingleStepper:
+class SingleStepper(ArrayStepper):
     """Steps one Gymnasium environment."""
 
     lanes = 1
@@ -62,6 +63,7 @@ class SingleStepper:
         self.env = env
         self._observed = _Observations(env.observation_codec, ())
 
+    @override
     def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is not None and not mask[0]:
             return
@@ -73,6 +75,7 @@ class SingleStepper:
         for key, value in zip(self._observed.keys, self._observed.encode(obs), strict=True):
             view.carry[key][0] = value
 
+    @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
         gym_step, gym_reset = self.env.env.step, self.env.env.reset
         lane, view = view.first, view.lane()
@@ -123,7 +126,7 @@ class SingleStepper:
         return step
 
 
-class SerialStepper:
+class SerialStepper(ArrayStepper):
     """Steps several environments, one after the other."""
 
     def __init__(self, children: Sequence[ArrayStepper]) -> None:
@@ -137,11 +140,13 @@ class SerialStepper:
             first += child.lanes
         return parts
 
+    @override
     def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         for child, first in self._parts():
             part = None if mask is None else mask[first : first + child.lanes]
             child.reset(view.part(first, child.lanes), part, **kwargs)
 
+    @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
         steps = [
             child.bind(view.part(first, child.lanes), episodes, start, stop)
@@ -160,7 +165,7 @@ class SerialStepper:
         return step
 
 
-class VectorStepper:
+class VectorStepper(ArrayStepper):
     """Steps a vector environment."""
 
     def __init__(self, env: GymEnv) -> None:
@@ -171,6 +176,7 @@ class VectorStepper:
         self.lanes = env.vector.num_envs
         self._observed = _Observations(env.observation_codec, (self.lanes,))
 
+    @override
     def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is None or mask.all():
             leaves = self.vector.reset(self.env.take_seeds(), **kwargs)
@@ -182,6 +188,7 @@ class VectorStepper:
         for key, value in zip(self._observed.keys, leaves, strict=True):
             view.carry[key][mask] = np.asarray(value)[mask]
 
+    @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
         vector, first = self.vector, view.first
         keys = self._observed.keys
@@ -273,9 +280,7 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def _action_reader(
-    codec: SpaceCodec, view: View, start: int, stop: int
-) -> Callable[[int], Any]:
+def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Callable[[int], Any]:
     """Gives what the environment takes, from the actions in row ``t``."""
     rows = [view.rows(as_key(leaf.key), start, stop) for leaf in codec.leaves]
     decode = codec.decode

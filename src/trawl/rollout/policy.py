@@ -203,7 +203,7 @@ def _takes_tensordict(policy: Any) -> bool:
 
 
 def _wrap(policy: Any, env: Any) -> TensorDictModule:
-    observations = {str(key) for key in env.observation_spec.keys()}
+    observations = {str(key) for key in env.observation_spec.keys()}  # noqa: SIM118
     parameters = _parameters(policy)
     required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
     unknown = [name for name in required if name not in observations]
@@ -223,7 +223,11 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
 def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
     """How many values beside the actions the policy returns, by a trial call."""
     sample = env.observation_spec.rand()
-    device = next((p.device for p in policy.parameters()), None) if isinstance(policy, nn.Module) else None
+    device = (
+        next((p.device for p in policy.parameters()), None)
+        if isinstance(policy, nn.Module)
+        else None
+    )
     inputs = {key: sample.get(key) for key in in_keys}
     if device is not None:
         inputs = {key: value.to(device) for key, value in inputs.items()}

@@ -35,9 +35,7 @@ class View:
         first: number of the first lane shown.
     """
 
-    def __init__(
-        self, arrays: dict[Key, Array], carry: dict[Key, Array], first: int = 0
-    ) -> None:
+    def __init__(self, arrays: dict[Key, Array], carry: dict[Key, Array], first: int = 0) -> None:
         self.arrays = arrays
         self.carry = carry
         self.first = first

@@ -28,7 +28,7 @@ class RandomStream:
         self._cuda = device if device is not None and device.type == "cuda" else None
         outside = self._take()
         torch.manual_seed(derive(seed, "torch"))
-        np.random.seed(derive(seed, "numpy"))  # noqa: NPY002 - the global one is meant
+        np.random.seed(derive(seed, "numpy"))
         random.seed(derive(seed, "python"))
         self._state = self._take()
         self._put(outside)
@@ -46,11 +46,11 @@ class RandomStream:
 
     def _take(self) -> tuple[Any, ...]:
         cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda  # noqa: NPY002
+        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
 
     def _put(self, state: tuple[Any, ...]) -> None:
         torch.set_rng_state(state[0])
-        np.random.set_state(state[1])  # noqa: NPY002
+        np.random.set_state(state[1])
         random.setstate(state[2])
         if state[3] is not None:
-            torch.cuda.set_rng_state(state[3], self._cuda)
+            torch.cuda.set_rng_state(state[3], self._cuda or "cuda")

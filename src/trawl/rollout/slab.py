@@ -8,6 +8,7 @@ block goes back to its pool. Nobody has to copy a batch to keep it.
 from __future__ import annotations
 
 import weakref
+
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -14,19 +14,20 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, next_of
 from trawl.rollout.array_stepper import StepFn
 from trawl.rollout.checks import check_actions, check_rewards
-from trawl.rollout.frames import ActFn, FrameOptions
+from trawl.rollout.frames import ActFn, FrameOptions, Frames
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import IS_INIT, STEP_COUNT, TRAJ_IDS, Episodes, View
 
 _COUNT = STEP_COUNT[0]
 
 
-class TensorDictFrames:
+class TensorDictFrames(Frames):
     """Fills batches of an environment with the TensorDict interface.
 
     Args:
@@ -73,9 +74,11 @@ class TensorDictFrames:
         if isinstance(self.env, TensorDictEnv):
             self._states = [key[1:] for key in found if key[0] == "next"]
 
+    @override
     def begin(self) -> None:
         self._records = []
 
+    @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         records, env_step = self._records, self.env.step_and_maybe_reset
         special = self._limit is not None or self._marks_starts or bool(self._states)
@@ -131,6 +134,7 @@ class TensorDictFrames:
             root.set(key, torch.where(ended, torch.zeros_like(state), state))
         return root
 
+    @override
     def finish(self, filled: int) -> TensorDictBase:
         axis = len(self.batch)
         batch = _stack(self._records, axis)
@@ -163,14 +167,17 @@ class TensorDictFrames:
         self.episodes.finish(filled)
         return torch.from_numpy(ids.T.copy()).reshape(size)
 
+    @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         if mask is None or mask.all():
             self._carrier = self._begun(self.env.reset(**kwargs))
         else:
             chosen = torch.from_numpy(mask).reshape(*self.batch, 1)
-            fresh = self._begun(self.env.reset(self._carrier.copy().set("_reset", chosen), **kwargs))
+            fresh = self._begun(
+                self.env.reset(self._carrier.copy().set("_reset", chosen), **kwargs)
+            )
             for key in (_COUNT, IS_INIT[0]):
-                if key in self._carrier.keys():
+                if key in self._carrier.keys():  # noqa: SIM118 - a TensorDict is no dict
                     fresh.set(key, torch.where(chosen, fresh.get(key), self._carrier.get(key)))
             self._carrier = fresh
         for lane in range(self.lanes):
@@ -186,10 +193,12 @@ class TensorDictFrames:
             frame.get("next").update(marks.clone())
         if self.options.track_traj_ids:
             frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
-        batch = torch.stack([frame] * self.options.steps, len(self.batch)).zero_()
+        frames = [frame] * self.options.steps
+        batch: TensorDictBase = TensorDict.maybe_dense_stack(frames, len(self.batch)).zero_()
         batch.refine_names(*[None] * len(self.batch), "time")
         return batch
 
+    @override
     def describe(self) -> dict[str, Any]:
         return {
             "env_path": "tensordict",

@@ -1,0 +1,357 @@
+"""Deterministic environments that number their own steps.
+
+An observation says which environment it comes from, and when: a frame that is lost, doubled,
+mixed up or flagged wrongly shows. :class:`~trawl.testing.Ledger` does the comparing. The
+variants give the same numbers through other observation and action spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import Tensor
+
+#: What the numbers of an observation are, in this order.
+FIELDS = ("env", "episode", "step", "total", "action")
+
+_ENDS = ("terminated", "truncated", "both")
+
+
+class NumberedEnv(gymnasium.Env[Any, Any]):
+    """Observes five numbers, and ends its episodes when it was told to.
+
+    The observation is a float32 vector: the environment's number, the number of the episode
+    (from 0), steps taken in the episode, steps taken in all, and the last action (-1 after a
+    reset). The reward of a step is the number of steps taken in all, the step included.
+
+    Args:
+        number: which environment this is.
+        lengths: steps of each episode; after the last one they begin anew.
+        ends: how each episode ends, ``"terminated"``, ``"truncated"`` or ``"both"``; they begin
+            anew after the last one, too.
+        render_mode: ``"rgb_array"`` for images that show the numbers (see :class:`ImageEnv`).
+
+    Attributes:
+        actions: the actions taken, as numbers.
+
+    Raises:
+        ValueError: for a length below 1, or another end.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> from trawl.testing import NumberedEnv
+        >>> with Collector(NumberedEnv(lengths=[2]), frames_per_batch=3) as collector:
+        ...     numbers = NumberedEnv.numbers(next(iter(collector)))
+        >>> numbers[:, 1:4].tolist()  # episode, step in it, steps in all
+        [[0, 0, 0], [0, 1, 1], [1, 0, 2]]
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - as Gymnasium
+
+    def __init__(
+        self,
+        number: int = 0,
+        lengths: Sequence[int] = (5,),
+        ends: Sequence[str] = ("terminated",),
+        render_mode: str | None = None,
+    ) -> None:
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths must be positive numbers, but they are {lengths!r}")
+        if not ends or set(ends) - set(_ENDS):
+            raise ValueError(f"ends must be among {_ENDS}, but they are {ends!r}")
+        self.number = number
+        self.lengths = tuple(lengths)
+        self.ends = tuple(ends)
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(-np.inf, np.inf, (len(FIELDS),), np.float32)
+        self.action_space = spaces.Discrete(4)
+        self.actions: list[int] = []
+        self._episode = -1
+        self._step = 0
+
+    def ending(self, episode: int, step: int) -> tuple[bool, bool]:
+        """Whether step number ``step`` (from 1) of an episode terminates, and truncates it."""
+        if step < self.lengths[episode % len(self.lengths)]:
+            return False, False
+        end = self.ends[episode % len(self.ends)]
+        return end != "truncated", end != "terminated"
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins the next episode."""
+        super().reset(seed=seed)
+        self._episode += 1
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        self.actions.append(self._as_number(action))
+        self._step += 1
+        terminated, truncated = self.ending(self._episode, self._step)
+        return self._observe(), float(len(self.actions)), terminated, truncated, {}
+
+    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        """An image that shows the numbers of the last observation."""
+        return _image(self._now())
+
+    @classmethod
+    def numbers(cls, frames: TensorDictBase) -> Tensor:
+        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        found: Tensor = frames.get("observation").long()
+        return found
+
+    @classmethod
+    def action_numbers(cls, frames: TensorDictBase) -> Tensor:
+        """The actions in ``frames`` as numbers: int64, of shape ``batch``."""
+        found: Tensor = frames.get("action").argmax(-1)
+        return found
+
+    def _now(self) -> list[int]:
+        last = self.actions[-1] if self._step else -1
+        return [self.number, self._episode, self._step, len(self.actions), last]
+
+    def _observe(self) -> Any:
+        return np.array(self._now(), dtype=np.float32)
+
+    def _as_number(self, action: Any) -> int:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        return int(action)
+
+
+class ImageEnv(NumberedEnv):
+    """Observes an image, uint8 of shape ``(8, 8, 3)``, that shows the numbers.
+
+    Args:
+        number: which environment this is.
+        **kwargs: further arguments of :class:`NumberedEnv`.
+    """
+
+    def __init__(self, number: int = 0, **kwargs: Any) -> None:
+        super().__init__(number, **kwargs)
+        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    @classmethod
+    def numbers(cls, frames: TensorDictBase) -> Tensor:
+        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        return read_image(frames.get("observation"))
+
+    def _observe(self) -> Any:
+        return _image(self._now())
+
+
+class NestedEnv(NumberedEnv):
+    """Observes and acts through Dict and Tuple spaces of every kind of leaf.
+
+    Args:
+        number: which environment this is, below 8.
+        **kwargs: further arguments of :class:`NumberedEnv`; episodes have fewer than 256 steps.
+    """
+
+    def __init__(self, number: int = 0, **kwargs: Any) -> None:
+        super().__init__(number, **kwargs)
+        self.observation_space = spaces.Dict(
+            {
+                "env": spaces.Discrete(8, start=-2),
+                "when": spaces.Dict(
+                    {
+                        "episode": spaces.MultiBinary(16),
+                        "steps": spaces.Tuple(
+                            (
+                                spaces.MultiDiscrete([16, 16], start=[1, -1]),
+                                spaces.Box(-np.inf, np.inf, (), np.float64),
+                            )
+                        ),
+                    }
+                ),
+                "action": spaces.Box(-128, 127, (1, 2), np.int8),
+            }
+        )
+        self.action_space = spaces.Dict(
+            {
+                "pick": spaces.Tuple((spaces.Discrete(2, start=1), spaces.MultiBinary(2))),
+                "push": spaces.Box(-1, 1, (), np.float32),
+            }
+        )
+
+    @classmethod
+    def numbers(cls, frames: TensorDictBase) -> Tensor:
+        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        bits = frames.get(("when", "episode")).long()
+        digits = frames.get(("when", "steps", "0"))
+        fields = [
+            frames.get("env").argmax(-1),
+            (bits * 2 ** torch.arange(bits.shape[-1])).sum(-1),
+            16 * digits[..., :16].argmax(-1) + digits[..., 16:].argmax(-1),
+            frames.get(("when", "steps", "1"))[..., 0].long(),
+            frames.get("action_seen" if "action_seen" in frames.keys() else "action")[..., 0, 1],
+        ]
+        return torch.stack([field.long() for field in fields], -1)
+
+    @classmethod
+    def action_numbers(cls, frames: TensorDictBase) -> Tensor:
+        """The actions in ``frames`` as numbers: int64, of shape ``batch``."""
+        bits = frames.get(("pick", "1")).long()
+        return 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
+
+    def _observe(self) -> Any:
+        number, episode, step, total, last = self._now()
+        return {
+            "env": np.int64(number - 2),
+            "when": {
+                "episode": np.array([episode >> bit & 1 for bit in range(16)], dtype=np.int8),
+                "steps": (
+                    np.array([step // 16 + 1, step % 16 - 1]),
+                    np.array(total, dtype=np.float64),
+                ),
+            },
+            "action": np.array([[number, last]], dtype=np.int8),
+        }
+
+    def _as_number(self, action: Any) -> int:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        choice, bits = action["pick"]
+        return int(4 * (choice - 1) + 2 * bits[0] + bits[1])
+
+
+class RaggedEnv(NumberedEnv):
+    """Observes the numbers beside text, a sequence and a graph, which have no fixed layout.
+
+    The text is ``"<env>.<episode>.<step>"``, the sequence holds the numbers of the steps taken
+    in the episode, and the graph has a node for each of them and one more.
+
+    Args:
+        number: which environment this is.
+        **kwargs: further arguments of :class:`NumberedEnv`.
+    """
+
+    def __init__(self, number: int = 0, **kwargs: Any) -> None:
+        super().__init__(number, **kwargs)
+        self.observation_space = spaces.Dict(
+            {
+                "observation": self.observation_space,
+                "text": spaces.Text(64, charset="0123456789."),
+                "taken": spaces.Sequence(spaces.Discrete(1 << 20)),
+                "graph": spaces.Graph(spaces.Box(0, np.inf, (1,), np.float32), None),
+            }
+        )
+
+    def _observe(self) -> Any:
+        number, episode, step, *_ = now = self._now()
+        nodes = np.arange(step + 1, dtype=np.float32)[:, None]
+        return {
+            "observation": np.array(now, dtype=np.float32),
+            "text": f"{number}.{episode}.{step}",
+            "taken": tuple(np.int64(i) for i in range(step)),
+            "graph": spaces.GraphInstance(nodes, None, None),
+        }
+
+
+class FaultyEnv(NumberedEnv):
+    """Does something wrong at a certain step.
+
+    Args:
+        at: number of the step, counted from 0 over all episodes.
+        fault: what goes wrong: an exception to raise; ``"nan"`` for a reward that is none;
+            ``"shape"`` for an observation of another shape.
+        **kwargs: arguments of :class:`NumberedEnv`.
+
+    Raises:
+        ValueError: for another fault.
+    """
+
+    def __init__(self, at: int, fault: str | BaseException, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if isinstance(fault, str) and fault not in ("nan", "shape"):
+            raise ValueError(f"fault must be an exception, 'nan' or 'shape', but it is {fault!r}")
+        self.at = at
+        self.fault = fault
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step, or fails."""
+        now = len(self.actions) == self.at
+        if now and isinstance(self.fault, BaseException):
+            raise self.fault
+        obs, reward, *rest = super().step(action)
+        if now and self.fault == "nan":
+            reward = float("nan")
+        if now and self.fault == "shape":
+            obs = obs[:-1]
+        return (obs, reward, *rest)
+
+
+class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
+    """A vector environment that resets its environments by itself, and only so.
+
+    The step after an episode's end is spent on resetting
+    (``gymnasium.vector.AutoresetMode.NEXT_STEP``), as in many simulators that step all their
+    environments at once.
+
+    Args:
+        env_fns: make the environments.
+
+    Example:
+        >>> from trawl.collectors import Collector
+        >>> from trawl.testing import NumberedEnv, SelfResettingVectorEnv
+        >>> env = SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[2])])
+        >>> with Collector(env, frames_per_batch=4) as collector:
+        ...     batch = next(iter(collector))
+        >>> batch["collector", "mask"].tolist()
+        [[True, True, False, True]]
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as Gymnasium
+
+    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]]) -> None:
+        self._inner = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self.num_envs = self._inner.num_envs
+        self.single_observation_space = self._inner.single_observation_space
+        self.single_action_space = self._inner.single_action_space
+        self.observation_space = self._inner.observation_space
+        self.action_space = self._inner.action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments.
+
+        Raises:
+            ValueError: if ``options`` say that only some are to be reset.
+        """
+        if "reset_mask" in (options or {}):
+            raise ValueError("only all environments can be reset, not some of them")
+        return self._inner.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all environments, or resets those whose episode ended with the last step."""
+        return self._inner.step(actions)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the environments."""
+        self._inner.close(**kwargs)
+
+
+def read_image(images: Tensor) -> Tensor:
+    """The numbers that images of :class:`ImageEnv` show: int64, of shape ``(*batch, 5)``."""
+    digits = images[..., : len(FIELDS), :4, 0].long()
+    return (digits * 256 ** torch.arange(4)).sum(-1) - 1
+
+
+def _image(numbers: Sequence[int]) -> NDArray[np.uint8]:
+    """One row of pixels for each number, its bytes in the red channel."""
+    image = np.zeros((8, 8, 3), dtype=np.uint8)
+    for row, number in enumerate(numbers):
+        # One more than the number, because the action may be -1.
+        image[row, :4, 0] = list((number + 1).to_bytes(4, "little"))
+        image[row, :, 1] = list(islice(cycle(range(row, row + 3)), 8))
+    return image
