@@ -208,14 +208,12 @@ class ArrayFrames(Frames):
 
     @override
     def describe(self) -> dict[str, Any]:
-        why = self.policy.why_not_direct
-        facts: dict[str, Any] = {"env_path": "array"}
-        facts["policy_path"] = "direct" if why is None else "tensordict"
-        if why is not None:
-            facts["policy_path_reason"] = why
-        facts["batches_held"] = self.pool.leased
-        facts["memory_bytes"] = self.pool.nbytes
-        return facts
+        return {
+            "env_path": "array",
+            **self.policy.describe(),
+            "batches_held": self.pool.leased,
+            "memory_bytes": self.pool.nbytes,
+        }
 
 
 def _leaves(spec: Any, batch: int) -> dict[Key, Leaf]:

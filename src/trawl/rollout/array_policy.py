@@ -11,9 +11,10 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.block import Array, Block
+from trawl.rollout.block import Array, Block, as_array
 from trawl.rollout.frames import ActFn
 from trawl.rollout.layout import Leaf
+from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import following, split_rows
 
@@ -142,7 +143,10 @@ class PolicyBinder:
         if also is None:
 
             def write(t: int, value: Any) -> None:
-                array = convert(value)
+                try:
+                    array = convert(value)
+                except (TypeError, RuntimeError):
+                    array = _unusual(value, key)
                 if array.shape != shape:
                     raise _wrong_shape(key, array.shape, shape)
                 rows[t][...] = array
@@ -150,7 +154,10 @@ class PolicyBinder:
             return write
 
         def write_both(t: int, value: Any) -> None:
-            array = convert(value)
+            try:
+                array = convert(value)
+            except (TypeError, RuntimeError):
+                array = _unusual(value, key)
             if array.shape != shape:
                 raise _wrong_shape(key, array.shape, shape)
             rows[t][...] = array
@@ -178,6 +185,12 @@ def converter(sample: Tensor) -> Callable[[Any], Array]:
     if sample.requires_grad or sample.device.type != "cpu":
         return lambda value: value.detach().cpu().numpy()
     return Tensor.numpy
+
+
+def _unusual(value: Any, key: Key) -> Array:
+    """An output that is not what it was at first: wrapped, elsewhere, or with a gradient."""
+    tensor = value if isinstance(value, Tensor) else unwrap(value, key)
+    return as_array(tensor.detach().cpu())
 
 
 def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:

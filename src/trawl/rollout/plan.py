@@ -138,6 +138,24 @@ def _single(module: TensorDictModule) -> Plan | None:
     return Plan(reads, writes, _function(module))
 
 
+def unwrap(value: Any, key: Key) -> Tensor:
+    """The tensor in an output that is none itself.
+
+    The module behind a single key may return a tuple of one, or a mapping with the key.
+
+    Raises:
+        TypeError: if there is no tensor in it.
+    """
+    inner = value
+    if isinstance(value, (tuple, dict, TensorDictBase)):
+        inner = dict(_by_key(value, [key])).get(key)
+    if not isinstance(inner, Tensor):
+        raise TypeError(
+            f"policy wrote {show_key(key)} as {type(value).__name__}, where a tensor was expected"
+        )
+    return inner
+
+
 def _keywords(module: TensorDictModule) -> list[str] | None:
     return getattr(module, "_kwargs", None)
 

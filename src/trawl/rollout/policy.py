@@ -47,7 +47,8 @@ class Policy:
         self.transform = transform
         self.writes: tuple[Key, ...] = ()
         self.why_not_direct: str | None = None
-        self._transformed: Plan | None = None
+        self._compiled: Plan | None = None
+        self._compiled_module: Callable[[Any], Any] | None = None
 
     @property
     def is_random(self) -> bool:
@@ -58,6 +59,21 @@ class Policy:
     def in_keys(self) -> list[Key]:
         """The keys that the policy says it reads."""
         return [as_key(key) for key in getattr(self.module, "in_keys", None) or ()]
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The policy as a function of a TensorDict, compiled if that was asked for."""
+        if self.transform is None:
+            return self.module
+        if self._compiled_module is None:
+            self._compiled_module = self.transform(self.module)
+        return self._compiled_module
+
+    def describe(self) -> dict[str, Any]:
+        """Which path is in use, and why not the faster one."""
+        if self.why_not_direct is None:
+            return {"policy_path": "direct"}
+        return {"policy_path": "tensordict", "policy_path_reason": self.why_not_direct}
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy once, and finds out what it writes.
@@ -87,7 +103,7 @@ class Policy:
         return found
 
     def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
-        """How the loop is to call the policy now.
+        """How the loop is to call the policy now, with tensors.
 
         It is made anew for each batch, because a user may have hooked or replaced a module.
 
@@ -95,27 +111,34 @@ class Policy:
             available: keys of the tensors that the loop can offer.
             batch: batch size of the environment.
         """
-        if self._transformed is not None:
-            return self._transformed
+        return self.direct(available) or self._transformed(
+            self._through_tensordict(available, batch)
+        )
+
+    def direct(self, available: set[Key]) -> Plan | None:
+        """How to call the policy without a TensorDict, or None if that can't be done."""
+        if self._compiled is not None and self.why_not_direct is None:
+            return self._compiled
         try:
-            plan = self._direct(available)
-            self.why_not_direct = None
+            plan = make_plan(self.module, self.exploration)
+            missing = set(plan.reads) - available
+            if missing:
+                raise NotPlannable(f"it reads {show_keys(missing)}, which nothing gives")
+            if set(plan.writes) != set(self.writes):
+                raise NotPlannable("it writes other keys than it says")
         except NotPlannable as why:
             self.why_not_direct = str(why)
-            plan = self._through_tensordict(available, batch)
-        if self.transform is not None:
-            plan = Plan(plan.reads, plan.writes, self.transform(plan.call))
-            self._transformed = plan
-        return plan
+            return None
+        self.why_not_direct = None
+        return self._transformed(plan)
 
-    def _direct(self, available: set[Key]) -> Plan:
-        plan = make_plan(self.module, self.exploration)
-        missing = set(plan.reads) - available
-        if missing:
-            raise NotPlannable(f"it reads {show_keys(missing)}, which nothing gives")
-        if set(plan.writes) != set(self.writes):
-            raise NotPlannable("it writes other keys than it says")
-        return plan
+    def _transformed(self, plan: Plan) -> Plan:
+        """The plan with its function compiled, if that was asked for; once, as it takes long."""
+        if self.transform is None:
+            return plan
+        if self._compiled is None:
+            self._compiled = Plan(plan.reads, plan.writes, self.transform(plan.call))
+        return self._compiled
 
     def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
         module, reads, writes = self.module, tuple(sorted(available)), self.writes

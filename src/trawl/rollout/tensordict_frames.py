@@ -21,6 +21,7 @@ from trawl.keys import Key, as_key, next_of
 from trawl.rollout.array_stepper import StepFn
 from trawl.rollout.checks import check_actions, check_rewards
 from trawl.rollout.frames import ActFn, FrameOptions, Frames
+from trawl.rollout.plan import Plan, unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import IS_INIT, STEP_COUNT, TRAJ_IDS, Episodes, View
 
@@ -96,17 +97,44 @@ class TensorDictFrames(Frames):
         self.env.rand_action(self._carrier)
 
     def _act(self) -> ActFn:
-        module, device = self.policy.module, self.policy.device
-        if device is not None and device == self.env.device:
-            device = None
+        device = self.policy.device
+        if device is None or device == self.env.device:
+            available = {as_key(key) for key in self._carrier.keys(True, True)}
+            plan = self.policy.direct(available)
+            return self._act_through_tensordict() if plan is None else self._act_directly(plan)
+        return self._act_elsewhere(device)
+
+    def _act_directly(self, plan: Plan) -> ActFn:
+        call, reads, writes = plan.call, plan.reads, plan.writes
 
         def act(t: int) -> None:
             carrier = self._carrier
-            result = module(carrier if device is None else carrier.to(device))
+            outputs = call(*[carrier.get(key) for key in reads])
+            if len(writes) == 1:
+                wrapped = not isinstance(outputs, Tensor)
+                outputs = (unwrap(outputs, writes[0]) if wrapped else outputs,)
+            for key, value in zip(writes, outputs, strict=True):
+                carrier.set(key, value)
+
+        return act
+
+    def _act_through_tensordict(self) -> ActFn:
+        module = self.policy.function
+
+        def act(t: int) -> None:
+            carrier = self._carrier
+            result = module(carrier)
             if result is not carrier:
-                if device is not None:
-                    result = result.to(self.env.device or "cpu")
                 carrier.update(result)
+
+        return act
+
+    def _act_elsewhere(self, device: torch.device) -> ActFn:
+        """The policy is on another device than the environment's data."""
+        module, home = self.policy.function, self.env.device or "cpu"
+
+        def act(t: int) -> None:
+            self._carrier.update(module(self._carrier.to(device)).to(home))
 
         return act
 
@@ -203,8 +231,7 @@ class TensorDictFrames(Frames):
         return {
             "env_path": "tensordict",
             "env_path_reason": self.why,
-            "policy_path": "tensordict",
-            "policy_path_reason": "the environment steps TensorDicts",
+            **self.policy.describe(),
         }
 
 
