@@ -14,27 +14,42 @@ class Background:
     Args:
         turn: does one piece of work; returns whether there is more.
         name: name of the thread.
+
+    Attributes:
+        running: whether there is more to do.
     """
 
     def __init__(self, turn: Callable[[], bool], name: str) -> None:
+        self.running = True
         self._turn = turn
-        self._gate = threading.Lock()
-        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._holders = 0
+        self._busy = False
+        self._stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        """Whether the thread is at work."""
-        return self._thread.is_alive()
-
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within it the thread does nothing; entering waits for the turn it is at."""
-        with self._gate:
+        """Within it the thread does nothing; entering waits for the turn it is at.
+
+        It may be entered again within. What a turn itself calls is not held up by it.
+        """
+        if threading.current_thread() is self._thread:
+            yield
+            return
+        with self._changed:
+            self._holders += 1
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._busy)
             self.check()
             yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
 
     def stop(self, timeout: float | None = None) -> None:
         """Ends the thread after the turn that it is at.
@@ -42,7 +57,9 @@ class Background:
         Raises:
             TimeoutError: if that takes longer than ``timeout`` seconds.
         """
-        self._stop.set()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
         if self._thread is threading.current_thread():
             return
         self._thread.join(timeout)
@@ -56,12 +73,26 @@ class Background:
             raise error
 
     def _run(self) -> None:
-        try:
-            more = True
-            while more and not self._stop.is_set():
-                with self._gate:
-                    more = not self._stop.is_set() and self._turn()
-        except BaseException as error:
-            # Shown now, and raised at the next call: nobody is waiting for this thread.
-            self._error = error
-            traceback.print_exception(error)
+        while self._begin_turn():
+            more = False
+            try:
+                more = self._turn()
+            except BaseException as error:
+                # Shown now, and raised at the next call: nobody is waiting for this thread.
+                self._error = error
+                traceback.print_exception(error)
+            finally:
+                self._end_turn(more)
+
+    def _begin_turn(self) -> bool:
+        with self._changed:
+            # Who wants to hold comes first: the thread would win every race for a lock.
+            self._changed.wait_for(lambda: self._stopping or not self._holders)
+            self.running = self._busy = self.running and not self._stopping
+            return self._busy
+
+    def _end_turn(self, more: bool) -> None:
+        with self._changed:
+            self.running = more
+            self._busy = False
+            self._changed.notify_all()

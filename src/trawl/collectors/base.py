@@ -6,13 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.background import Background
-from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.paths import call_path, get_path
 from trawl.collectors.policy_version import PolicyVersion
 
@@ -27,7 +27,8 @@ class BaseCollector(ABC):
                 ...  # learn from it
                 collector.update_policy_weights_()
 
-    A subclass collects a batch in ``_collect`` and lets go of what it holds in ``_close``.
+    The options can be read as its attributes: ``collector.total_frames``. A subclass collects a
+    batch in ``_collect`` and lets go of what it holds in ``_close``.
 
     Attributes:
         config: the options.
@@ -46,7 +47,14 @@ class BaseCollector(ABC):
         self._frames = 0
         self._batches = 0
         self._background: Background | None = None
-        self._version = _version_tracker(config.track_policy_version)
+        self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in option_names():
+                return getattr(self.config, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- what a subclass does
 
@@ -65,22 +73,28 @@ class BaseCollector(ABC):
 
     def iterator(self) -> Iterator[Any]:
         """Batches until ``total_frames`` are reached. All iterators share one count."""
-        while self._has_budget():
-            yield self._collect_or_close()
+        while True:
+            with self._held():
+                if not self._has_budget():
+                    return
+                batch = self._collect_or_close()
+            yield batch
 
     def next(self) -> Any:
         """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
-        return self._collect_or_close() if self._has_budget() else None
+        with self._held():
+            return self._collect_or_close() if self._has_budget() else None
 
     def __len__(self) -> int:
         if self.config.endless:
             raise TypeError("an endless collector (total_frames=-1) has no length")
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
-    def _has_budget(self) -> bool:
+    def _has_budget(self, more: int = 0) -> bool:
+        """Whether there is a batch to collect, when ``more`` frames are delivered yet."""
         if self.closed:
             return False
-        return self.config.endless or self._frames < self.config.total_frames
+        return self.config.endless or self._frames + more < self.config.total_frames
 
     def _collect_or_close(self) -> Any:
         try:
@@ -102,18 +116,19 @@ class BaseCollector(ABC):
         """Collects in the background, into the replay buffer, up to ``total_frames``.
 
         While it runs already, this does nothing. What goes wrong there is printed at once, and
-        raised by the next call of ``pause``, ``stats``, ``async_shutdown`` or ``start``.
+        raised by the next call of ``stats``, ``pause``, ``start``, ``async_shutdown``, or any
+        other that has to wait for the batch being collected.
 
         Raises:
             RuntimeError: if there is no replay buffer, or the collector is closed.
         """
         if self.config.replay_buffer is None:
             raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
-        self._check_open("start()")
         if self._background is not None:
             self._background.check()
             if self._background.running:
                 return
+        self._check_open("start()")
         self._background = Background(self._background_turn, f"{type(self).__name__}.start")
 
     def _background_turn(self) -> bool:
@@ -149,7 +164,7 @@ class BaseCollector(ABC):
             close_env: whether to close the environments.
 
         Raises:
-            TimeoutError: if it took longer.
+            TimeoutError: if it took longer; nothing is closed then, and this can be called again.
         """
         background = self._background
         if background is not None:
@@ -172,14 +187,19 @@ class BaseCollector(ABC):
             timeout: seconds to wait for background collection to end; None: as long as it takes.
             close_env: whether to close the environments.
             raise_on_error: whether errors of closing are raised.
+
+        Raises:
+            TimeoutError: if background collection did not end in time; nothing is closed then.
         """
         if self.closed:
             return
-        self.closed = True
         try:
             if self._background is not None:
                 self._background.stop(timeout)
-            self._close(close_env)
+            # What failed in the background has closed the collector already.
+            if not self.closed:
+                self.closed = True
+                self._close(close_env)
         except Exception:
             if raise_on_error:
                 raise
@@ -274,7 +294,13 @@ class BaseCollector(ABC):
             return call_path(self, path, args, kwargs)
 
     def getattr_rb(self, path: str) -> Any:
-        """The attribute of the replay buffer at ``path``."""
+        """The attribute of the replay buffer at ``path``.
+
+        Raises:
+            AttributeError: if there is nothing at it, or no replay buffer.
+        """
+        if self.config.replay_buffer is None:
+            raise AttributeError(f"there is no replay buffer to get {path!r} from")
         return get_path(self.config.replay_buffer, path)
 
     # --- statistics
@@ -311,7 +337,7 @@ class BaseCollector(ABC):
                 f"each batch will have {requested} frames, {each} of each environment"
             )
         total = self.config.total_frames
-        if total > 0 and total % requested:
+        if total > 0 and total % requested and self.config.extend_buffer:
             batches = math.ceil(total / requested)
             warn(
                 f"total_frames={total} is not a multiple of the {requested} frames of a batch: "
@@ -326,7 +352,8 @@ class BaseCollector(ABC):
         return each
 
 
-def _version_tracker(option: Any) -> PolicyVersion | None:
+def _version_tracker(option: Any) -> Any:
+    """What counts the versions; TorchRL's ``PolicyVersion`` does it as well as Trawl's."""
     if isinstance(option, bool) or option is None:
         return PolicyVersion() if option else None
     if not (hasattr(option, "increment_version") and hasattr(option, "version")):
@@ -334,11 +361,7 @@ def _version_tracker(option: Any) -> PolicyVersion | None:
             "track_policy_version must be a bool or a PolicyVersion, but it is "
             f"{type(option).__name__}: {option!r}"
         )
-    if isinstance(option, PolicyVersion):
-        return option
-    tracker = PolicyVersion(type(option.version))
-    tracker.version = option.version
-    return tracker
+    return option
 
 
 def drop_private(batch: TensorDictBase) -> TensorDictBase:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -90,10 +92,11 @@ class CollectorConfig:
     post_collect_hook: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_int("frames_per_batch", self.frames_per_batch, least=1)
+        frames = _whole("frames_per_batch", self.frames_per_batch, least=1)
+        object.__setattr__(self, "frames_per_batch", frames)
         for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, _check_count(name, value))
+            value = _check_count(name, getattr(self, name))
+            object.__setattr__(self, name, value)
         if self.total_frames == 0:
             raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
         if not self.reset_when_done:
@@ -109,6 +112,7 @@ class CollectorConfig:
             )
         object.__setattr__(self, "exploration_type", kind)
         self._check_callables()
+        self._check_mappings()
         self._check_splitting()
         self._check_buffer()
 
@@ -125,6 +129,23 @@ class CollectorConfig:
                 "interruptor must be a function, or have a method collection_stopped(), but it "
                 f"is {type(stop).__name__}"
             )
+
+    def _check_mappings(self) -> None:
+        for name in ("compile_policy", "cudagraph_policy"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, (bool, Mapping)):
+                raise TypeError(
+                    f"{name} must be a bool or a mapping of keyword arguments, but it is "
+                    f"{type(value).__name__}: {value!r}"
+                )
+        kwargs = self.create_env_kwargs
+        each = kwargs if isinstance(kwargs, (list, tuple)) else [kwargs]
+        for value in each:
+            if value is not None and not isinstance(value, Mapping):
+                raise TypeError(
+                    "create_env_kwargs must be a mapping of keyword arguments, or a list of such, "
+                    f"but there is {type(value).__name__}: {value!r}"
+                )
 
     def _check_splitting(self) -> None:
         if not self.split_trajs:
@@ -185,21 +206,25 @@ def _user_level() -> int:
     return level
 
 
-def _check_int(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _whole(name: str, value: Any, least: int) -> int:
+    """The value as an integer; ``1e6`` is one as well."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, but it is {value}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, but it is {number}")
+    return number
 
 
 def _check_count(name: str, value: int | None) -> int | None:
     """A number of frames; None and -1 mean that there is none."""
-    if value is None:
-        return -1 if name == "total_frames" else None
-    _check_int(name, value, least=-1)
     if name == "total_frames":
-        return value
-    return value if value > 0 else None
+        endless = value is None or value == math.inf
+        return -1 if endless else _whole(name, value, least=-1)
+    number = -1 if value is None else _whole(name, value, least=-1)
+    return number if number > 0 else None
 
 
 @dataclass(frozen=True)
@@ -231,4 +256,5 @@ def _device(name: str, value: torch.device | str | int | None) -> torch.device |
         raise ValueError(f"{name} {value!r} is no device: {error}") from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", 0)
-    return device
+    # There is one CPU: what torch calls "cpu:0" is where tensors on "cpu" are.
+    return torch.device("cpu") if device.type == "cpu" else device

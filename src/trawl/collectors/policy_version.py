@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDictBase
 
 
 class PolicyVersion:
-    """Counts the versions of a policy, and stamps frames with the one that acted.
+    """Counts the versions of a policy.
 
     Args:
         version_type: ``int`` or ``"int"`` for 0, 1, 2, …; ``str``, ``"str"`` or ``"uuid"`` for
@@ -54,16 +54,24 @@ class PolicyVersion:
         """Goes on to the next version."""
         self.version = self.version + 1 if isinstance(self.version, int) else self._first()
 
-    def stamp(self, batch: TensorDictBase) -> None:
-        """Writes the version into every frame of ``batch``, and into its ``"next"``."""
-        for place in (batch, batch.get("next", None)):
-            if place is not None:
-                place.set("policy_version", self._filled(batch))
 
-    def _filled(self, batch: TensorDictBase) -> Any:
-        if isinstance(self.version, int):
-            return torch.full(batch.shape, self.version, dtype=torch.int64, device=batch.device)
-        stack: Any = self.version
-        for size in reversed(batch.shape):
-            stack = [stack] * size
-        return NonTensorStack.from_list(stack) if isinstance(stack, list) else stack
+def stamp(batch: TensorDictBase, version: int | str, after: bool = True) -> None:
+    """Writes the version into every frame of ``batch``.
+
+    Args:
+        batch: frames that one version made.
+        version: the version.
+        after: whether to write it under ``"next"`` too.
+    """
+    for place in (batch, batch.get("next") if after else None):
+        if place is not None:
+            place.set("policy_version", _filled(batch, version))
+
+
+def _filled(batch: TensorDictBase, version: int | str) -> Any:
+    if isinstance(version, int):
+        return torch.full(batch.shape, version, dtype=torch.int64, device=batch.device)
+    stack: Any = version
+    for size in reversed(batch.shape):
+        stack = [stack] * size
+    return NonTensorStack.from_list(stack) if isinstance(stack, list) else stack

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
-from torch import nn
+from tensordict.nn import CudaGraphModule
 
 from trawl.collectors.base import BaseCollector, drop_private, module_of
 from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
 from trawl.collectors.dispatch import check_backend
 from trawl.collectors.paths import get_path
+from trawl.collectors.placing import compiler, on_device
+from trawl.collectors.policy_version import stamp
+from trawl.collectors.returned import Returned
+from trawl.collectors.torchrl import add_transforms, give_specs, names
 from trawl.collectors.utils import split_trajectories
 from trawl.collectors.weights import load_weights
 from trawl.envs.base import TensorDictEnv
@@ -108,7 +111,8 @@ class Collector(BaseCollector):
         lanes = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(lanes)
         self.frames_per_batch = each
-        self._returned: TensorDictBase | None = None
+        self._returned = Returned()
+        self._at_start = True
         self._rollout = Rollout(
             self.env,
             self._resolved,
@@ -137,22 +141,22 @@ class Collector(BaseCollector):
             policy = RandomPolicy(self.env.full_action_spec) if factory is None else factory()
         _tell(policy, self)
         _tell(self.env, self)
-        if isinstance(policy, RandomPolicy):
-            policy.set_action_spec_from_env(self.env)
-        _give_spec(policy, self.env)
-        trusted = bool(config.trust_policy)
+        give_specs(policy, self.env)
+        trusted = config.trust_policy
+        if trusted is None:
+            trusted = isinstance(policy, CudaGraphModule)
         self._source = policy
-        moved = _on_device(policy, self.policy_device)
+        moved = on_device(policy, self.policy_device)
         self._weighted = module_of(moved)
         movable = self._weighted is not None or isinstance(moved, RandomPolicy)
         if self.policy_device is not None and not movable and not trusted:
             warn(f"policy has no parameters to move to policy_device {self.policy_device}")
         self._copied = moved is not policy
-        self.policy = resolve(moved, self.env, trusted)
-        transform = _compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
+        self.policy = moved
+        transform = compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
         across = self.policy_device is not None and self.policy_device.type != "cpu"
         self._resolved = Policy(
-            self.policy,
+            resolve(moved, self.env, trusted),
             config.exploration_type,
             self.policy_device if across else None,
             transform,
@@ -161,28 +165,18 @@ class Collector(BaseCollector):
     def _add_transforms(self) -> None:
         """TorchRL's environments count steps and mark starts by transforms of their own."""
         limit = self.config.max_frames_per_traj
-        if limit is not None and "step_count" in _names(self.env.full_observation_spec):
+        if limit is not None and "step_count" in names(self.env.full_observation_spec):
             raise ValueError(
-                "max_frames_per_traj counts steps under 'step_count', which the environment "
-                "has already; limit the episodes there"
+                f"max_frames_per_traj={limit} counts steps under 'step_count', which the "
+                "environment has already; limit the episodes there"
             )
         if isinstance(self.env, TensorDictEnv) or not hasattr(self.env, "append_transform"):
             return
         marks = self.config.auto_register_policy_transforms
         if marks is None:
-            marks = ("is_init",) in self._resolved.in_keys
-        marks = marks and "is_init" not in _names(self.env.full_observation_spec)
-        if limit is None and not marks:
-            return
-        from torchrl.envs import InitTracker, StepCounter, TransformedEnv
-
-        transforms = [StepCounter(max_steps=limit)] if limit is not None else []
-        transforms += [InitTracker()] if marks else []
-        for transform in transforms:
-            if isinstance(self.env, TransformedEnv):
-                self.env.append_transform(transform)
-            else:
-                self.env = TransformedEnv(self.env, transform)
+            marks = self._resolved.reads_is_init
+        if limit is not None or marks:
+            self.env = add_transforms(self.env, limit, marks, self.policy)
 
     @property
     def _adds_steps(self) -> bool:
@@ -200,22 +194,37 @@ class Collector(BaseCollector):
     def rollout(self) -> TensorDictBase:
         """Collects a batch as it comes: not counted, not processed."""
         self._check_open("rollout()")
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        self._reset_if_asked()
         return self._run()
 
+    def _reset_if_asked(self) -> None:
+        """What comes before a batch."""
+        if self.config.reset_at_each_iter and not self._at_start:
+            self._restart()
+
+    def _restart(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        self._rollout.reset(mask, **kwargs)
+        self._at_start = mask is None
+
     def _run(self) -> TensorDictBase:
-        if self.config.reset_at_each_iter and self._rollout.steps_done:
-            self._rollout.reset()
+        self._at_start = False
         batch = self._rollout.run(self._is_random(), self._stopped())
-        if self._version is not None:
-            self._version.stamp(batch)
+        self._stamp(batch)
         return batch
+
+    def _stamp(self, batch: TensorDictBase) -> None:
+        if self._version is not None:
+            stamp(batch, self._version.version, after=not self.config.compact_obs)
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames
         if first is None:
             return False
         buffer = self.config.replay_buffer
-        seen = self._frames if buffer is None else getattr(buffer, "write_count", self._frames)
+        # A buffer may hold frames of others; its own count may be of rows, of several lanes each.
+        seen = max(self._frames, getattr(buffer, "write_count", 0))
         return bool(seen < first)
 
     def _stopped(self) -> Callable[[], bool] | None:
@@ -226,11 +235,14 @@ class Collector(BaseCollector):
         return asked
 
     def _collect(self) -> Any:
+        self._reset_if_asked()
         if self._adds_steps:
             return self._collect_steps()
         batch = self._run()
         delivered = self._count(batch)
-        batch = self._processed(batch)
+        batch = self._processed(batch, self._rollout.filled)
+        if self.config.return_same_td and isinstance(batch, TensorDictBase):
+            batch = self._returned.put(batch)
         if self.config.replay_buffer is not None:
             self.config.replay_buffer.extend(batch)
         self._frames += delivered
@@ -241,18 +253,22 @@ class Collector(BaseCollector):
 
     def _collect_steps(self) -> None:
         """Adds single steps to the buffer, up to a batch or the end of the budget."""
-        buffer, axis = self.config.replay_buffer, len(self.env.batch_size)
-        for _ in range(self.frames_per_batch):
-            if not self._has_budget():
-                break
-            step = drop_private(self._run())
-            if self.storing_device is not None:
-                step = step.to(self.storing_device)
+        stopped = self._stopped() or (lambda: False)
+        last = False
+        for t in range(self.frames_per_batch):
+            step = self._run()
+            frames = self._count(step)
+            last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
+            if last and self.config.set_truncated:
+                self._truncate_last(step, 1)
             # A buffer keeps what it is given; the step's memory is used again.
-            buffer.extend(step) if axis else buffer.add(step[0].clone())
-            self._frames += step.numel()
+            frame = drop_private(self._stored(step))[..., 0].clone()
+            self.config.replay_buffer.add(frame)
+            self._frames += frames
             if self.post_collect_hook is not None:
-                self.post_collect_hook(step)
+                self.post_collect_hook(frame)
+            if last:
+                break
         self._batches += 1
 
     def _count(self, batch: TensorDictBase) -> int:
@@ -262,33 +278,34 @@ class Collector(BaseCollector):
             return int(mask[..., : self._rollout.filled].sum())
         return int(batch.shape[:-1].numel()) * self._rollout.filled
 
-    def _processed(self, batch: TensorDictBase) -> Any:
-        if self.config.set_truncated:
-            self._truncate_last(batch)
-        if self.storing_device is not None and batch.device != self.storing_device:
-            batch = batch.to(self.storing_device)
-        if self.config.split_trajs:
+    def _processed(self, batch: TensorDictBase, filled: int) -> Any:
+        """The batch as the user wants it; its first ``filled`` rows are frames."""
+        config = self.config
+        if config.set_truncated:
+            self._truncate_last(batch, filled)
+        batch = self._stored(batch)
+        if config.split_trajs or config.replay_buffer is not None:
+            batch = batch if filled == batch.shape[-1] else batch[..., :filled]
+        if config.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
         if self.postproc is not None:
             batch = self.postproc(batch)
-        if isinstance(batch, TensorDictBase):
-            batch = drop_private(batch)
-        return self._same(batch) if self.config.return_same_td else batch
+        return drop_private(batch) if isinstance(batch, TensorDictBase) else batch
 
-    def _truncate_last(self, batch: TensorDictBase) -> None:
-        last = batch[..., self._rollout.filled - 1].get("next")
+    def _stored(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch on the storing device; without one it is on no device in particular."""
+        if batch.device == self.storing_device:
+            return batch
+        if self.storing_device is None:
+            return batch.clear_device_()
+        return batch.to(self.storing_device)
+
+    def _truncate_last(self, batch: TensorDictBase, filled: int) -> None:
+        last = batch[..., filled - 1].get("next")
         for key in self._truncated_keys():
             done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
             last.get(key).fill_(True)
             last.get(done_key).fill_(True)
-
-    def _same(self, batch: TensorDictBase) -> TensorDictBase:
-        """The object that was yielded before, with the new batch's content."""
-        if self._returned is None:
-            self._returned = batch.clone()
-            return self._returned
-        self._returned.update_(batch)
-        return self._returned
 
     # --- control
 
@@ -302,7 +319,7 @@ class Collector(BaseCollector):
         """
         self._check_open("reset()")
         with self._held():
-            self._rollout.reset(None if index is None else self._mask(index), **kwargs)
+            self._restart(None if index is None else self._mask(index), **kwargs)
 
     def _mask(self, index: Any) -> NDArray[np.bool_]:
         mask = np.zeros(tuple(self.env.batch_size) or (1,), dtype=np.bool_)
@@ -330,7 +347,7 @@ class Collector(BaseCollector):
         with self._held():
             following = self.env.set_seed(seed, static_seed=static_seed)
             self._rollout.stream = RandomStream(derive(seed, "policy"), self.policy_device)
-            self._rollout.reset()
+            self._restart()
         return int(following)
 
     def update_policy_weights_(
@@ -342,6 +359,7 @@ class Collector(BaseCollector):
         weights_dict: Mapping[str, Any] | None = None,
         model_id: str | None = None,
         worker_ids: Any = None,
+        policy_weights: Any = None,
     ) -> None:
         """Gives the policy that collects new weights.
 
@@ -353,38 +371,49 @@ class Collector(BaseCollector):
             weights_dict: weights by model; ``"policy"`` is the only one here.
             model_id: the model that the weights are for: ``"policy"``.
             worker_ids: not possible here: there are no workers.
+            policy_weights: an older name of ``policy_or_weights``.
 
         Raises:
-            TypeError: if more than one of the forms is given, or the policy has no weights.
+            ValueError: if the arguments contradict each other, or shapes don't fit.
+            TypeError: if the policy has no weights, or there are no workers to choose from.
             KeyError: if names of the weights don't fit, or a model is unknown.
-            ValueError: if shapes don't fit.
         """
+        if policy_weights is not None:
+            warn(
+                "policy_weights is an older name of policy_or_weights: use that",
+                DeprecationWarning,
+            )
         forms = {
             "policy_or_weights": policy_or_weights,
             "policy": policy,
             "weights": weights,
             "weights_dict": weights_dict,
+            "policy_weights": policy_weights,
         }
         given = {name: form for name, form in forms.items() if form is not None}
         if len(given) > 1:
-            raise TypeError(f"give one of {', '.join(given)}, not several")
+            raise ValueError(f"give one of {', '.join(given)}, not several")
+        if weights_dict is not None and model_id is not None:
+            raise ValueError(f"weights_dict names its models; leave model_id={model_id!r} out")
         if worker_ids is not None:
-            raise TypeError("worker_ids can't be given to a collector without workers")
-        models = dict(weights_dict or {})
-        for name in {*models, model_id or "policy"} - {"policy"}:
+            raise TypeError(
+                f"worker_ids={worker_ids!r} can't be given to a collector without workers"
+            )
+        for name in {*(weights_dict or {}), model_id or "policy"} - {"policy"}:
             raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
-        new = models.get("policy") if weights_dict else next(iter(given.values()), None)
+        new = next(iter(given.values()), None)
         with self._held():
-            self._load(new)
+            self._load(new if weights_dict is None else weights_dict.get("policy"))
             self.increment_version()
 
     def _load(self, new: Any) -> None:
-        if new is None:
-            new = self._source if self._copied else None
-        elif self._weighted is None:
+        target = module_of(self.policy)
+        if target is None and new is not None:
             raise TypeError(f"policy {type(self.policy).__name__} has no weights to update")
-        if new is not None and self._weighted is not None:
-            load_weights(self._weighted, new)
+        if target is not None and new is not None:
+            load_weights(target, new)
+        elif target is not None and self._copied:
+            load_weights(target, self._source)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, weights, the environment's state."""
@@ -412,15 +441,20 @@ class Collector(BaseCollector):
         Raises:
             KeyError: if an entry is missing.
         """
-        for name in ("frames", "iter"):
+        needed = ["frames", "iter"]
+        module = module_of(self.policy)
+        if strict and module is not None:
+            needed.append("policy_state_dict")
+        for name in needed:
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
         with self._held():
-            module = module_of(self.policy)
-            if module is not None and (strict or "policy_state_dict" in state_dict):
+            if module is not None and "policy_state_dict" in state_dict:
                 module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             if state_dict.get("env_state_dict"):
-                self.env.load_state_dict(state_dict["env_state_dict"])
+                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
+            if not self._at_start:
+                self._restart()
             self._frames = int(state_dict["frames"])
             self._batches = int(state_dict["iter"])
             if "traj_pool" in state_dict:
@@ -429,8 +463,11 @@ class Collector(BaseCollector):
                 self._version.version = state_dict["policy_version"]
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros with the layout of a real one."""
-        return self._rollout.frames.fake()
+        """A batch of zeros with the layout of one that is delivered."""
+        batch = self._rollout.frames.fake()
+        self._stamp(batch)
+        fake: TensorDictBase = self._processed(batch, batch.shape[-1])
+        return fake
 
     def get_model(self, model_id: str) -> Any:
         """The model named ``model_id``: ``"policy"``, or by its path."""
@@ -489,53 +526,6 @@ def _tell(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
         register(collector)
-
-
-def _give_spec(policy: Any, env: Any) -> None:
-    """Exploration modules that were made without a spec get the environment's."""
-    if not isinstance(policy, nn.Module):
-        return
-    for module in policy.modules():
-        if hasattr(type(module), "spec") and getattr(module, "_spec", False) is None:
-            module.spec = env.action_spec_unbatched
-
-
-def _on_device(policy: Any, device: torch.device | None) -> Any:
-    """The policy on ``device``: itself if it is there, else a copy."""
-    if device is None or not isinstance(policy, nn.Module):
-        return policy
-    tensors = [*policy.parameters(), *policy.buffers()]
-    if all(tensor.device == device for tensor in tensors):
-        return policy
-    return copy.deepcopy(policy).to(device)
-
-
-def _compiler(
-    compile_policy: Any, cudagraph_policy: Any, device: torch.device | None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    if cudagraph_policy:
-        if device is None or device.type != "cuda":
-            raise ValueError(
-                f"cudagraph_policy needs a policy_device of type cuda, but it is {device}"
-            )
-        arguments = dict(cudagraph_policy) if isinstance(cudagraph_policy, Mapping) else {}
-
-        def graph(call: Callable[..., Any]) -> Callable[..., Any]:
-            from tensordict.nn import CudaGraphModule
-
-            compiled = torch.compile(call) if compile_policy else call
-            captured: Callable[..., Any] = CudaGraphModule(compiled, **arguments)
-            return captured
-
-        return graph
-    if not compile_policy:
-        return None
-    options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
-    return lambda call: torch.compile(call, **options)
-
-
-def _names(spec: Any) -> set[str]:
-    return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
 
 
 def _env_state(env: Any) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
+from trawl.envs.vector import VectorAdapter
 
 DONE_KEYS = ("done", "terminated", "truncated")
 
@@ -17,8 +18,8 @@ DONE_KEYS = ("done", "terminated", "truncated")
 class TensorDictEnv:
     """What :class:`~trawl.envs.GymEnv` and :class:`~trawl.envs.SerialEnv` have in common.
 
-    A subclass sets the attributes below and implements ``_reset``, ``_step``, ``set_seed`` and
-    ``close``.
+    A subclass sets the attributes below and implements the methods that raise
+    ``NotImplementedError`` here.
 
     Attributes:
         batch_size: number of environments stepped as one, ``()`` for a single one.
@@ -52,6 +53,15 @@ class TensorDictEnv:
         Raises:
             RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
         """
+        raise NotImplementedError
+
+    @property
+    def vectors(self) -> list[VectorAdapter]:
+        """The vector environments that this one consists of."""
+        raise NotImplementedError
+
+    def spent(self) -> Tensor | None:
+        """Where the last step was spent on a reset and is no experience; None if never."""
         raise NotImplementedError
 
     # --- specs
@@ -188,7 +198,7 @@ class TensorDictEnv:
         fresh = self._placed(fresh)
         if mask is None or tensordict is None or mask.all():
             return fresh
-        kept = tensordict.select(*fresh.keys(True, True))
+        kept = tensordict.select(*fresh.keys(True, True, is_leaf=is_leaf_nontensor))
         return torch.where(mask.to(fresh.device or "cpu"), fresh, kept)
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,16 +140,26 @@ class GymEnv(TensorDictEnv):
         self.is_closed = True
         self.env.close()
 
+    @property
+    @override
+    def vectors(self) -> list[VectorAdapter]:
+        return [] if self.vector is None else [self.vector]
+
+    @override
+    def spent(self) -> Tensor | None:
+        spent = None if self.vector is None else self.vector.spent()
+        return None if spent is None else torch.from_numpy(spent)
+
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
-        seeds = self.take_seeds()
         if self.vector is None:
+            seeds = self.take_seeds()
             if seeds is not None:
                 kwargs.setdefault("seed", seeds[0])
             obs, _ = self.env.reset(**kwargs)
             return self._observations(self.observation_codec.encode(obs))
-        if mask is not None and not mask.all():
-            return self._observations(self.vector.restart(mask.cpu().numpy()))
-        return self._observations(self.vector.reset(seeds, **kwargs))
+        if mask is not None and (self._seeds is None or not mask.all()):
+            return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))
+        return self._observations(self.vector.reset(self.take_seeds(), **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         action = self.action_codec.decode([self._action(tensordict, k) for k in self.action_keys])
@@ -177,11 +188,12 @@ class GymEnv(TensorDictEnv):
     def _observations(self, values: list[Any]) -> TensorDict:
         result = TensorDict({}, self.batch_size)
         for leaf, value in zip(self.observation_codec.leaves, values, strict=True):
+            # Copies: environments may use their observation's memory again.
             if isinstance(leaf.spec, NonTensor):
-                result.set(leaf.key, self._non_tensor(value))
+                result.set(leaf.key, self._non_tensor(copy.deepcopy(value)))
             else:
-                # A copy: environments may use their observation's memory again.
                 array = np.array(value)
+                leaf.check(array, self.batch_size)
                 result.set(leaf.key, torch.from_numpy(array).to(leaf.spec.dtype))
         return result
 

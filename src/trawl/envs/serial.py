@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed
+from trawl.envs.vector import VectorAdapter
 
 
 class SerialEnv(TensorDictEnv):
@@ -99,11 +100,24 @@ class SerialEnv(TensorDictEnv):
         for env in self.envs:
             env.close(raise_if_closed=False)
 
+    @property
+    @override
+    def vectors(self) -> list[VectorAdapter]:
+        return [vector for env in self.envs for vector in env.vectors]
+
+    @override
+    def spent(self) -> Tensor | None:
+        parts = [env.spent() for env in self.envs]
+        if all(part is None for part in parts):
+            return None
+        nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
+        return torch.stack([nothing if part is None else part for part in parts])
+
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         results = []
         for index, env in enumerate(self.envs):
             part = None if mask is None else mask[index]
-            if part is None or part.all():
+            if part is None or (part.ndim == 0 and part):
                 results.append(env.reset(**kwargs))
             elif part.any():
                 partly = env.fake_tensordict().set("_reset", part.unsqueeze(-1))

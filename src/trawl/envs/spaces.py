@@ -30,6 +30,7 @@ from trawl.envs.specs import (
     Spec,
     Unbounded,
 )
+from trawl.keys import show_key
 
 Array = NDArray[Any]
 
@@ -49,6 +50,19 @@ class SpaceLeaf:
     path: tuple[Any, ...]
     space: Space[Any]
     spec: Spec
+
+    def check(self, array: Array, batch: Sequence[int] = ()) -> None:
+        """Refuses an array of another shape than ``batch`` and the space say.
+
+        Raises:
+            ValueError: naming the key, the shape and what was expected.
+        """
+        expected = (*batch, *self.spec.shape)
+        if array.shape != expected:
+            raise ValueError(
+                f"observation {show_key(self.key)} has shape {array.shape}, but the "
+                f"environment's observation space says {expected}"
+            )
 
 
 class SpaceCodec:

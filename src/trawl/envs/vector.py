@@ -14,7 +14,7 @@ Source of the modes: https://farama.org/Vector-Autoreset-Mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,15 @@ class VectorAdapter:
         self.num_envs = int(env.num_envs)
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        """Begins an episode everywhere; the observation leaves, each ``(num_envs, ...)``."""
-        obs, _ = self.env.reset(seed=None if seeds is None else list(seeds), **kwargs)
+        """Begins an episode everywhere; the observation leaves, each ``(num_envs, ...)``.
+
+        Args:
+            seeds: one for each sub-environment, unless ``kwargs`` have a ``seed``.
+            **kwargs: arguments of the environment's reset.
+        """
+        if seeds is not None:
+            kwargs.setdefault("seed", list(seeds))
+        obs, _ = self.env.reset(**kwargs)
         return self.codec.encode(obs)
 
     def step(self, action: Any) -> Step:
@@ -62,9 +69,10 @@ class VectorAdapter:
         obs, reward, terminated, truncated, _ = self.env.step(action)
         return self.codec.encode(obs), reward, terminated, truncated
 
-    def restart(self, mask: Mask) -> list[Array]:
+    def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         """Begins a new episode where ``mask`` says; observation leaves for all rows."""
-        obs, _ = self.env.reset(options={"reset_mask": mask.copy()})
+        options = {**(kwargs.pop("options", None) or {}), "reset_mask": mask.copy()}
+        obs, _ = self.env.reset(options=options, **kwargs)
         return self.codec.encode(obs)
 
     def spent(self) -> Mask | None:
@@ -87,7 +95,13 @@ class SameStepVector(VectorAdapter):
         super().__init__(env, codec)
         self.can_restart = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._fresh: list[Array] = []
+        # Whose first observation is held back.
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+
+    @override
+    def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        return super().reset(seeds, **kwargs)
 
     @override
     def step(self, action: Any) -> Step:
@@ -105,7 +119,10 @@ class SameStepVector(VectorAdapter):
                 "the vector environment says AutoresetMode.SAME_STEP, but gave no "
                 f"info['final_obs'] at an episode's end; the info holds {sorted(info)}"
             )
-        merged = [np.array(leaf) for leaf in leaves]
+        # What has no fixed layout comes as a tuple.
+        merged: list[Any] = [
+            np.array(leaf) if isinstance(leaf, np.ndarray) else list(leaf) for leaf in leaves
+        ]
         final = info["final_obs"]
         for row in np.flatnonzero(self._ended):
             sample = _row(final, int(row))
@@ -114,14 +131,15 @@ class SameStepVector(VectorAdapter):
         return merged
 
     @override
-    def restart(self, mask: Mask) -> list[Array]:
+    def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         more = mask & ~self._ended
-        if not more.any():
-            return self._fresh
-        leaves = super().restart(more)
-        # A partial reset repeats the other rows' last observation, which is right for these too.
-        self._ended[:] = False
-        return leaves
+        self._ended = self._ended & ~mask
+        if more.any():
+            if not self.can_restart:
+                raise _cant_restart(self.env)
+            # A partial reset repeats the other rows' last observation, which is their first one.
+            self._fresh = super().restart(more, **kwargs)
+        return self._fresh
 
 
 class EnvPoolVector(VectorAdapter):
@@ -130,10 +148,11 @@ class EnvPoolVector(VectorAdapter):
     def __init__(self, env: Any, codec: SpaceCodec) -> None:
         super().__init__(env, codec)
         self._last: list[Array] = []
+        self._raw_reset = _raw_reset(env)
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        if seeds is not None:
+        if seeds is not None or kwargs.get("seed") is not None:
             raise ValueError(
                 "an EnvPool environment takes its seed when it is made: "
                 "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
@@ -149,9 +168,8 @@ class EnvPoolVector(VectorAdapter):
         return self._last, reward, terminated, truncated
 
     @override
-    def restart(self, mask: Mask) -> list[Array]:
-        obs, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
-        rows = info["env_id"]
+    def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
+        obs, rows = self._raw_reset(np.flatnonzero(mask).astype(np.int32))
         merged = [np.array(leaf) for leaf in self._last]
         for target, value in zip(merged, self.codec.encode(obs), strict=True):
             target[rows] = value
@@ -165,6 +183,7 @@ class StepResetVector(VectorAdapter):
 
     def __init__(self, env: Any, codec: SpaceCodec) -> None:
         super().__init__(env, codec)
+        self._last: list[Array] = []
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
 
@@ -177,22 +196,47 @@ class StepResetVector(VectorAdapter):
     @override
     def step(self, action: Any) -> Step:
         self._resetting = self._ended
-        leaves, reward, terminated, truncated = super().step(action)
+        self._last, reward, terminated, truncated = super().step(action)
         self._ended = terminated | truncated
-        return leaves, reward, terminated, truncated
+        return self._last, reward, terminated, truncated
 
     @override
-    def restart(self, mask: Mask) -> list[Array]:
-        raise ValueError(
-            f"{type(self.env.unwrapped).__name__} resets its sub-environments by itself, on the "
-            "step after an episode's end, and can't be told to restart some of them. Use "
-            "gymnasium.vector.SyncVectorEnv, or a list of factories, for max_frames_per_traj "
-            "and for reset(index)."
-        )
+    def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
+        if (mask & ~self._ended).any():
+            if not mask.all():
+                raise _cant_restart(self.env)
+            return self.reset(**kwargs)
+        # The next step is the reset.
+        return self._last
 
     @override
     def spent(self) -> Mask | None:
         return self._resetting
+
+
+def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
+    """Resets sub-environments by id; gives their observations and ids, in one order.
+
+    EnvPool's own ``reset`` takes four times as long, most of it for the names and nesting of
+    what it returns. Where observations are a single array its inner calls are enough.
+    """
+    keys = list(getattr(env, "_state_keys", ()))
+    inner = hasattr(env, "_reset") and hasattr(env, "_recv")
+    if not (inner and keys.count("obs") == 1 and keys.count("info:env_id") == 1):
+
+        def reset(ids: Array) -> tuple[Any, Array]:
+            obs, info = env.reset(ids)
+            return obs, info["env_id"]
+
+        return reset
+    obs_at, ids_at = keys.index("obs"), keys.index("info:env_id")
+
+    def quick_reset(ids: Array) -> tuple[Any, Array]:
+        env._reset(ids)
+        state = env._recv()
+        return state[obs_at], state[ids_at]
+
+    return quick_reset
 
 
 def adapt(env: Any, codec: SpaceCodec) -> VectorAdapter:
@@ -202,7 +246,10 @@ def adapt(env: Any, codec: SpaceCodec) -> VectorAdapter:
     mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
     if mode is AutoresetMode.SAME_STEP:
         return SameStepVector(env, codec)
-    if mode is AutoresetMode.DISABLED or isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+    if mode is AutoresetMode.DISABLED or isinstance(env.unwrapped, SyncVectorEnv):
+        return VectorAdapter(env, codec)
+    # Without shared memory, AsyncVectorEnv resets once more after a partial reset.
+    if isinstance(env.unwrapped, AsyncVectorEnv) and env.unwrapped.shared_memory:
         return VectorAdapter(env, codec)
     return StepResetVector(env, codec)
 
@@ -217,8 +264,18 @@ def is_vector_env(env: object) -> bool:
     return isinstance(env, VectorEnv) or is_envpool(env)
 
 
+def _cant_restart(env: Any) -> ValueError:
+    return ValueError(
+        f"{type(env.unwrapped).__name__} resets its sub-environments by itself when their "
+        "episodes end, and can't be told to restart some of them. Use "
+        "gymnasium.vector.SyncVectorEnv, or a list of factories, for max_frames_per_traj and for "
+        "reset(index)."
+    )
+
+
 def _row(sample: Any, row: int) -> Any:
     """Sub-environment ``row``'s part of an info entry, as ``VectorEnv`` merges them."""
     if isinstance(sample, dict):
-        return {k: _row(v, row) for k, v in sample.items() if not str(k).startswith("_")}
+        # Beside each entry, "_entry" says which sub-environments gave one.
+        return {k: _row(v, row) for k, v in sample.items() if str(k)[1:] not in sample}
     return sample[row]

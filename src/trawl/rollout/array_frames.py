@@ -15,9 +15,9 @@ from typing_extensions import override
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.keys import Key, as_key, next_of, show_key
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
-from trawl.rollout.array_stepper import REWARD, StepFn, VectorStepper, make_stepper
+from trawl.rollout.array_stepper import REWARD, StepFn, make_stepper
 from trawl.rollout.block import Block, zeros
-from trawl.rollout.checks import check_actions, check_rewards
+from trawl.rollout.checks import check_actions, check_rewards, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
@@ -58,9 +58,9 @@ class ArrayFrames(Frames):
         self.lanes = math.prod(self.batch)
         self.stepper = make_stepper(env)
         self.episodes = Episodes(self.lanes, options.limit)
-        self._masked = _refuse_or_mask(self.stepper, options.limit)
+        self._masked = spends_steps(env, options.limit)
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
-        asked = IS_INIT in policy.in_keys if options.is_init is None else options.is_init
+        asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = asked and IS_INIT not in self._observed
         self._roots = self._root_leaves()
         self._carry = {key: self._new_carry(leaf) for key, leaf in self._observed.items()}
@@ -113,7 +113,9 @@ class ArrayFrames(Frames):
         written = {key: self._leaf_of(key, value) for key, value in found.items()}
         states = [key[1:] for key in written if key[0] == "next"]
         known = {*self._roots, *states}
-        memories = [key for key in self.policy.in_keys if key in written and key not in known]
+        memories = [
+            key for key in self.policy.remembered(written) if key not in known and key[0] != "next"
+        ]
         for key in states:
             self._carry[key] = self._new_carry(written[next_of(key)])
         for key in memories:
@@ -180,12 +182,20 @@ class ArrayFrames(Frames):
         self._view = View({}, self._carry)
         self.episodes.finish(filled)
         if filled < self.options.steps:
+            self._carry_on_from(block, filled)
             block.clear_from(filled, but=TRAJ_IDS)
         check_rewards(block.lanes[REWARD][:filled, :, 0])
         return self._deliver(block)
 
+    def _carry_on_from(self, block: Block, row: int) -> None:
+        """Takes the row after the last step for the next batch's first."""
+        for key, carry in self._carry.items():
+            if key not in self._policy_leaves.memories:
+                carry[...] = block.lanes[key][row]
+
     def _deliver(self, block: Block) -> TensorDictBase:
-        hidden = set(map(next_of, self._observed)) if self.options.compact else set()
+        repeated = self._roots.keys() - set(_ROOT_FLAGS) if self.options.compact else ()
+        hidden = set(map(next_of, repeated))
         return block.deliver(hidden, self.env.device)
 
     # --- between batches
@@ -221,16 +231,3 @@ def _leaves(spec: Any, batch: int) -> dict[Key, Leaf]:
         as_key(key): Leaf(tuple(leaf.shape[batch:]), leaf.dtype)
         for key, leaf in spec.items(True, True)
     }
-
-
-def _refuse_or_mask(stepper: Any, limit: int | None) -> bool:
-    """Whether frames need a mask, because the environment spends steps on resets."""
-    if not isinstance(stepper, VectorStepper):
-        return False
-    if limit is not None and not stepper.vector.can_restart:
-        raise ValueError(
-            f"max_frames_per_traj={limit} needs an environment that can restart some of its "
-            f"sub-environments, and {type(stepper.vector.env).__name__} can't; use "
-            "gymnasium.vector.SyncVectorEnv, or a list of factories"
-        )
-    return stepper.vector.spent() is not None

@@ -133,7 +133,7 @@ class PolicyBinder:
     def _memory(self, key: Key) -> Tensor:
         leaf = self.leaves.written[key]
         tensor = torch.from_numpy(self._carry[key]).view(leaf.dtype)
-        return tensor.reshape(*self.batch, *leaf.shape)
+        return tensor.reshape((*self.batch, *leaf.shape))
 
     def _writer(self, block: Block, key: Key, start: int, stop: int) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)

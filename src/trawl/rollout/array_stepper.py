@@ -182,7 +182,7 @@ class VectorStepper(ArrayStepper):
             leaves = self.vector.reset(self.env.take_seeds(), **kwargs)
             mask = np.ones(self.lanes, dtype=np.bool_)
         elif mask.any():
-            leaves = self.vector.restart(mask)
+            leaves = self.vector.restart(mask, **kwargs)
         else:
             return
         for key, value in zip(self._observed.keys, leaves, strict=True):
@@ -220,9 +220,7 @@ class VectorStepper(ArrayStepper):
                 dones[t] = done
                 for lane in np.flatnonzero(done):
                     episodes.end(first + int(lane), row)
-                # Without a mask every step is experience, so episodes are restarted at once.
-                if masks is None:
-                    leaves = vector.restart(done)
+                leaves = vector.restart(done)
             write_root(t, leaves)
 
         return step
@@ -237,6 +235,7 @@ class _Observations:
 
     def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
         self.encode = codec.encode
+        self._batch = batch
         # Whether an observation is one array, written as it comes.
         self.is_array = codec.plain and not codec.leaves[0].path
         self.keys = [leaf.key for leaf in codec.leaves]
@@ -268,11 +267,7 @@ class _Observations:
     def checked(self, index: int, value: Any) -> Array:
         """The value as an array; an error if it is not of the leaf's shape."""
         array = np.asarray(value)
-        if array.shape != self.shapes[index]:
-            raise ValueError(
-                f"observation {show_key(self.keys[index])} has shape {array.shape}, but the "
-                f"environment's observation space says {self.shapes[index]}"
-            )
+        self._leaves[index].check(array, self._batch)
         return array
 
 

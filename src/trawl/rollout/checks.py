@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
@@ -51,6 +52,22 @@ def _hint(spec: Any) -> str:
     return ""
 
 
+def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
+    """Whether the environment spends steps on resets, so that frames need a mask.
+
+    Raises:
+        ValueError: if episodes are to be cut off at a limit, and can't be.
+    """
+    for vector in env.vectors:
+        if limit is not None and not vector.can_restart:
+            raise ValueError(
+                f"max_frames_per_traj={limit} needs an environment that can restart some of its "
+                f"sub-environments, and {type(vector.env).__name__} can't; use "
+                "gymnasium.vector.SyncVectorEnv, or a list of factories"
+            )
+    return env.spent() is not None
+
+
 def check_rewards(rewards: NDArray[Any]) -> None:
     """Refuses rewards that are no numbers.
 
@@ -61,8 +78,9 @@ def check_rewards(rewards: NDArray[Any]) -> None:
         ValueError: naming the row and the environment of the first NaN.
     """
     # The sum of a batch is NaN if one of them is, or if infinities cancel out.
-    if not np.isnan(rewards.sum()):
-        return
+    with np.errstate(all="ignore"):
+        if not np.isnan(rewards.sum()):
+            return
     for row, lane in np.argwhere(np.isnan(rewards)):
         which = f" of environment {lane}" if rewards.shape[1] > 1 else ""
         raise ValueError(

@@ -83,7 +83,12 @@ class Rollout:
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
             self.frames.begin()
             self.filled = self._fill(random, stopped)
-            batch = self.frames.finish(self.filled)
+            try:
+                batch = self.frames.finish(self.filled)
+            except ValueError as error:
+                first = self.steps_done
+                add_note(error, f"in a batch of {self.env!r} that began with its step {first}")
+                raise
         self.steps_done += self.filled
         return batch
 

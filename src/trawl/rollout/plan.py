@@ -24,6 +24,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from trawl.keys import Key, as_key, show_key
+from trawl.rollout.unroll import unroll
 
 Values = dict[Key, Any]
 Operation = Callable[[Values], None]
@@ -162,7 +163,10 @@ def _keywords(module: TensorDictModule) -> list[str] | None:
 
 def _function(module: TensorDictModule) -> Callable[..., Any]:
     inner = module.module
-    return inner if module.method is None else getattr(inner, module.method)  # type: ignore[no-any-return]
+    if module.method is None:
+        return unroll(inner)
+    method: Callable[..., Any] = getattr(inner, module.method)
+    return method
 
 
 def _operation(module: Any, exploration: InteractionType) -> Operation:

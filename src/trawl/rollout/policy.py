@@ -7,7 +7,7 @@ call it on tensors (:class:`~trawl.rollout.plan.Plan`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 import torch
@@ -59,6 +59,26 @@ class Policy:
     def in_keys(self) -> list[Key]:
         """The keys that the policy says it reads."""
         return [as_key(key) for key in getattr(self.module, "in_keys", None) or ()]
+
+    @property
+    def reads_is_init(self) -> bool:
+        """Whether it wants to know which frames begin an episode."""
+        # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
+        modules = self.module.modules() if isinstance(self.module, nn.Module) else ()
+        unnamed = any(getattr(module, "is_init_key", None) == "is_init" for module in modules)
+        return unnamed or ("is_init",) in self.in_keys
+
+    def remembered(self, written: Iterable[Key]) -> set[Key]:
+        """The keys among ``written`` that it may read one step after.
+
+        A chain of modules says what it reads. Anything else is given what it wrote, as
+        TorchRL's collectors do.
+        """
+        try:
+            make_plan(self.module, self.exploration)
+        except NotPlannable:
+            return set(written)
+        return set(written) & set(self.in_keys)
 
     @property
     def function(self) -> Callable[[Any], Any]:
@@ -237,10 +257,14 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
             "them, or use tensordict.nn.TensorDictModule(policy, in_keys=[...], "
             "out_keys=[...]), or set trust_policy=True for a function of a TensorDict."
         )
-    in_keys = [p.name for p in parameters if p.name in observations]
+    names = [p.name for p in parameters if p.name in observations]
     out_keys = list(env.action_keys)
-    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, in_keys, out_keys))]
-    return TensorDictModule(policy, in_keys=in_keys, out_keys=out_keys)
+    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, names, out_keys))]
+    if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
+        return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
+    # By position they would end up in other parameters.
+    by_name = {name: name for name in names}
+    return TensorDictModule(policy, in_keys=by_name, out_keys=out_keys, out_to_in_map=True)
 
 
 def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:

@@ -12,18 +12,32 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    pad,
+)
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, next_of
 from trawl.rollout.array_stepper import StepFn
-from trawl.rollout.checks import check_actions, check_rewards
+from trawl.rollout.checks import check_actions, check_rewards, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames
 from trawl.rollout.plan import Plan, unwrap
 from trawl.rollout.policy import Policy
-from trawl.rollout.record import IS_INIT, STEP_COUNT, TRAJ_IDS, Episodes, View
+from trawl.rollout.record import (
+    IS_INIT,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Episodes,
+    View,
+)
 
 _COUNT = STEP_COUNT[0]
 
@@ -48,41 +62,75 @@ class TensorDictFrames(Frames):
         # TorchRL's environments count steps and mark starts by transforms of their own.
         own = isinstance(env, TensorDictEnv)
         self._limit = options.limit if own else None
-        asked = IS_INIT in policy.in_keys if options.is_init is None else options.is_init
+        asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = own and asked
         self.episodes = Episodes(self.lanes, None)
         self._records: list[TensorDictBase] = []
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
+        # Steps that were spent on resets, one mask for each row, if the environment has such.
+        self._spends = own and spends_steps(env, self._limit)
+        self._spent: list[Tensor] = []
+        # What the policy wrote for itself to read at the next step, under "next" or as it is.
         self._states: list[Key] = []
+        self._memories: list[Key] = []
+        self._first = TensorDict({}, self.batch, device=env.device)
         self._carrier = self._begun(env.reset())
         self._discover()
+        self._carrier = self._begun(self._carrier)
 
     def _begun(self, root: TensorDictBase) -> TensorDictBase:
+        """A root at which all environments begin an episode."""
         shape = (*self.batch, 1)
         if self._limit is not None:
             root.set(_COUNT, torch.zeros(shape, dtype=torch.int64))
         if self._marks_starts:
             root.set(IS_INIT, torch.ones(shape, dtype=torch.bool))
+        for key in (*self._states, *self._memories):
+            if key not in root.keys(True):
+                root.set(key, self._first.get(key).clone())
         return root
 
     def _discover(self) -> None:
         root = self._carrier.copy()
+        known = {as_key(key) for key in root.keys(True, True)}
         with torch.no_grad():
             found = self.policy.discover(root)
-        self._wrote = TensorDict(found, self.batch)
+        self._wrote = TensorDict(found, self.batch).clone()
+        tensors = {key: value for key, value in found.items() if _is_tensor(value)}
+        self._blank = TensorDict(tensors, self.batch, device=self.env.device).clone().zero_()
         check_actions(self.env, self.policy.module, found)
+        self._states = [
+            key[1:]
+            for key, value in found.items()
+            if key[0] == "next" and key[1:] not in known and _is_tensor(value)
+        ]
+        known |= set(self._states)
         if isinstance(self.env, TensorDictEnv):
-            self._states = [key[1:] for key in found if key[0] == "next"]
+            remembered = self.policy.remembered(found) - known
+            self._memories = [
+                key for key in sorted(remembered) if key[0] != "next" and _is_tensor(found[key])
+            ]
+        for key in self._states:
+            self._first.set(key, torch.zeros_like(found[next_of(key)]))
+        for key in self._memories:
+            self._first.set(key, torch.zeros_like(found[key]))
 
     @override
     def begin(self) -> None:
         self._records = []
+        self._spent = []
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         records, env_step = self._records, self.env.step_and_maybe_reset
-        special = self._limit is not None or self._marks_starts or bool(self._states)
+        special = isinstance(self.env, TensorDictEnv) and bool(
+            self._limit is not None
+            or self._marks_starts
+            or self._spends
+            or self._states
+            or self._memories
+        )
 
         def step(t: int) -> None:
             frame, root = env_step(self._carrier)
@@ -94,6 +142,8 @@ class TensorDictFrames(Frames):
         return (self._act_randomly if random else self._act()), step
 
     def _act_randomly(self, t: int) -> None:
+        # What else the policy writes is zero, so that all batches have the same entries.
+        self._carrier.update(self._blank.clone())
         self.env.rand_action(self._carrier)
 
     def _act(self) -> ActFn:
@@ -114,18 +164,22 @@ class TensorDictFrames(Frames):
                 wrapped = not isinstance(outputs, Tensor)
                 outputs = (unwrap(outputs, writes[0]) if wrapped else outputs,)
             for key, value in zip(writes, outputs, strict=True):
-                carrier.set(key, value)
+                # A copy: the policy may use its output's memory again.
+                carrier.set(key, value.clone())
 
         return act
 
     def _act_through_tensordict(self) -> ActFn:
         module = self.policy.function
+        writes = list(self._wrote.keys(True, True, is_leaf=is_leaf_nontensor))
 
         def act(t: int) -> None:
             carrier = self._carrier
             result = module(carrier)
             if result is not carrier:
                 carrier.update(result)
+            for key in writes:
+                carrier.set(key, carrier.get(key).clone())
 
         return act
 
@@ -139,28 +193,37 @@ class TensorDictFrames(Frames):
         return act
 
     def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
-        """Counts steps, cuts long episodes off, and empties recurrent state where one ended."""
+        """Counts steps, cuts long episodes off, and hands recurrent state on, or empties it."""
         following = frame.get("next")
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
             following.set(_COUNT, count)
-            late = (count >= self._limit) & ~following.get("done")
-            if late.any():
-                following.set("truncated", following.get("truncated") | late)
-                following.set("done", following.get("done") | late)
-                root = self.env.reset(root.copy().set("_reset", late))
+            late = count >= self._limit
+            cut = late & ~following.get("done")
+            following.set("truncated", following.get("truncated") | late)
+            following.set("done", following.get("done") | late)
+            if cut.any():
+                root = self.env.reset(root.copy().set("_reset", cut))
         done = following.get("done")
         if self._limit is not None:
             root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
+        spent = self.env.spent() if self._spends else None
+        if spent is not None:
+            self._spent.append(spent)
+            done = done | spent.unsqueeze(-1)
         if self._marks_starts:
             root.set(IS_INIT, done.clone())
             following.set(IS_INIT, torch.zeros_like(done))
         for key in self._states:
-            state = following.get(key)
-            # Done flags have one trailing dimension; the state may have any number.
-            ended = done.reshape(*self.batch, *[1] * (state.ndim - len(self.batch)))
-            root.set(key, torch.where(ended, torch.zeros_like(state), state))
+            root.set(key, self._where(done, self._first.get(key), following.get(key)))
+        for key in self._memories:
+            root.set(key, self._where(done, self._first.get(key), frame.get(key)))
         return root
+
+    def _where(self, mask: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
+        """``torch.where`` with a mask of shape ``(*batch, 1)``, whatever the values' shape."""
+        ones = [1] * (other.ndim - len(self.batch))
+        return torch.where(mask.reshape((*self.batch, *ones)), chosen, other)
 
     @override
     def finish(self, filled: int) -> TensorDictBase:
@@ -174,10 +237,31 @@ class TensorDictFrames(Frames):
         ids = self._number(batch, filled)
         if self.options.track_traj_ids:
             batch.set(TRAJ_IDS, ids if batch.device is None else ids.to(batch.device))
-        if self.options.compact:
-            observed = [next_of(as_key(k)) for k in self.env.full_observation_spec.keys(True, True)]
-            batch = batch.exclude(*observed)
-        return batch
+        if self._spends:
+            batch.set(MASK, ~torch.stack(self._spent, axis))
+        if filled < self.options.steps:
+            batch = self._padded(batch, filled)
+        return self._compact(batch)
+
+    def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
+        """The batch with zeros behind, which are of no trajectory."""
+        missing = self.options.steps - filled
+        whole: TensorDictBase = pad(batch, [*[0] * (2 * len(self.batch) + 1), missing])
+        whole.names = batch.names
+        if self.options.track_traj_ids:
+            whole.get(TRAJ_IDS)[..., filled:] = NO_TRAJECTORY
+        return whole
+
+    def _compact(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch without what a step hands on to the next one, if that was asked for."""
+        if not self.options.compact:
+            return batch
+        env = self.env
+        if isinstance(env, TensorDictEnv):
+            passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]
+        else:
+            passed = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
+        return batch.exclude(*[next_of(as_key(key)) for key in passed])
 
     def _number(self, batch: TensorDictBase, filled: int) -> Tensor:
         """The trajectory ids of a batch, from its done flags."""
@@ -187,11 +271,15 @@ class TensorDictFrames(Frames):
             if key[-1] == "done":
                 flags = batch.get(key).cpu()
                 done |= flags.reshape(*size, -1).any(-1)
+        spent = torch.stack(self._spent, -1) if self._spends else torch.zeros_like(done)
         ids = np.empty((filled, self.lanes), dtype=np.int64)
         self.episodes.begin(View({TRAJ_IDS: ids}, {}), [])
-        rows = np.moveaxis(done.reshape(self.lanes, filled).numpy(), 0, 1)
+        spent_rows, rows = (
+            flags.reshape(self.lanes, filled).numpy().T for flags in (spent, done | spent)
+        )
         for row, lane in np.argwhere(rows):
-            self.episodes.end(int(lane), int(row))
+            note = self.episodes.skip if spent_rows[row, lane] else self.episodes.end
+            note(int(lane), int(row))
         self.episodes.finish(filled)
         return torch.from_numpy(ids.T.copy()).reshape(size)
 
@@ -204,13 +292,20 @@ class TensorDictFrames(Frames):
             fresh = self._begun(
                 self.env.reset(self._carrier.copy().set("_reset", chosen), **kwargs)
             )
-            for key in (_COUNT, IS_INIT[0]):
-                if key in self._carrier.keys():  # noqa: SIM118 - a TensorDict is no dict
-                    fresh.set(key, torch.where(chosen, fresh.get(key), self._carrier.get(key)))
+            if isinstance(self.env, TensorDictEnv):
+                self._keep_own(chosen, fresh)
             self._carrier = fresh
         for lane in range(self.lanes):
             if mask is None or mask[lane]:
                 self.episodes.restart(lane)
+
+    def _keep_own(self, reset: Tensor, fresh: TensorDictBase) -> None:
+        """Keeps what is no observation as it was, where there was no reset."""
+        own: list[Any] = [*self._states, *self._memories]
+        own += [_COUNT] if self._limit is not None else []
+        own += [IS_INIT] if self._marks_starts else []
+        for key in own:
+            fresh.set(key, self._where(reset, fresh.get(key), self._carrier.get(key)))
 
     def fake(self) -> TensorDictBase:
         """A batch of zeros."""
@@ -224,7 +319,7 @@ class TensorDictFrames(Frames):
         frames = [frame] * self.options.steps
         batch: TensorDictBase = TensorDict.maybe_dense_stack(frames, len(self.batch)).zero_()
         batch.refine_names(*[None] * len(self.batch), "time")
-        return batch
+        return self._compact(batch)
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -235,13 +330,19 @@ class TensorDictFrames(Frames):
         }
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
 def _stack(records: list[TensorDictBase], axis: int) -> TensorDictBase:
     """The records as one batch: dense if their layouts are the same, else a lazy stack."""
     first = records[0]
     if isinstance(first, LazyStackedTensorDict):
-        result: TensorDictBase = TensorDict.maybe_dense_stack(records, axis)
+        result: TensorDictBase = TensorDict.maybe_dense_stack(
+            [record.clone() for record in records], axis
+        )
         return result
-    keys = list(first.keys(True, True))
+    keys = list(first.keys(True, True, is_leaf=is_leaf_nontensor))
     columns: dict[Any, list[Any]] = {key: [] for key in keys}
     for record in records:
         for key, column in columns.items():
@@ -249,6 +350,7 @@ def _stack(records: list[TensorDictBase], axis: int) -> TensorDictBase:
     try:
         stacked = {key: torch.stack(column, axis) for key, column in columns.items()}
     except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
-        return TensorDict.maybe_dense_stack(records, axis)
+        # Copies: a lazy stack holds its frames, and what follows them shares their tensors.
+        return TensorDict.maybe_dense_stack([record.clone() for record in records], axis)
     size = (*first.batch_size, len(records)) if axis == len(first.batch_size) else None
     return TensorDict(stacked, size, device=first.device)

@@ -101,7 +101,7 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
         terminated, truncated = self.ending(self._episode, self._step)
         return self._observe(), float(len(self.actions)), terminated, truncated, {}
 
-    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8]:
         """An image that shows the numbers of the last observation."""
         return _image(self._now())
 
@@ -175,7 +175,7 @@ class NestedEnv(NumberedEnv):
                         ),
                     }
                 ),
-                "action": spaces.Box(-128, 127, (1, 2), np.int8),
+                "last": spaces.Box(-128, 127, (1, 2), np.int8),
             }
         )
         self.action_space = spaces.Dict(
@@ -195,7 +195,7 @@ class NestedEnv(NumberedEnv):
             (bits * 2 ** torch.arange(bits.shape[-1])).sum(-1),
             16 * digits[..., :16].argmax(-1) + digits[..., 16:].argmax(-1),
             frames.get(("when", "steps", "1"))[..., 0].long(),
-            frames.get("action_seen" if "action_seen" in frames.keys() else "action")[..., 0, 1],
+            frames.get("last")[..., 0, 1],
         ]
         return torch.stack([field.long() for field in fields], -1)
 
@@ -203,7 +203,8 @@ class NestedEnv(NumberedEnv):
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
         """The actions in ``frames`` as numbers: int64, of shape ``batch``."""
         bits = frames.get(("pick", "1")).long()
-        return 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
+        found: Tensor = 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
+        return found
 
     def _observe(self) -> Any:
         number, episode, step, total, last = self._now()
@@ -216,11 +217,12 @@ class NestedEnv(NumberedEnv):
                     np.array(total, dtype=np.float64),
                 ),
             },
-            "action": np.array([[number, last]], dtype=np.int8),
+            "last": np.array([[number, last]], dtype=np.int8),
         }
 
     def _as_number(self, action: Any) -> int:
-        if not self.action_space.contains(action):
+        # Vector environments give a scalar Box's values as numpy scalars.
+        if not self.action_space.contains({**action, "push": np.asarray(action["push"])}):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         choice, bits = action["pick"]
         return int(4 * (choice - 1) + 2 * bits[0] + bits[1])

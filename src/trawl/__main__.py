@@ -1,0 +1,8 @@
+"""``python -m trawl``."""
+
+import sys
+
+from trawl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

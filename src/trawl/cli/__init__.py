@@ -1,0 +1,112 @@
+"""The ``trawl`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trawl.cli.errors import CliError, Stopped, message_of, one_line
+
+if TYPE_CHECKING:
+    from trawl.cli.arguments import Collect, Show
+
+# Torch, rich and tyro are imported where they are needed: what needs none of them is quick.
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the ``trawl`` command.
+
+    Args:
+        argv: its arguments; those of this process without them.
+
+    Returns:
+        The exit code: 0 if all went well, 2 after an error (one line on stderr tells it), 128
+        and the signal's number if a signal ended it (130 for Ctrl-C).
+
+    Example:
+        >>> from trawl.cli import main
+        >>> main(["show", "no/such/dataset"])
+        2
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(argv)
+    except Stopped as stop:
+        _tell(str(stop))
+        return stop.code
+    except CliError as error:
+        _tell(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python must not try to flush what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _tell(message_of(error))
+    except KeyboardInterrupt:
+        _tell("interrupted; nothing was written")
+        return 130
+    return 2
+
+
+def _main(argv: Sequence[str]) -> int:
+    if list(argv) == ["--version"]:
+        from trawl.cli.versions import version
+
+        print(f"trawl {version('trawl-rl')}")
+        return 0
+    command = _parse(argv or ["--help"])
+    if isinstance(command, int):
+        return command if argv else 2
+    with _notes():
+        try:
+            return _run(command)
+        except (CliError, OSError):
+            if command.traceback:
+                traceback.print_exc()
+            raise
+
+
+def _parse(argv: Sequence[str]) -> Collect | Show | int:
+    """The command; the exit code, if help or a complaint was all there was to say."""
+    from trawl.cli.arguments import parse
+
+    try:
+        return parse(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def _run(command: Collect | Show) -> int:
+    from trawl.cli.arguments import Collect
+
+    if isinstance(command, Collect):
+        from trawl.cli.collect import collect
+
+        return collect(command)
+    from trawl.cli.show import show
+
+    return show(command)
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Within it a warning is a line on stderr, and not also a line of code."""
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        _tell(f"note: {one_line(str(message))}")
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default")
+            for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+        warnings.showwarning = show
+        yield
+
+
+def _tell(message: str) -> None:
+    print(f"trawl: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""What the command line takes: a dataclass for each command, whose texts are the help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+_N = tyro.conf.arg(metavar="N")
+# --name, without the --no-name beside it.
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Collect frames of an environment into a dataset on disk.
+
+    The dataset is a memory-mapped TensorDict: trawl.data.load(DIR) gives it. Ctrl-C finishes the
+    batch and keeps what there is; a second Ctrl-C stops at once, and keeps the batches before.
+    """
+
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """Gymnasium id, as Pendulum-v1, or module:id to import a module that registers it."""
+
+    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY")] = "random"
+    """What acts: random actions; a file with a torch.export program or a TorchScript module,
+    called with the observations in the order of the environment's keys; or a function in a
+    module, called with the environment if it takes an argument, that gives a policy. A program
+    runs as it is: load none that you don't trust."""
+
+    frames: Annotated[int, _N] = 10_000
+    """How many frames to collect; whole batches are, so up to one more may come."""
+
+    frames_per_batch: Annotated[int | None, _N] = None
+    """Frames in a batch. Default: 1000, or all of them if they are fewer."""
+
+    seed: Annotated[int | None, _N] = None
+    """Seed of environments, policy and random actions. Default: one drawn, and recorded."""
+
+    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where the dataset goes; nothing may be there. Default: runs/ENV-DATE-TIME."""
+
+    max_frames_per_traj: Annotated[int | None, _N] = None
+    """Steps after which an episode is truncated. Default: only where the environment ends it."""
+
+    envs: Annotated[int, _N] = 1
+    """How many environments to step as one batch."""
+
+    unsafe_pickle: Flag = False
+    """Load a policy file that is a pickle, which can run any code."""
+
+    traceback: Flag = False
+    """Show where an error comes from, beside the line that tells it."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show what a dataset holds: its entries, episodes, returns and how it was made."""
+
+    directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """The dataset."""
+
+    plot: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Draw the returns into this file (PNG, PDF or SVG, by its ending); needs trawl-rl[plot]."""
+
+    traceback: Flag = False
+    """Show where an error comes from, beside the line that tells it."""
+
+
+_Command = (
+    Annotated[Collect, tyro.conf.subcommand("collect")]
+    | Annotated[Show, tyro.conf.subcommand("show")]
+)
+
+_DESCRIPTION = """Collects experience for reinforcement learning.
+
+trawl collect Pendulum-v1 --frames 10000 --out runs/demo
+trawl show runs/demo --plot returns.png
+
+Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (143 by SIGTERM).
+trawl --version tells the version.
+"""
+
+
+def parse(argv: Sequence[str]) -> Collect | Show:
+    """The command that the arguments give.
+
+    Raises:
+        SystemExit: after printing help (code 0), or what is wrong with the arguments (code 2).
+    """
+    command: Collect | Show = tyro.cli(
+        _Command,
+        prog="trawl",
+        description=_DESCRIPTION,
+        args=list(argv),
+    )
+    return command

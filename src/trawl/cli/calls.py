@@ -1,0 +1,245 @@
+"""How a program is called that knows tensors and nothing of environments.
+
+A program may take a batch of observations (of any size, or of one that was fixed when it was
+exported) or a single one; an environment gives one or a batch. Here they are brought together,
+once, before collection begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trawl.cli.errors import CliError, describe
+from trawl.envs.specs import MultiOneHot
+from trawl.keys import as_key, show_key
+
+# From the observations of the environment to the program's outputs, both with its batch size.
+Call = Callable[..., tuple[Tensor, ...]]
+
+
+def export_call(path: str, program: Any, env: Any) -> Call:
+    """How to call a program of torch.export, by the shapes that it was exported for.
+
+    Args:
+        path: its file, for messages.
+        program: the program.
+        env: the environment.
+
+    Raises:
+        CliError: if its inputs are not the environment's observations.
+    """
+    specs = _observations(env)
+    inputs = _inputs(path, program)
+    if len(inputs) != len(specs):
+        raise CliError(
+            f"{path} takes {len(inputs)} inputs, but the environment gives {len(specs)} "
+            f"observations: {', '.join(show_key(key) for key in specs)}"
+        )
+    batch = env.batch_size
+    leads = set()
+    for (name, shape), (key, spec) in zip(
+        [(name, value.shape) for name, value in inputs], specs.items(), strict=True
+    ):
+        single = spec.shape[len(batch) :]
+        lead, tail = shape[: max(0, len(shape) - len(single))], shape[len(shape) - len(single) :]
+        fits = len(lead) <= 1 and len(shape) >= len(single)
+        if not fits or any(_fixed(a) and a != b for a, b in zip(tail, single, strict=True)):
+            raise CliError(
+                f"{path} takes {name} of shape {_show(shape)}, but the environment's observation "
+                f"{show_key(key)} has shape {tuple(single)}"
+            )
+        leads.add(None if not lead else int(lead[0]) if _fixed(lead[0]) else -1)
+    if len(leads) > 1:
+        raise CliError(f"{path} takes some inputs in batches and others not")
+    call = _called(program.module(), [value.dtype for _, value in inputs])
+    return _arranged(path, call, leads.pop(), batch)
+
+
+def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Call:
+    """The call, for observations of the environment's batch size.
+
+    Args:
+        path: the program's file.
+        call: takes what the program takes.
+        lead: the size of batch that it takes; None for single observations, -1 for any.
+        batch: the batch size of the environment.
+    """
+    count = max(1, batch.numel())
+    if lead is None:
+        return _by_row(call) if batch else call
+    if lead in (-1, count):
+        return call if batch else _as_batch(call)
+    if lead == 1:
+        return _by_row(_as_batch(call))
+    raise CliError(
+        f"{path} was exported for batches of exactly {lead} observations, but there "
+        f"{'is 1 environment' if count == 1 else f'are {count} environments'}: export it with a "
+        f"dynamic first dimension (dynamic_shapes=), or give --envs {lead}"
+    )
+
+
+def plain_call(path: str, module: nn.Module, env: Any) -> Call:
+    """How to call a module whose input shapes are not known: in a batch, if that works.
+
+    Args:
+        path: its file, for messages.
+        module: the module.
+        env: the environment.
+
+    Raises:
+        CliError: if it works neither with a batch of observations nor with a single one.
+    """
+    dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    dtype = dtypes[0] if dtypes else None
+    floats = [dtype if s.dtype.is_floating_point else None for s in _observations(env).values()]
+    call, batch = _called(module, floats), env.batch_size
+    first: Exception | None = None
+    for lead in (-1, None):
+        arranged = _arranged(path, call, lead, batch)
+        try:
+            Program(path, arranged, env)
+            return arranged
+        except CliError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+class Program(nn.Module):
+    """A program as a module from observations to actions, checked by a call with zeros.
+
+    Args:
+        path: the program's file, for messages.
+        call: calls it.
+        env: the environment.
+
+    Attributes:
+        extra: how many outputs there are beside the actions.
+
+    Raises:
+        CliError: if it can't be called, or gives no actions for this environment.
+    """
+
+    def __init__(self, path: str, call: Call, env: Any) -> None:
+        super().__init__()
+        self._call = call
+        zeros = [spec.zero() for spec in _observations(env).values()]
+        try:
+            with torch.no_grad():
+                outputs = call(*zeros)
+        except Exception as error:
+            shapes = ", ".join(str(tuple(zero.shape)) for zero in zeros)
+            raise CliError(
+                f"{path} can't be called with observations of shape {shapes}: {describe(error)}"
+            ) from error
+        keys = env.action_keys
+        if len(outputs) < len(keys):
+            raise CliError(
+                f"{path} gives {len(outputs)} outputs, but the environment takes {len(keys)} "
+                f"actions: {', '.join(show_key(as_key(key)) for key in keys)}"
+            )
+        self.extra = len(outputs) - len(keys)
+        self._adapt = [
+            _action(path, show_key(as_key(key)), output, env.full_action_spec[key], env.batch_size)
+            for key, output in zip(keys, outputs, strict=False)
+        ]
+
+    def forward(self, *observations: Tensor) -> Any:
+        """The actions, and what else the program gives."""
+        outputs = list(self._call(*observations))
+        for index, adapt in enumerate(self._adapt):
+            if adapt is not None:
+                outputs[index] = adapt(outputs[index])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _action(
+    path: str, name: str, output: Tensor, spec: Any, batch: torch.Size
+) -> Callable[[Tensor], Tensor] | None:
+    """What makes an output the action that the environment takes; None if it is already."""
+    shape, dtype = output.shape, output.dtype
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    if isinstance(spec, MultiOneHot):
+        sizes = spec.nvec
+        indices = torch.Size((*batch, len(sizes)))
+        if whole and (shape == indices or (shape == batch and len(sizes) == 1)):
+            return lambda value: _one_hot(value.reshape(indices), sizes).to(spec.dtype)
+        if not whole:
+            raise CliError(
+                f"{path} gives {dtype} for {name}, but that is a choice among {sizes}: give its "
+                "index (as by argmax), or a one-hot vector of integers"
+            )
+    alike = dtype.is_floating_point == spec.dtype.is_floating_point
+    if shape != spec.shape or not alike:
+        raise CliError(
+            f"{path} gives {dtype} of shape {tuple(shape)} for {name}, but the environment takes "
+            f"{spec.dtype} of shape {tuple(spec.shape)}"
+        )
+    return None if dtype == spec.dtype else lambda value: value.to(spec.dtype)
+
+
+def _one_hot(indices: Tensor, sizes: Sequence[int]) -> Tensor:
+    parts = [functional.one_hot(indices[..., i].long(), n) for i, n in enumerate(sizes)]
+    return torch.cat(parts, -1)
+
+
+def _observations(env: Any) -> dict[tuple[str, ...], Any]:
+    """The specs of the observations, in the order in which a program takes them."""
+    return {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
+
+
+def _called(function: Callable[..., Any], dtypes: Sequence[torch.dtype | None]) -> Call:
+    """The function of tensors of these dtypes (None: any), with its outputs as a tuple."""
+
+    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given = (x if d is None else x.to(d) for x, d in zip(inputs, dtypes, strict=True))
+        outputs = function(*given)
+        outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise TypeError(f"it gives {type(output).__name__}, where a tensor should be")
+        return outputs
+
+    return call
+
+
+def _as_batch(call: Call) -> Call:
+    def batched(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(output.squeeze(0) for output in call(*(x.unsqueeze(0) for x in inputs)))
+
+    return batched
+
+
+def _by_row(call: Call) -> Call:
+    def rows(*inputs: Tensor) -> tuple[Tensor, ...]:
+        each = [call(*row) for row in zip(*inputs, strict=True)]
+        return tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+
+    return rows
+
+
+def _inputs(path: str, program: Any) -> list[tuple[str, Any]]:
+    """Names of the program's inputs, and tensors of their shapes and dtypes."""
+    by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    _, keywords = program.call_spec.in_spec.children()
+    found = [by_name.get(name) for name in program.graph_signature.user_inputs]
+    values = [None if node is None else node.meta.get("val") for node in found]
+    if keywords.num_leaves or not all(isinstance(value, Tensor) for value in values):
+        raise CliError(
+            f"{path} must take its observations as positional tensors: export it with "
+            "torch.export.export(module, (observation, ...))"
+        )
+    return [(str(node.name), value) for node, value in zip(found, values, strict=True) if node]
+
+
+def _fixed(size: Any) -> bool:
+    return isinstance(size, int)
+
+
+def _show(shape: Sequence[Any]) -> str:
+    return "(" + ", ".join(str(n) if _fixed(n) else "any" for n in shape) + ")"

@@ -1,0 +1,203 @@
+"""``trawl collect``."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import sys
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from trawl.cli.arguments import Collect
+from trawl.cli.errors import CliError, Stopped, describe, message_of
+from trawl.cli.interrupts import Interrupts
+from trawl.cli.policies import fingerprint, load_policy
+from trawl.cli.summary import print_summary
+from trawl.cli.versions import versions
+from trawl.collectors import Collector
+from trawl.data import DatasetWriter
+from trawl.data.dataset import check_free
+from trawl.envs.build import build_env
+from trawl.observe import CollectionProgress
+
+_FRAMES_PER_BATCH = 1000
+
+
+def collect(args: Collect) -> int:
+    """Collects frames into a dataset on disk.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        CliError: if what was asked for can't be done; nothing was written then.
+        Stopped: if it ended before its end; what there is was kept.
+        OSError: if the dataset can't be written.
+    """
+    _check(args)
+    started = datetime.now(timezone.utc)
+    directory = Path(args.out or _directory(args.env, started))
+    try:
+        check_free(directory)
+    except FileExistsError as error:
+        raise CliError(f"{message_of(error)}: give another --out") from None
+    seed = secrets.randbits(31) if args.seed is None else args.seed
+    with _collector(args, seed) as collector:
+        info = {
+            "env": args.env,
+            "policy": args.policy,
+            "policy_sha256": fingerprint(args.policy),
+            "seed": seed,
+            "date": started.isoformat(timespec="seconds"),
+            "versions": versions(),
+            "arguments": asdict(args),
+        }
+        return _Run(args, collector, DatasetWriter(directory, info)).go()
+
+
+class _Run:
+    """One collection, from its first batch to the dataset."""
+
+    def __init__(self, args: Collect, collector: Any, writer: DatasetWriter) -> None:
+        self.args, self.collector, self.writer = args, collector, writer
+        self.progress = CollectionProgress(collector, args.env)
+        self.interrupts = Interrupts(self.progress.say)
+        self.hurried = False
+        self.error: CliError | None = None
+
+    def go(self) -> int:
+        with self.interrupts:
+            with self.progress:
+                self._gather()
+            directory = self._finish()
+        if directory is not None:
+            console = Console(file=sys.stdout)
+            print_summary(console, directory, self.writer.info, self.progress.episodes)
+        kept = self._kept(directory)
+        if self.error is not None:
+            raise CliError(f"{self.error}; {kept}") from self.error.__cause__
+        if self.interrupts.signum is not None:
+            raise Stopped(f"interrupted; {kept}", 128 + self.interrupts.signum)
+        return 0
+
+    def _gather(self) -> None:
+        """Collects until the end, a signal or an error."""
+        try:
+            for batch in self.collector:
+                self._write(batch)
+                self.progress.update(batch)
+                if self.interrupts.signum is not None:
+                    return
+        except KeyboardInterrupt:
+            self.hurried = True
+        except CliError as error:
+            self.error = error
+        except Exception as error:
+            self.error = CliError(f"collection failed: {describe(error)}")
+            self.error.__cause__ = error
+
+    def _write(self, batch: Any) -> None:
+        try:
+            self.writer.add(batch)
+        except OSError as error:
+            reason = error.strerror or message_of(error)
+            raise CliError(f"{self.writer.directory} can't be written: {reason}") from error
+        except (TypeError, ValueError) as error:
+            raise CliError(message_of(error)) from error
+
+    def _finish(self) -> Path | None:
+        self.writer.info.update(self._outcome())
+        complete = self.writer.frames >= self.args.frames
+        try:
+            return self.writer.finish(complete=complete, sync=not self.hurried)
+        except KeyboardInterrupt:
+            return self.writer.finish(complete=complete, sync=False)
+        except OSError as error:
+            raise CliError(
+                f"the dataset can't be finished: {message_of(error)}; what was written is in "
+                f"{self.writer.partial}"
+            ) from error
+
+    def _outcome(self) -> dict[str, Any]:
+        facts, signum = self.collector.stats(), self.interrupts.signum
+        stopped = None if signum is None else signal.Signals(signum).name
+        return {
+            "stopped_by": stopped if self.error is None else str(self.error),
+            "frames_per_batch": facts["requested_frames_per_batch"],
+            "seconds": round(self.progress.seconds, 3),
+            "env_time_share": round(facts["env_time_share"], 4),
+            "episodes": self.progress.episodes.summary(),
+        }
+
+    def _kept(self, directory: Path | None) -> str:
+        if directory is None:
+            return "no batch was whole, so nothing was written"
+        return f"kept the {self.writer.frames:,} frames collected before, in {directory}"
+
+
+def _check(args: Collect) -> None:
+    for name in ("frames", "frames_per_batch", "max_frames_per_traj", "envs"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    if args.seed is not None and not 0 <= args.seed < 2**63:
+        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
+
+
+def _directory(env: str, started: datetime) -> str:
+    name = env.replace(os.sep, "-").replace(":", "-")
+    return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")
+
+
+def _collector(args: Collect, seed: int) -> Collector:
+    """The collector, seeded; whatever a user's environment or policy raises is told in a line."""
+    env = _environment(args)
+    try:
+        # A factory may draw the policy's first weights.
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        policy = load_policy(args.policy, env, args.unsafe_pickle)
+        collector = Collector(
+            env,
+            policy,
+            frames_per_batch=args.frames_per_batch or _batch_size(args),
+            total_frames=args.frames,
+            max_frames_per_traj=args.max_frames_per_traj,
+        )
+        collector.set_seed(seed)
+        return collector
+    except CliError:
+        env.close(raise_if_closed=False)
+        raise
+    except Exception as error:
+        env.close(raise_if_closed=False)
+        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+
+
+def _batch_size(args: Collect) -> int:
+    """A whole number of steps of all environments, if it is ours to choose."""
+    wanted = min(_FRAMES_PER_BATCH, args.frames)
+    return max(1, wanted // args.envs) * args.envs
+
+
+def _environment(args: Collect) -> Any:
+    try:
+        env = build_env([args.env] * args.envs if args.envs > 1 else args.env)
+    except Exception as error:
+        raise CliError(f"environment {args.env} can't be made: {message_of(error)}") from error
+    if not env.fixed_layout:
+        env.close(raise_if_closed=False)
+        raise CliError(
+            f"environment {args.env} gives or takes data of no fixed shape, which a dataset "
+            "can't hold"
+        )
+    return env

@@ -1,0 +1,47 @@
+"""Errors as one line."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class CliError(Exception):
+    """What is wrong, in words for the user: shown as one line, without a traceback."""
+
+
+class Stopped(Exception):
+    """Collection ended before its end; what there is was kept.
+
+    Args:
+        message: says so.
+        code: the exit code.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception, on one line."""
+    # str() of a KeyError is the repr of its message.
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return one_line(str(text))
+
+
+def describe(error: BaseException) -> str:
+    """The type and message of an exception out of a user's code, and where it happened."""
+    parts = [type(error).__name__, message_of(error)]
+    line = ": ".join(part for part in parts if part)
+    notes = [one_line(note) for note in getattr(error, "__notes__", [])]
+    return f"{line} ({'; '.join(notes)})" if notes else line
+
+
+def one_line(text: str) -> str:
+    """The first line that says something, without escape codes."""
+    lines = (line.strip() for line in _ESCAPES.sub("", text).splitlines())
+    return next((line for line in lines if line), "")

@@ -1,0 +1,42 @@
+"""Ctrl-C: once to finish, twice to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Within its ``with`` block the first SIGINT or SIGTERM is noted, the second raises.
+
+    Args:
+        tell: called at the first one, in the signal handler, with what to tell the user.
+
+    Attributes:
+        signum: the first signal that came, or None.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.signum: int | None = None
+        self._tell = tell
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        # Python leaves signals to the main thread.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self.signum is not None:
+            raise KeyboardInterrupt
+        self.signum = signum
+        self._tell("finishing this batch; Ctrl-C again stops at once")

@@ -1,0 +1,98 @@
+"""The policy that ``--policy`` names."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import operator
+import os
+import sys
+from typing import Any
+
+from torch import nn
+
+from trawl.cli.errors import CliError, describe, message_of
+
+
+def load_policy(text: str, env: Any, unsafe_pickle: bool) -> Any:
+    """The policy that the text stands for.
+
+    Args:
+        text: ``random``, a file, or ``module:factory``.
+        env: the environment that the policy is for.
+        unsafe_pickle: whether a file that is a pickle may be loaded.
+
+    Returns:
+        What a collector takes as its policy; None for random actions.
+
+    Raises:
+        CliError: if there is no such policy.
+    """
+    if text == "random":
+        return None
+    if os.path.isfile(text):
+        from trawl.cli.programs import load_file
+
+        return load_file(text, env, unsafe_pickle)
+    module, colon, factory = text.partition(":")
+    if not colon or os.sep in module:
+        raise CliError(
+            f"--policy {text}: there is no such file; give random, a file, or module:factory"
+        )
+    return _made(text, _find(text, module, factory), env)
+
+
+def fingerprint(text: str) -> str | None:
+    """SHA-256 of a policy's file, so that a dataset says which one it was; None without one."""
+    if text == "random" or not os.path.isfile(text):
+        return None
+    with open(text, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _find(text: str, module: str, factory: str) -> Any:
+    """What is named, with the current directory among the places where modules are found."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return operator.attrgetter(factory)(importlib.import_module(module))
+    except AttributeError as error:
+        raise CliError(f"--policy {text}: {message_of(error)}") from error
+    except ModuleNotFoundError as error:
+        raise CliError(f"--policy {text}: {message_of(error)} (looked here too)") from error
+    except Exception as error:
+        raise CliError(f"--policy {text}: importing {module} failed: {describe(error)}") from error
+
+
+def _made(text: str, factory: Any, env: Any) -> Any:
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise CliError(f"--policy {text} is no function but {type(factory).__name__}")
+    try:
+        return factory(env) if _takes_env(text, factory) else factory()
+    except CliError:
+        raise
+    except Exception as error:
+        raise CliError(f"--policy {text} failed: {describe(error)}") from error
+
+
+def _takes_env(text: str, factory: Any) -> bool:
+    """Whether the factory asks for an argument: one without a default, or one named env."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # it has no signature to read
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p for p in parameters if p.kind in kinds]
+    required = [p.name for p in positional if p.default is inspect.Parameter.empty]
+    if len(required) > 1:
+        raise CliError(
+            f"--policy {text} must take the environment or nothing, but it takes "
+            f"{', '.join(required)}"
+        )
+    return bool(required) or any(p.name == "env" for p in positional[:1])

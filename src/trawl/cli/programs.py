@@ -1,0 +1,143 @@
+"""Policies out of files: programs of torch.export, TorchScript, and (if asked for) pickles."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+
+from trawl.cli.calls import Call, Program, export_call, plain_call
+from trawl.cli.errors import CliError, describe
+
+# What a program of torch.export may hold beside tensors, by the name of its record: objects
+# that are pickled, though the rest is not.
+_PICKLED_RECORDS = ("custom_obj", "opaque_obj")
+
+
+def load_file(path: str, env: Any, unsafe_pickle: bool) -> Any:
+    """The policy in a file.
+
+    Args:
+        path: the file.
+        env: the environment that the policy is for.
+        unsafe_pickle: whether a pickle may be loaded, which can run any code.
+
+    Returns:
+        A TensorDict module that reads the environment's observations and writes its actions.
+
+    Raises:
+        CliError: if the file holds no policy, or none for this environment.
+    """
+    kind = _kind(path)
+    if kind == "pickle" and not unsafe_pickle:
+        raise CliError(
+            f"{path} is a pickle, which can run any code when it is loaded: save the policy with "
+            "torch.export.save, or give --unsafe-pickle if you trust it"
+        )
+    loaders: dict[str, Callable[[], Any]] = {
+        "export": lambda: _load_program(path, unsafe_pickle),
+        "script": lambda: torch.jit.load(path, map_location="cpu").eval(),
+        "pickle": lambda: torch.load(path, map_location="cpu", weights_only=False),
+    }
+    try:
+        loaded = loaders[kind]()
+    except CliError:
+        raise
+    except Exception as error:
+        raise CliError(f"{path} can't be loaded: {describe(error)}") from error
+    return _as_policy(path, loaded, env)
+
+
+def _as_policy(path: str, loaded: Any, env: Any) -> Any:
+    if isinstance(loaded, torch.export.ExportedProgram):
+        return _wrapped(path, export_call(path, loaded, env), env)
+    if not isinstance(loaded, nn.Module):
+        raise CliError(
+            f"{path} holds no policy but a {type(loaded).__name__}: save the whole module, not "
+            "its state_dict"
+        )
+    loaded.eval()
+    if isinstance(loaded, TensorDictModuleBase):
+        return loaded
+    return _wrapped(path, plain_call(path, loaded, env), env)
+
+
+def _wrapped(path: str, call: Call, env: Any) -> TensorDictModule:
+    program = Program(path, call, env)
+    extra = [f"output{i + 1}" for i in range(program.extra)]
+    in_keys = list(env.observation_spec.keys(True, True))
+    return TensorDictModule(program, in_keys=in_keys, out_keys=[*env.action_keys, *extra])
+
+
+def _kind(path: str) -> str:
+    """What a file is, by its content: its name may say anything."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {Path(name).name for name in archive.namelist()}
+            parts = {part for name in archive.namelist() for part in Path(name).parts[:-1]}
+    except zipfile.BadZipFile:
+        with open(path, "rb") as file:
+            # Pickles of protocol 2 and later begin with this byte.
+            if file.read(1) == b"\x80":
+                return "pickle"
+        raise CliError(
+            f"{path} is no policy: neither a program of torch.export nor a TorchScript archive"
+        ) from None
+    if "archive_format" in names or "serialized_exported_program.json" in names:
+        return "export"
+    if "constants.pkl" in names and "code" in parts:
+        return "script"
+    if "data.pkl" in names:
+        return "pickle"
+    raise CliError(
+        f"{path} is no policy: a zip archive, but neither a program of torch.export nor TorchScript"
+    )
+
+
+def _load_program(path: str, unsafe_pickle: bool) -> Any:
+    if unsafe_pickle:
+        with open(path, "rb") as file, _quiet():
+            return torch.export.load(file)
+    with zipfile.ZipFile(path) as archive:
+        pickled = [n for n in archive.namelist() if any(p in n.lower() for p in _PICKLED_RECORDS)]
+    if pickled:
+        raise CliError(
+            f"{path} holds pickled objects ({pickled[0]}), which can run any code when they are "
+            "loaded: give --unsafe-pickle if you trust it"
+        )
+    with open(path, "rb") as file, _quiet(), _weights_only():
+        return torch.export.load(file)
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Within it torch loads tensors only: its loader of programs would fall back on pickle."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it nothing is logged: what goes wrong is told by the error, in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

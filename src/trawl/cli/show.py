@@ -1,0 +1,105 @@
+"""``trawl show``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tensordict import TensorDictBase
+
+from trawl.cli.arguments import Show
+from trawl.cli.errors import CliError, message_of
+from trawl.cli.summary import print_episodes, print_facts, show_bytes, size_of
+from trawl.data import info, load
+from trawl.keys import as_key, show_key
+from trawl.observe import Episodes, EpisodeStats
+
+# Frames read at a time: datasets may be larger than memory.
+_CHUNK = 1 << 18
+
+
+def show(args: Show) -> int:
+    """Shows what a dataset holds.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        CliError: if there is no dataset, or its returns can't be plotted.
+    """
+    directory = Path(args.directory)
+    try:
+        facts, frames = info(directory), load(directory)
+    except (FileNotFoundError, ValueError) as error:
+        # An OSError without a file name has its message in the exception itself.
+        raise CliError(str(error)) from error
+    stats, episodes = read_episodes(frames)
+    console = Console(file=sys.stdout)
+    print_facts(console, _facts(directory, facts))
+    _print_entries(console, frames)
+    if stats is not None:
+        print_episodes(console, stats)
+    if args.plot is not None:
+        _plot(args.plot, episodes, facts)
+        console.print(f"plotted the returns into {args.plot}", markup=False, soft_wrap=True)
+    return 0
+
+
+def read_episodes(frames: TensorDictBase) -> tuple[EpisodeStats | None, Episodes]:
+    """The episodes of a dataset; None if it doesn't tell trajectories apart."""
+    stats = EpisodeStats()
+    keys = [("collector", "traj_ids"), ("next", "reward"), ("next", "done")]
+    present = set(frames.keys(True))
+    if not all(key in present for key in keys):
+        return None, Episodes.concatenate([])
+    columns = frames.select(*keys)
+    parts = [stats.update(columns[i : i + _CHUNK]) for i in range(0, len(columns), _CHUNK)]
+    return stats, Episodes.concatenate(parts)
+
+
+def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
+    """How the dataset was made; a dataset need not say any of it but frames."""
+    frames = f"{info['frames']:,}"
+    if not info["complete"]:
+        frames += f", not complete: stopped by {info.get('stopped_by') or 'an error'}"
+    shown = {
+        "dataset": f"{directory} ({show_bytes(size_of(directory))})",
+        "environment": info.get("env"),
+        "policy": info.get("policy"),
+        "seed": info.get("seed"),
+        "made": info.get("date"),
+        "with": ", ".join(f"{name} {v}" for name, v in info.get("versions", {}).items()),
+        "frames": frames,
+    }
+    return {name: str(value) for name, value in shown.items() if value not in (None, "")}
+
+
+def _print_entries(console: Console, frames: TensorDictBase) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("entry", style="cyan")
+    table.add_column("shape")
+    table.add_column("dtype")
+    table.add_column("size", justify="right")
+    for key in sorted(frames.keys(True, True), key=as_key):
+        value = frames.get(key)
+        size = value.numel() * value.element_size()
+        shape = ", ".join(f"{n:,}" for n in value.shape)
+        dtype = str(value.dtype).removeprefix("torch.")
+        table.add_row(show_key(as_key(key)), f"({shape})", dtype, show_bytes(size))
+    console.print(table)
+
+
+def _plot(file: str, episodes: Episodes, info: dict[str, Any]) -> None:
+    from trawl.observe.plots import plot_returns
+
+    title = str(info.get("env") or "")
+    if title and info.get("policy"):
+        title += f", policy {info['policy']}"
+    try:
+        plot_returns(episodes, file, title=title)
+    except (ImportError, ValueError, OSError) as error:
+        raise CliError(f"--plot {file}: {message_of(error)}") from error

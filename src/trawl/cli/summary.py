@@ -1,0 +1,85 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from trawl.observe.episodes import EpisodeStats, Moments
+from trawl.observe.progress import plural, short
+
+
+def print_summary(
+    console: Console, directory: Path, info: dict[str, Any], episodes: EpisodeStats
+) -> None:
+    """Prints what a collection gave.
+
+    Args:
+        console: where to.
+        directory: the dataset.
+        info: how it was made.
+        episodes: its episodes.
+    """
+    seconds, share = info["seconds"], info["env_time_share"]
+    rate = episodes.frames / seconds if seconds else 0.0
+    facts = {
+        "environment": info["env"],
+        "policy": info["policy"],
+        "seed": str(info["seed"]),
+        "frames": f"{episodes.frames:,} in {seconds:.1f} s: {rate:,.0f} a second",
+        "time": f"environment {share:.0%}, policy {1 - share:.0%}",
+        "dataset": f"{directory} ({show_bytes(size_of(directory))})",
+    }
+    print_facts(console, facts)
+    print_episodes(console, episodes)
+
+
+def print_facts(console: Console, facts: dict[str, str]) -> None:
+    """Prints names and values, a line each."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        console.print(f"{name:>{width}}", style="cyan", markup=False, highlight=False, end="  ")
+        console.print(value, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_episodes(console: Console, episodes: EpisodeStats) -> None:
+    """Prints a table of the returns and lengths of episodes."""
+    if not episodes.count:
+        console.print("no episode has ended")
+        return
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column(plural(episodes.count, "episode"), style="cyan")
+    for name in ("mean", "std", "min", "max"):
+        table.add_column(name, justify="right")
+    for name, moments in (("return", episodes.returns), ("length", episodes.lengths)):
+        table.add_row(name, *_numbers(moments))
+    console.print(table)
+
+
+def _numbers(moments: Moments) -> list[str]:
+    return [short(value) for value in (moments.mean, moments.std, moments.low, moments.high)]
+
+
+def size_of(directory: Path) -> int:
+    """Bytes in the files of a directory."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def show_bytes(size: float) -> str:
+    """A number of bytes, in the unit that suits it.
+
+    Example:
+        >>> show_bytes(17), show_bytes(123_456), show_bytes(5e9)
+        ('17 B', '123.5 kB', '5.0 GB')
+    """
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"

@@ -1,0 +1,116 @@
+"""Profiles of collection, by ``torch.profiler``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import profiler
+
+
+@dataclass
+class ProfileConfig:
+    """What to profile, and where the trace goes.
+
+    Attributes:
+        workers: numbers of the workers to profile; a collector of its own is number 0.
+        num_rollouts: batches after which profiling ends, warm-up included.
+        warmup_rollouts: batches before it begins.
+        save_path: file for the Chrome trace; ``"{worker_idx}"`` in it becomes the worker's
+            number. Default ``./collector_profile_{worker_idx}.json``.
+        activities: ``"cpu"`` and ``"cuda"``; what is not there is left out.
+        record_shapes: whether shapes of operators' inputs are recorded.
+        profile_memory: whether allocations are recorded.
+        with_stack: whether source lines are recorded.
+        with_flops: whether operations are counted.
+        on_trace_ready: called with the profiler at the end, instead of saving.
+
+    Raises:
+        ValueError: if nothing would be left to profile.
+    """
+
+    workers: Sequence[int] = (0,)
+    num_rollouts: int = 3
+    warmup_rollouts: int = 1
+    save_path: str | Path | None = None
+    activities: Sequence[str] = ("cpu", "cuda")
+    record_shapes: bool = True
+    profile_memory: bool = False
+    with_stack: bool = True
+    with_flops: bool = False
+    on_trace_ready: Callable[[Any], Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.warmup_rollouts < 0:
+            raise ValueError(
+                f"warmup_rollouts must not be negative, but it is {self.warmup_rollouts}"
+            )
+        if self.num_rollouts <= self.warmup_rollouts:
+            raise ValueError(
+                f"num_rollouts={self.num_rollouts} must be more than "
+                f"warmup_rollouts={self.warmup_rollouts}: nothing would be profiled"
+            )
+        unknown = set(self.activities) - {"cpu", "cuda"}
+        if unknown:
+            raise ValueError(f"activities must be 'cpu' or 'cuda', but there is {sorted(unknown)}")
+
+    def path(self, worker: int) -> Path:
+        """Where the trace of a worker goes."""
+        template = self.save_path or "./collector_profile_{worker_idx}.json"
+        return Path(str(template).replace("{worker_idx}", str(worker)))
+
+
+class RolloutProfiler:
+    """Profiles the batches that a :class:`ProfileConfig` names.
+
+    Args:
+        config: what to profile.
+        worker: number of the worker that this is.
+    """
+
+    def __init__(self, config: ProfileConfig, worker: int) -> None:
+        self.config = config
+        self.worker = worker
+        self._seen = 0
+        self._profile: Any = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around the collection of each batch."""
+        if self._seen == self.config.warmup_rollouts:
+            self._profile = self._new()
+            self._profile.start()
+        try:
+            yield
+        finally:
+            self._seen += 1
+            if self._seen == self.config.num_rollouts:
+                self.finish()
+
+    def finish(self) -> None:
+        """Ends the profile, if it runs, and saves its trace."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        profile.stop()
+        if self.config.on_trace_ready is not None:
+            self.config.on_trace_ready(profile)
+        else:
+            path = self.config.path(self.worker)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(path))
+
+    def _new(self) -> Any:
+        config = self.config
+        wanted = [getattr(profiler.ProfilerActivity, name.upper()) for name in config.activities]
+        possible = profiler.supported_activities()
+        return profiler.profile(
+            activities=[activity for activity in wanted if activity in possible],
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_flops=config.with_flops,
+        )

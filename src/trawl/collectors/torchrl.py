@@ -1,0 +1,100 @@
+"""What TorchRL's environments and modules need of a collector.
+
+TorchRL is imported here, and only when something of it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from trawl.envs import specs
+
+
+def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:
+    """A TorchRL environment that counts steps, marks starts and gives recurrent state.
+
+    Args:
+        env: the environment.
+        limit: steps after which an episode is cut off, or None.
+        marks: whether frames are to say that they begin an episode, and the policy's recurrent
+            modules are to get the state that they start from. What is there is left alone.
+        policy: the policy.
+    """
+    from torchrl.envs import InitTracker, StepCounter, TransformedEnv
+
+    transforms = [] if limit is None else [StepCounter(max_steps=limit)]
+    if marks:
+        transforms += [] if "is_init" in names(env.full_observation_spec) else [InitTracker()]
+        known = {*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True)}
+        transforms += [
+            primer for primer in _primers(policy) if set(primer.primers.keys(True, True)) - known
+        ]
+    for transform in transforms:
+        if isinstance(env, TransformedEnv):
+            env.append_transform(transform)
+        else:
+            env = TransformedEnv(env, transform)
+    return env
+
+
+def names(spec: Any) -> set[str]:
+    """The name of each entry of a spec, wherever it is nested."""
+    return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
+
+
+def _primers(policy: Any) -> Iterator[Any]:
+    """Transforms that give the state which the policy's recurrent modules start from."""
+    for module in policy.modules() if isinstance(policy, nn.Module) else ():
+        make: Any = getattr(module, "make_tensordict_primer", None)
+        if make is not None:
+            yield make()
+
+
+def give_specs(policy: Any, env: Any) -> None:
+    """Exploration modules and random policies that were made without a spec get the env's."""
+    if getattr(policy, "action_spec", policy) is None:
+        policy.action_spec = spec_for(policy, env.full_action_spec.clone())
+    for module in policy.modules() if isinstance(policy, nn.Module) else ():
+        slot = getattr(type(module), "spec", None)
+        if isinstance(slot, property) and slot.fset and getattr(module, "_spec", module) is None:
+            module.spec = spec_for(module, env.action_spec_unbatched)
+
+
+def spec_for(user: Any, spec: Any) -> Any:
+    """``spec`` as ``user`` can read it: TorchRL's objects know TorchRL's specs only."""
+    own = isinstance(spec, (specs.Spec, specs.Composite))
+    foreign = any(cls.__module__.startswith("torchrl.") for cls in type(user).__mro__)
+    return torchrl_spec(spec) if own and foreign else spec
+
+
+def torchrl_spec(spec: specs.Spec | specs.Composite) -> Any:
+    """A spec of Trawl's environments as the spec of TorchRL that says the same.
+
+    Raises:
+        TypeError: if there is none, as for data that has no fixed layout.
+    """
+    from torchrl import data
+
+    if isinstance(spec, specs.Composite):
+        children = {name: torchrl_spec(child) for name, child in spec.items()}
+        return data.Composite(children, shape=spec.shape)
+    place = {"shape": spec.shape, "dtype": spec.dtype, "device": spec.device}
+    if isinstance(spec, specs.Bounded):
+        low, high = (bound.expand(spec.shape) for bound in (spec.low, spec.high))
+        return data.Bounded(low, high, **place)
+    if isinstance(spec, specs.OneHot):
+        return data.OneHot(spec.n, **place)
+    if isinstance(spec, specs.MultiOneHot):
+        return data.MultiOneHot(spec.nvec, **place)
+    if isinstance(spec, specs.Categorical):
+        return data.Categorical(spec.n, **place)
+    if isinstance(spec, specs.MultiCategorical):
+        return data.MultiCategorical(spec.nvec, **place)
+    if isinstance(spec, specs.Binary):
+        return data.Binary(spec.shape[-1], **place)
+    if isinstance(spec, specs.Unbounded):
+        return data.Unbounded(**place)
+    raise TypeError(f"TorchRL has no spec for {spec}")

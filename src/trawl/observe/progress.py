@@ -1,0 +1,174 @@
+"""How a collection gets on, shown on the terminal."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from tensordict import TensorDictBase
+
+from trawl.observe.episodes import EpisodeStats
+
+# Without a terminal: a line for each tenth of the frames, and one when that takes long.
+_LINES, _SECONDS = 10, 30.0
+# The rate shown is that of the last batches.
+_RATE_BATCHES = 20
+
+
+class CollectionProgress:
+    """Shows how a collection gets on.
+
+    On a terminal that is a bar with the figures under it, while the ``with`` block lasts.
+    Elsewhere it is a line now and then, without escape codes.
+
+    Args:
+        collector: what collects; its ``stats()`` are shown.
+        title: stands before the bar.
+        console: where to show it; the standard error stream without it.
+
+    Attributes:
+        episodes: statistics of the episodes seen.
+        seconds: time between the start and the last batch.
+
+    Example:
+        >>> from trawl import Collector
+        >>> from trawl.observe import CollectionProgress
+        >>> with (
+        ...     Collector("Pendulum-v1", frames_per_batch=100, total_frames=400) as collector,
+        ...     CollectionProgress(collector, "Pendulum") as progress,
+        ... ):
+        ...     for batch in collector:
+        ...         progress.update(batch)
+        >>> progress.episodes.count
+        2
+    """
+
+    def __init__(self, collector: Any, title: str = "", console: Console | None = None) -> None:
+        self.episodes = EpisodeStats()
+        self.seconds = 0.0
+        self._collector = collector
+        self._console = console or Console(file=sys.stderr)
+        self._started = time.perf_counter()
+        self._marks = deque([(self._started, 0)], maxlen=_RATE_BATCHES)
+        self._facts: dict[str, Any] = collector.stats()
+        self._note = ""
+        self._live: Live | None = None
+        self._printed = (self._started, 0)
+        total = self._facts.get("total_frames")
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[frames]}"),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            auto_refresh=False,
+            console=self._console,
+        )
+        self._task = self._bar.add_task(title, total=total, frames=self._count())
+
+    def update(self, batch: TensorDictBase) -> None:
+        """Takes in a batch that the collector gave."""
+        self.episodes.update(batch)
+        self._facts = self._collector.stats()
+        now, frames = time.perf_counter(), int(self._facts["frames"])
+        self.seconds = now - self._started
+        self._marks.append((now, frames))
+        self._bar.update(self._task, completed=frames, frames=self._count())
+        if self._live is None:
+            self._maybe_print(now, frames)
+
+    def say(self, note: str) -> None:
+        """Shows a note at once; safe to call from a signal handler."""
+        self._note = note
+        if self._live is None:
+            # Past all buffers, one of which may be at work just where the signal came.
+            os.write(2, f"{note}\n".encode())
+
+    @property
+    def rate(self) -> float:
+        """Frames per second over the last batches."""
+        (then, before), (now, frames) = self._marks[0], self._marks[-1]
+        return (frames - before) / (now - then) if now > then else 0.0
+
+    def figures(self) -> list[str]:
+        """What is shown beside the count of frames."""
+        parts = [f"{self.rate:,.0f} frames/s"]
+        share = self._facts.get("env_time_share")
+        if share:
+            parts.append(f"env {share:.0%}, policy {1 - share:.0%}")
+        if self.episodes.count:
+            parts.append(plural(self.episodes.count, "episode"))
+            parts.append(f"return {short(self.episodes.recent_return)}")
+            parts.append(f"length {short(self.episodes.recent_length)}")
+        return parts
+
+    def _count(self) -> str:
+        frames, total = self._facts["frames"], self._facts.get("total_frames")
+        return f"{frames:,} frames" if total is None else f"{frames:,}/{total:,} frames"
+
+    # --- on a terminal
+
+    def render(self) -> RenderableType:
+        """The bar, and the figures under it."""
+        text = Text("  ".join(self.figures()), style="dim", overflow="ellipsis", no_wrap=True)
+        return Group(self._bar, text, *([Text(self._note, style="yellow")] if self._note else []))
+
+    def __enter__(self) -> CollectionProgress:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # --- elsewhere
+
+    def _maybe_print(self, now: float, frames: int) -> None:
+        then, before = self._printed
+        total = self._facts.get("total_frames")
+        tenth = total is not None and frames * _LINES // total > before * _LINES // total
+        if tenth or now - then >= _SECONDS:
+            self._printed = now, frames
+            line = "  ".join([self._count(), *self.figures()])
+            self._console.print(Text(line), soft_wrap=True)
+
+
+def short(value: float) -> str:
+    """A number as one would say it: four digits or so.
+
+    Example:
+        >>> [short(number) for number in (-1234.56, 21.5, 0.01234, float("nan"))]
+        ['-1,235', '21.5', '0.01234', '-']
+    """
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.4g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    Example:
+        >>> plural(1, "batch"), plural(1200, "frame")
+        ('1 batch', '1,200 frames')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
