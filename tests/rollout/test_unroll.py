@@ -1,0 +1,98 @@
+"""Modules as plain functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations
+
+from trawl.collectors import Collector
+from trawl.rollout.unroll import unroll
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(3, 8),
+        nn.Tanh(),
+        nn.Sequential(nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.Sigmoid()),
+        nn.ReLU(inplace=True),
+        nn.ELU(),
+        nn.Linear(8, 1),
+    )
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3)])
+def test_results_are_the_same_to_the_bit(shape: tuple[int, ...]) -> None:
+    module, value = network(), torch.randn(shape)
+    assert torch.equal(unroll(module)(value), module(value))
+
+
+def test_hooks_are_called() -> None:
+    module, seen = network(), []
+    module[0].register_forward_hook(lambda *call: seen.append(call))
+    unroll(module)(torch.randn(3))
+    assert len(seen) == 1
+
+
+def test_global_hooks_are_called() -> None:
+    module, seen = network(), []
+    handle = register_module_forward_hook(lambda *call: seen.append(call))
+    try:
+        unroll(module)(torch.randn(3))
+    finally:
+        handle.remove()
+    assert seen
+
+
+def test_a_forward_of_the_instances_own_is_called() -> None:
+    module = nn.Linear(3, 1)
+    module.forward = lambda value: value + 1  # type: ignore[method-assign]
+    assert torch.equal(unroll(module)(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_parametrized_layers_keep_their_parametrization() -> None:
+    module = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)))
+    value = torch.randn(3)
+    assert torch.equal(unroll(module)(value), module(value))
+
+
+def test_dropout_follows_the_mode() -> None:
+    module = nn.Sequential(nn.Dropout(1.0))
+    function = unroll(module)
+    module.eval()
+    assert function(torch.ones(2)).tolist() == [1, 1]
+    module.train()
+    assert function(torch.ones(2)).tolist() == [0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_functions_and_scripts_are_left_alone() -> None:
+    script = torch.jit.trace(nn.Linear(3, 1), torch.ones(3))
+    assert unroll(torch.tanh) is torch.tanh
+    assert unroll(script) is script
+
+
+def actions(collector: Collector) -> torch.Tensor:
+    return collector.next()["action"].clone()
+
+
+def test_a_replaced_parameter_acts_from_the_next_batch_on() -> None:
+    layer = nn.Linear(3, 1)
+    policy = TensorDictModule(nn.Sequential(layer), ["observation"], ["action"])
+    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
+        assert actions(collector).std() > 0
+        layer.weight = nn.Parameter(torch.zeros(1, 3))
+        layer.bias = nn.Parameter(torch.ones(1))
+        assert actions(collector).unique().tolist() == [1]
+
+
+def test_a_hook_added_later_acts_from_the_next_batch_on() -> None:
+    layer = nn.Linear(3, 1)
+    policy = TensorDictModule(nn.Sequential(layer), ["observation"], ["action"])
+    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
+        actions(collector)
+        layer.register_forward_hook(lambda module, args, output: torch.zeros_like(output))
+        assert actions(collector).unique().tolist() == [0]
