@@ -44,8 +44,8 @@ def batch8() -> Case:
     make, net = work.pendulum, work.mlp(3, 1)
     policy, act = work.acting(net), hand.only(net)
 
-    def serial() -> Source:
-        return peers.torchrl(peers.torchrl_serial(make, ENVS), policy, FRAMES)
+    def serial(use_buffers: bool) -> Source:
+        return peers.torchrl(peers.torchrl_serial(make, ENVS, use_buffers), policy, FRAMES)
 
     def vector() -> Source:
         return peers.torchrl(peers.torchrl_vector(make, ENVS), policy, FRAMES)
@@ -66,7 +66,12 @@ def batch8() -> Case:
                 lambda: hand.several([make() for _ in range(ENVS)], act, STEPS),
                 note="no vector environment: a loop over a list",
             ),
-            Contender("TorchRL", serial, 8.0, "SerialEnv(use_buffers=False), trust_policy=True"),
+            Contender("TorchRL", lambda: serial(True), 8.0, "SerialEnv, trust_policy=True"),
+            Contender(
+                "TorchRL, no buffers",
+                lambda: serial(False),
+                note="SerialEnv(use_buffers=False), trust_policy=True",
+            ),
             Contender("TorchRL, SyncVectorEnv", vector, note="gymnasium's, in a GymWrapper"),
             Contender(
                 "Stable-Baselines3",

@@ -59,11 +59,11 @@ def torchrl_single(make: Callable[[], Any]) -> Any:
     return GymWrapper(make())
 
 
-def torchrl_serial(make: Callable[[], Any], count: int) -> Any:
-    """TorchRL's batch of environments in one process; faster here without its own buffers."""
+def torchrl_serial(make: Callable[[], Any], count: int, use_buffers: bool) -> Any:
+    """TorchRL's batch of environments in one process; without its own buffers it is faster."""
     from torchrl.envs import GymWrapper, SerialEnv
 
-    return SerialEnv(count, lambda: GymWrapper(make()), use_buffers=False)
+    return SerialEnv(count, lambda: GymWrapper(make()), use_buffers=use_buffers)
 
 
 def torchrl_vector(make: Callable[[], Any], count: int) -> Any:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _tell(message_of(error))
     except KeyboardInterrupt:
-        _tell("interrupted; nothing was written")
+        _tell("interrupted: nothing was written")
         return 130
     return 2
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-_N = tyro.conf.arg(metavar="N")
 # --name, without the --no-name beside it.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
+_POLICY = (
+    "What acts: random actions; a file with a program of torch.export or TorchScript, called with "
+    "the observations in the order of the environment's keys; or a function in a module, called "
+    "with the environment if it takes an argument, that gives a policy. Programs run as they are: "
+    "load none that you don't trust."
+)
+
+
+def _number(default: str = "") -> Any:
+    """A number; ``default`` says what it is when it is not given."""
+    return tyro.conf.arg(metavar="N", help_behavior_hint=default or None)
 
 
 @dataclass(frozen=True)
@@ -24,28 +34,29 @@ class Collect:
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """Gymnasium id, as Pendulum-v1, or module:id to import a module that registers it."""
 
-    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY")] = "random"
-    """What acts: random actions; a file with a torch.export program or a TorchScript module,
-    called with the observations in the order of the environment's keys; or a function in a
-    module, called with the environment if it takes an argument, that gives a policy. A program
-    runs as it is: load none that you don't trust."""
+    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
+        "random"
+    )
 
-    frames: Annotated[int, _N] = 10_000
+    frames: Annotated[int, _number()] = 10_000
     """How many frames to collect; whole batches are, so up to one more may come."""
 
-    frames_per_batch: Annotated[int | None, _N] = None
-    """Frames in a batch. Default: 1000, or all of them if they are fewer."""
+    frames_per_batch: Annotated[int | None, _number("(default: 1000, or --frames if less)")] = None
+    """Frames in a batch."""
 
-    seed: Annotated[int | None, _N] = None
-    """Seed of environments, policy and random actions. Default: one drawn, and recorded."""
+    seed: Annotated[int | None, _number("(default: one drawn, and recorded)")] = None
+    """Seed of environments, policy and random actions."""
 
-    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where the dataset goes; nothing may be there. Default: runs/ENV-DATE-TIME."""
+    out: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ENV-DATE-TIME)"),
+    ] = None
+    """Where the dataset goes; nothing may be there."""
 
-    max_frames_per_traj: Annotated[int | None, _N] = None
-    """Steps after which an episode is truncated. Default: only where the environment ends it."""
+    max_frames_per_traj: Annotated[int | None, _number("(default: no limit of ours)")] = None
+    """Steps after which an episode is truncated."""
 
-    envs: Annotated[int, _N] = 1
+    envs: Annotated[int, _number()] = 1
     """How many environments to step as one batch."""
 
     unsafe_pickle: Flag = False
@@ -62,7 +73,9 @@ class Show:
     directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """The dataset."""
 
-    plot: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    plot: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
+    ] = None
     """Draw the returns into this file (PNG, PDF or SVG, by its ending); needs trawl-rl[plot]."""
 
     traceback: Flag = False
@@ -76,11 +89,13 @@ _Command = (
 
 _DESCRIPTION = """Collects experience for reinforcement learning.
 
-trawl collect Pendulum-v1 --frames 10000 --out runs/demo
-trawl show runs/demo --plot returns.png
+  trawl collect Pendulum-v1 --frames 10000 --out runs/demo
+
+  trawl show runs/demo --plot returns.png
+
+  trawl --version
 
 Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (143 by SIGTERM).
-trawl --version tells the version.
 """
 
 

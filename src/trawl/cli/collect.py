@@ -60,14 +60,16 @@ def collect(args: Collect) -> int:
             "versions": versions(),
             "arguments": asdict(args),
         }
-        return _Run(args, collector, DatasetWriter(directory, info)).go()
+        return _Run(args, collector, directory, info).go()
 
 
 class _Run:
     """One collection, from its first batch to the dataset."""
 
-    def __init__(self, args: Collect, collector: Any, writer: DatasetWriter) -> None:
-        self.args, self.collector, self.writer = args, collector, writer
+    def __init__(
+        self, args: Collect, collector: Any, directory: Path, info: dict[str, Any]
+    ) -> None:
+        self.args, self.collector, self.directory, self.info = args, collector, directory, info
         self.progress = CollectionProgress(collector, args.env)
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False
@@ -75,17 +77,23 @@ class _Run:
 
     def go(self) -> int:
         with self.interrupts:
-            with self.progress:
-                self._gather()
-            directory = self._finish()
-        if directory is not None:
+            try:
+                self.writer = DatasetWriter(self.directory, self.info)
+            except OSError as error:
+                raise CliError(self._unwritable(error)) from error
+            try:
+                with self.progress:
+                    self._gather()
+            except KeyboardInterrupt:
+                self.hurried = True
+            self._finish()
+        if self.writer.frames:
             console = Console(file=sys.stdout)
-            print_summary(console, directory, self.writer.info, self.progress.episodes)
-        kept = self._kept(directory)
+            print_summary(console, self.directory, self.writer.info, self.progress.episodes)
         if self.error is not None:
-            raise CliError(f"{self.error}; {kept}") from self.error.__cause__
+            raise CliError(f"{self.error}; {self._kept()}") from self.error.__cause__
         if self.interrupts.signum is not None:
-            raise Stopped(f"interrupted; {kept}", 128 + self.interrupts.signum)
+            raise Stopped(f"interrupted; {self._kept()}", 128 + self.interrupts.signum)
         return 0
 
     def _gather(self) -> None:
@@ -96,8 +104,6 @@ class _Run:
                 self.progress.update(batch)
                 if self.interrupts.signum is not None:
                     return
-        except KeyboardInterrupt:
-            self.hurried = True
         except CliError as error:
             self.error = error
         except Exception as error:
@@ -108,23 +114,23 @@ class _Run:
         try:
             self.writer.add(batch)
         except OSError as error:
-            reason = error.strerror or message_of(error)
-            raise CliError(f"{self.writer.directory} can't be written: {reason}") from error
+            raise CliError(self._unwritable(error)) from error
         except (TypeError, ValueError) as error:
             raise CliError(message_of(error)) from error
 
-    def _finish(self) -> Path | None:
+    def _finish(self) -> None:
+        """Makes a dataset of what there is; a signal meanwhile only ends the wait for the disk."""
         self.writer.info.update(self._outcome())
         complete = self.writer.frames >= self.args.frames
-        try:
-            return self.writer.finish(complete=complete, sync=not self.hurried)
-        except KeyboardInterrupt:
-            return self.writer.finish(complete=complete, sync=False)
-        except OSError as error:
-            raise CliError(
-                f"the dataset can't be finished: {message_of(error)}; what was written is in "
-                f"{self.writer.partial}"
-            ) from error
+        for sync in (not self.hurried, False):
+            try:
+                self.writer.finish(complete=complete, sync=sync)
+                return
+            except KeyboardInterrupt:
+                continue
+            except OSError as error:
+                raise CliError(f"{self._unwritable(error)}; {self._left()}") from error
+        raise Stopped(f"stopped; {self._left()}", 128 + signal.SIGINT)
 
     def _outcome(self) -> dict[str, Any]:
         facts, signum = self.collector.stats(), self.interrupts.signum
@@ -137,10 +143,16 @@ class _Run:
             "episodes": self.progress.episodes.summary(),
         }
 
-    def _kept(self, directory: Path | None) -> str:
-        if directory is None:
+    def _kept(self) -> str:
+        if not self.writer.frames:
             return "no batch was whole, so nothing was written"
-        return f"kept the {self.writer.frames:,} frames collected before, in {directory}"
+        return f"kept the {self.writer.frames:,} frames collected before, in {self.directory}"
+
+    def _left(self) -> str:
+        return f"what was collected is left, unfinished, in {self.writer.partial}"
+
+    def _unwritable(self, error: OSError) -> str:
+        return f"{self.directory} can't be written: {error.strerror or message_of(error)}"
 
 
 def _check(args: Collect) -> None:

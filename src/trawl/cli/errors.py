@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# TorchScript tells what went wrong in the last line of its message, not the first.
+_SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
 
 
 class CliError(Exception):
@@ -43,5 +45,9 @@ def describe(error: BaseException) -> str:
 
 def one_line(text: str) -> str:
     """The first line that says something, without escape codes."""
-    lines = (line.strip() for line in _ESCAPES.sub("", text).splitlines())
-    return next((line for line in lines if line), "")
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if lines[0].startswith(_SCRIPT_ERROR):
+        return lines[-1].removeprefix("RuntimeError: ")
+    return lines[0]

@@ -63,7 +63,7 @@ def _find(text: str, module: str, factory: str) -> Any:
     except AttributeError as error:
         raise CliError(f"--policy {text}: {message_of(error)}") from error
     except ModuleNotFoundError as error:
-        raise CliError(f"--policy {text}: {message_of(error)} (looked here too)") from error
+        raise CliError(f"--policy {text}: {message_of(error)} (here, or installed)") from error
     except Exception as error:
         raise CliError(f"--policy {text}: importing {module} failed: {describe(error)}") from error
 

@@ -38,14 +38,15 @@ def show(args: Show) -> int:
         # An OSError without a file name has its message in the exception itself.
         raise CliError(str(error)) from error
     stats, episodes = read_episodes(frames)
+    if args.plot is not None:
+        _plot(args.plot, episodes, facts)
     console = Console(file=sys.stdout)
     print_facts(console, _facts(directory, facts))
     _print_entries(console, frames)
     if stats is not None:
         print_episodes(console, stats)
     if args.plot is not None:
-        _plot(args.plot, episodes, facts)
-        console.print(f"plotted the returns into {args.plot}", markup=False, soft_wrap=True)
+        console.print(f"the returns are drawn in {args.plot}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -101,5 +102,7 @@ def _plot(file: str, episodes: Episodes, info: dict[str, Any]) -> None:
         title += f", policy {info['policy']}"
     try:
         plot_returns(episodes, file, title=title)
-    except (ImportError, ValueError, OSError) as error:
+    except OSError as error:
+        raise CliError(f"{file} can't be written: {error.strerror}") from error
+    except (ImportError, ValueError) as error:
         raise CliError(f"--plot {file}: {message_of(error)}") from error

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from trawl.data.dataset import FRAMES
 from trawl.observe.episodes import EpisodeStats, Moments
 from trawl.observe.progress import plural, short
 
@@ -65,8 +66,9 @@ def _numbers(moments: Moments) -> list[str]:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes in the files of a directory."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    """Bytes of a dataset's frames."""
+    paths = (directory / FRAMES).rglob("*")
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def show_bytes(size: float) -> str:

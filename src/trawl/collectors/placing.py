@@ -7,19 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def on_device(policy: Any, device: torch.device | None) -> Any:
     """The policy on ``device``: itself if it is there, else a copy."""
-    if device is None or not isinstance(policy, nn.Module):
-        return policy
-    tensors = [*policy.parameters(), *policy.buffers()]
-    if all(tensor.device == device for tensor in tensors):
+    if device is None or all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     return copy.deepcopy(policy).to(device)
+
+
+def tensors_of(policy: Any) -> list[Tensor]:
+    """The parameters and buffers of the policy, if it is a module."""
+    if not isinstance(policy, nn.Module):
+        return []
+    return [*policy.parameters(), *policy.buffers()]
 
 
 def compiler(

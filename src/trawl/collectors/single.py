@@ -16,10 +16,10 @@ from trawl.collectors.base import BaseCollector, drop_private, module_of
 from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
 from trawl.collectors.dispatch import check_backend
 from trawl.collectors.paths import get_path
-from trawl.collectors.placing import compiler, on_device
+from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.returned import Returned
-from trawl.collectors.torchrl import add_transforms, give_specs, names
+from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.utils import split_trajectories
 from trawl.collectors.weights import load_weights
 from trawl.envs.base import TensorDictEnv
@@ -144,12 +144,10 @@ class Collector(BaseCollector):
         give_specs(policy, self.env)
         trusted = config.trust_policy
         if trusted is None:
-            trusted = isinstance(policy, CudaGraphModule)
+            trusted = isinstance(policy, CudaGraphModule) or is_random(policy)
         self._source = policy
         moved = on_device(policy, self.policy_device)
-        self._weighted = module_of(moved)
-        movable = self._weighted is not None or isinstance(moved, RandomPolicy)
-        if self.policy_device is not None and not movable and not trusted:
+        if self.policy_device is not None and not trusted and not tensors_of(policy):
             warn(f"policy has no parameters to move to policy_device {self.policy_device}")
         self._copied = moved is not policy
         self.policy = moved

@@ -55,12 +55,17 @@ def _primers(policy: Any) -> Iterator[Any]:
 
 def give_specs(policy: Any, env: Any) -> None:
     """Exploration modules and random policies that were made without a spec get the env's."""
-    if getattr(policy, "action_spec", policy) is None:
+    if is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         slot = getattr(type(module), "spec", None)
         if isinstance(slot, property) and slot.fset and getattr(module, "_spec", module) is None:
             module.spec = spec_for(module, env.action_spec_unbatched)
+
+
+def is_random(policy: Any) -> bool:
+    """Whether it is a random policy, Trawl's or TorchRL's."""
+    return hasattr(policy, "set_action_spec_from_env")
 
 
 def spec_for(user: Any, spec: Any) -> Any:

@@ -13,6 +13,7 @@ name, when it is whole: a directory named DIR is never a half of something.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -78,7 +79,11 @@ class DatasetWriter:
         self._targets: list[Path] | None = None
         self._closed = False
         check_free(self.directory)
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a file, where a directory should be
+            reason = os.strerror(errno.ENOTDIR)
+            raise NotADirectoryError(errno.ENOTDIR, reason, error.filename) from None
         name = f"{self.directory.name}.partial-{secrets.token_hex(4)}"
         self._partial = self.directory.with_name(name)
         self._partial.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from tensordict import TensorDictBase, pad_sequence
@@ -106,5 +107,4 @@ def _runs(ids: Tensor) -> list[tuple[int, int]]:
     """Where equal ids begin and end; steps that belong to no trajectory are left out."""
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     edges = [0, *cuts.tolist(), len(ids)]
-    runs = zip(edges[:-1], edges[1:], strict=True)
-    return [(start, stop) for start, stop in runs if ids[start] >= 0]
+    return [(start, stop) for start, stop in pairwise(edges) if ids[start] >= 0]

@@ -229,7 +229,8 @@ def _column(batch: TensorDictBase, key: tuple[str, ...]) -> NDArray[Any]:
             f"the statistics of episodes need {show_key(as_key(key))}, which the batch does not "
             f"have{hint}"
         )
-    array: NDArray[Any] = value.detach().cpu().reshape(batch.numel(), -1).numpy()
+    width = value.shape[batch.ndim :].numel()
+    array: NDArray[Any] = value.detach().cpu().reshape(batch.shape.numel(), width).numpy()
     return array
 
 

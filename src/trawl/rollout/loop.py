@@ -58,7 +58,9 @@ class Rollout:
         self.env = env
         self.options = options
         self.exploration = exploration
-        self.frames = _choose(env, policy, options)
+        # The policy is called once, to see what it writes: as it will be called later.
+        with set_interaction_type(exploration):
+            self.frames = _choose(env, policy, options)
         self.steps_done = 0
         self.filled = 0
         self.stream: RandomStream | None = None

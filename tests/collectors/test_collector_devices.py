@@ -1,0 +1,166 @@
+import pytest
+import torch
+from collector_parts import Scorer, batches, by_step, first_batch
+from torch import nn
+
+from trawl.collectors import Collector
+from trawl.envs import GymEnv
+from trawl.testing import NumberedEnv
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "env", "storing"),
+    [
+        ({}, None, None, None),
+        ({"device": "cpu"}, CPU, CPU, CPU),
+        ({"policy_device": "cpu"}, CPU, None, None),
+        ({"env_device": "cpu"}, None, CPU, None),
+        ({"storing_device": "cpu"}, None, None, CPU),
+        ({"policy_device": "cpu", "env_device": "cpu"}, CPU, CPU, CPU),
+        ({"device": torch.device("cpu")}, CPU, CPU, CPU),
+    ],
+    ids=str,
+)
+def test_devices_are_resolved(given, policy, env, storing):
+    with Collector(NumberedEnv(), Scorer(), frames_per_batch=4, **given) as collector:
+        found = (collector.policy_device, collector.env_device, collector.storing_device)
+        assert found == (policy, env, storing)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu", 0), "cpu"])
+def test_there_is_one_cpu(device):
+    policy = Scorer()
+    with Collector(NumberedEnv(), policy, frames_per_batch=4, device=device) as collector:
+        assert collector.policy_device == collector.storing_device == CPU
+        assert collector.policy is policy
+        assert next(iter(collector)).device == CPU
+
+
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ({}, None),
+        ({"device": "cpu"}, CPU),
+        ({"storing_device": "cpu"}, CPU),
+        ({"env_device": "cpu"}, None),
+    ],
+    ids=str,
+)
+def test_a_batch_is_on_the_storing_device(given, device):
+    assert first_batch(NumberedEnv(), frames_per_batch=4, **given).device == device
+
+
+def test_the_environments_device_is_not_the_batches():
+    env = GymEnv(NumberedEnv(), device="cpu")
+    with Collector(env, frames_per_batch=4) as collector:
+        assert collector.env_device == CPU
+        assert next(iter(collector)).device is None
+
+
+def test_a_policy_that_is_in_place_is_used_itself():
+    policy = Scorer(0)
+    with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cpu") as collector:
+        iterator = iter(collector)
+        assert NumberedEnv.action_numbers(next(iterator)).tolist() == [0] * 4
+        with torch.no_grad():
+            policy.scores.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        assert NumberedEnv.action_numbers(next(iterator)).tolist() == [3] * 4
+
+
+def test_a_policy_without_parameters_cannot_be_moved():
+    with pytest.warns(UserWarning, match=r"policy has no parameters to move to policy_device cpu"):
+        Collector(
+            NumberedEnv(), by_step().module, frames_per_batch=4, policy_device="cpu"
+        ).shutdown()
+
+
+def test_a_module_without_parameters_cannot_be_moved_either():
+    with pytest.warns(UserWarning, match=r"policy has no parameters"):
+        Collector(NumberedEnv(), by_step(), frames_per_batch=4, policy_device="cpu").shutdown()
+
+
+@pytest.mark.parametrize("options", [{"policy": None}, {"policy": by_step(), "trust_policy": True}])
+def test_random_and_trusted_policies_need_no_parameters(options):
+    Collector(NumberedEnv(), frames_per_batch=4, policy_device="cpu", **options).shutdown()
+
+
+def test_frames_in_a_buffer_are_on_the_storing_device():
+    frames = []
+
+    class Buffer:
+        def add(self, frame):
+            frames.append(frame)
+
+    batches(
+        Collector(
+            NumberedEnv(),
+            frames_per_batch=4,
+            total_frames=4,
+            replay_buffer=Buffer(),
+            extend_buffer=False,
+            storing_device="cpu",
+        )
+    )
+    assert [frame.device for frame in frames] == [CPU] * 4
+
+
+@pytest.mark.parametrize("name", ["device", "storing_device", "env_device", "policy_device"])
+def test_a_wrong_device_is_named(name):
+    with pytest.raises(ValueError, match=rf"{name} 'gpu' is no device"):
+        Collector(NumberedEnv(), frames_per_batch=4, **{name: "gpu"})
+
+
+def test_a_cuda_graph_needs_a_cuda_device():
+    with pytest.raises(
+        ValueError, match=r"cudagraph_policy needs a policy_device of type cuda.*cpu"
+    ):
+        Collector(NumberedEnv(), Scorer(), frames_per_batch=4, cudagraph_policy=True, device="cpu")
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@needs_gpu
+def test_a_policy_elsewhere_is_copied():
+    policy = Scorer(1)
+    with Collector(NumberedEnv(), policy, frames_per_batch=4, policy_device="cuda") as collector:
+        assert collector.policy is not policy
+        assert collector.policy_device == torch.device("cuda", 0)
+        batch = next(iter(collector))
+        assert NumberedEnv.action_numbers(batch).tolist() == [1] * 4
+        assert policy.scores.device == CPU
+        with torch.no_grad():
+            policy.scores.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        collector.update_policy_weights_()
+        assert NumberedEnv.action_numbers(next(iter(collector))).tolist() == [3] * 4
+
+
+@needs_gpu
+@pytest.mark.parametrize("given", [{"device": "cuda"}, {"storing_device": "cuda"}], ids=str)
+def test_batches_are_stored_on_the_gpu(given):
+    batch = first_batch(NumberedEnv(), Scorer(1), frames_per_batch=4, **given)
+    assert {value.device for value in batch.values(True, True)} == {torch.device("cuda", 0)}
+    assert batch.device == torch.device("cuda", 0)
+
+
+@needs_gpu
+def test_a_cuda_graph_gives_the_same_actions():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, observation):
+            return self.net(observation)
+
+    options = {"frames_per_batch": 32, "policy_device": "cuda"}
+    found = []
+    for graph in (False, True):
+        with Collector("Pendulum-v1", Policy(), cudagraph_policy=graph, **options) as collector:
+            collector.set_seed(0)
+            found.append(next(iter(collector))["action"])
+    torch.testing.assert_close(found[0], found[1])

@@ -1,0 +1,554 @@
+import gc
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collector_parts import Buffer, by_step, choose_by_step
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import Collector, PolicyVersion
+from trawl.envs import GymEnv
+from trawl.testing import FaultyEnv, NumberedEnv
+
+# --- arguments
+
+
+def refused(kind, match, env=None, policy=None, **options):
+    options.setdefault("frames_per_batch", 4)
+    with pytest.raises(kind, match=match):
+        Collector(NumberedEnv() if env is None else env, policy, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kind", "match"),
+    [
+        ("frames_per_batch", 0, ValueError, "frames_per_batch must be at least 1, but it is 0"),
+        ("frames_per_batch", -5, ValueError, "frames_per_batch must be at least 1, .* -5"),
+        ("frames_per_batch", 2.5, TypeError, "frames_per_batch must be an integer, .* float: 2.5"),
+        ("frames_per_batch", "9", TypeError, "frames_per_batch must be an integer, .* str: '9'"),
+        ("frames_per_batch", True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
+        ("frames_per_batch", None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
+        ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for endless, .* 0"),
+        ("total_frames", -2, ValueError, "total_frames must be at least -1, but it is -2"),
+        ("total_frames", "all", TypeError, "total_frames must be an integer, .* str: 'all'"),
+        ("init_random_frames", -2, ValueError, "init_random_frames must be at least -1, .* -2"),
+        ("init_random_frames", 1.5, TypeError, "init_random_frames must be an integer, .* 1.5"),
+        ("max_frames_per_traj", -2, ValueError, "max_frames_per_traj must be at least -1, .* -2"),
+        ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
+        ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
+        ("exploration_type", "random", TypeError, "exploration_type must be .* 'random'"),
+        ("policy_factory", 3, TypeError, "policy_factory must be callable, but it is int: 3"),
+        ("postproc", [], TypeError, "postproc must be callable, but it is list"),
+        ("pre_collect_hook", 1, TypeError, "pre_collect_hook must be callable"),
+        ("post_collect_hook", 1, TypeError, "post_collect_hook must be callable"),
+        ("interruptor", 1, TypeError, r"interruptor must be .* collection_stopped\(\), .* int"),
+        ("compile_policy", "max", TypeError, "compile_policy must be a bool or a mapping .* 'max'"),
+        ("cudagraph_policy", 1, TypeError, "cudagraph_policy must be a bool or a mapping .* int"),
+        ("create_env_kwargs", 3, TypeError, "create_env_kwargs must be a mapping .* int: 3"),
+        ("create_env_kwargs", [3], TypeError, "create_env_kwargs must be a mapping .* int: 3"),
+        ("track_policy_version", "uuid", TypeError, "track_policy_version must be a bool .*'uuid'"),
+    ],
+)
+def test_a_wrong_value_is_named(option, value, kind, match):
+    refused(kind, match, **{option: value})
+
+
+def test_policy_and_factory_exclude_each_other():
+    refused(
+        TypeError, "policy and policy_factory can't both", policy=by_step(), policy_factory=by_step
+    )
+
+
+def test_splitting_needs_trajectory_ids():
+    refused(
+        ValueError,
+        "split_trajs=True requires track_traj_ids=True",
+        split_trajs=True,
+        track_traj_ids=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"return_same_td": True}, "return_same_td can't be used with replay_buffer$"),
+        ({"use_buffers": True}, "use_buffers can't be used with replay_buffer$"),
+        (
+            {"extend_buffer": False, "postproc": print},
+            "postproc can't be used with replay_buffer and extend_buffer=False",
+        ),
+        (
+            {"extend_buffer": False, "return_same_td": True},
+            "return_same_td can't be used with replay_buffer and extend_buffer=False",
+        ),
+    ],
+)
+def test_some_options_exclude_a_buffer(options, match):
+    refused(TypeError, match, replay_buffer=Buffer(), **options)
+
+
+def test_single_frames_cannot_be_split():
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        refused(
+            TypeError,
+            "split_trajs can't be used with replay_buffer and extend_buffer=False",
+            replay_buffer=Buffer(),
+            extend_buffer=False,
+            split_trajs=True,
+        )
+
+
+@pytest.mark.parametrize(("extend", "method"), [(True, "extend"), (False, "add")])
+def test_a_buffer_needs_its_method(extend, method):
+    refused(
+        TypeError,
+        rf"replay_buffer must have a method {method}\(\), but int has none",
+        replay_buffer=3,
+        extend_buffer=extend,
+    )
+
+
+# --- backends
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"num_collectors": 0}, ValueError, "num_collectors must be a positive integer, .* 0"),
+        ({"num_collectors": True}, TypeError, "num_collectors must be a positive integer, .* True"),
+        ({"num_collectors": 1.0}, TypeError, "num_collectors must be a positive integer, .* 1.0"),
+        ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
+        ({"backend": "direct", "sync": True}, ValueError, "sync has no meaning with .*'direct'"),
+        ({"sync": False}, ValueError, "sync has no meaning with backend 'direct'"),
+        ({"backend_options": {}}, ValueError, "backend_options has no meaning with .*'direct'"),
+        ({"backend": "gpu"}, ValueError, "backend 'gpu' is unknown"),
+    ],
+    ids=str,
+)
+def test_arguments_of_backends_are_checked(options, kind, match):
+    refused(kind, match, **options)
+
+
+def test_a_single_direct_collector_may_be_asked_for():
+    with Collector(
+        NumberedEnv(), frames_per_batch=4, backend="direct", num_collectors=1
+    ) as collector:
+        assert type(collector) is Collector
+
+
+def test_subclasses_take_no_backend():
+    class Mine(Collector):
+        pass
+
+    with pytest.raises(TypeError, match=r"backend can be given to Collector itself only"):
+        Mine(NumberedEnv(), frames_per_batch=4, backend="direct")
+
+
+# --- environments
+
+
+@pytest.mark.parametrize("thing", [3, None, {}, object()], ids=repr)
+def test_something_else_is_no_environment(thing):
+    match = "create_env_fn: expected a Gymnasium id.* but got (int|NoneType|dict|object)"
+    with pytest.raises(TypeError, match=match):
+        Collector(thing, frames_per_batch=4)
+
+
+def test_a_function_must_make_an_environment():
+    refused(TypeError, "create_env_fn must make an environment.* but got int: 3", env=lambda: 3)
+
+
+def test_an_empty_list_makes_no_batch():
+    refused(ValueError, "create_env_fn must not be an empty list", env=[])
+
+
+def test_an_unknown_id_is_gymnasiums_error():
+    refused(gymnasium.error.NameNotFound, "Atlantis", env="Atlantis-v0")
+
+
+def test_arguments_cannot_reach_an_environment_that_is_made():
+    refused(
+        RuntimeError,
+        r"create_env_kwargs \['number'\] .* made already \(NumberedEnv\); give a function",
+        create_env_kwargs={"number": 3},
+    )
+
+
+def test_a_truncated_flag_is_needed_to_set_it():
+    class Untruncated(GymEnv):
+        done_keys = ("done", "terminated")
+
+    refused(
+        RuntimeError,
+        "set_truncated=True needs a 'truncated' flag, but the environment has only",
+        env=Untruncated(NumberedEnv()),
+        set_truncated=True,
+    )
+
+
+def test_steps_are_not_counted_twice():
+    class Counting(NumberedEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict({"step_count": self.observation_space})
+
+        def _observe(self):
+            return {"step_count": super()._observe()}
+
+    refused(
+        ValueError,
+        "max_frames_per_traj=9 counts steps under 'step_count', .* has already",
+        env=Counting(),
+        max_frames_per_traj=9,
+    )
+
+
+def test_an_environment_that_was_made_is_closed_when_construction_fails():
+    class Env(NumberedEnv):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    env = Env()
+    refused(TypeError, "Failed to wrap", env=env, policy=nn.Linear(5, 4))
+    assert env.closed == 1
+
+
+# --- policies
+
+
+def test_parameters_must_be_observations():
+    refused(
+        TypeError,
+        r"Failed to wrap the policy Linear: its parameters \['input'\] must be observation keys "
+        r"of the environment, which are \['observation'\].*TensorDictModule.*trust_policy=True",
+        policy=nn.Linear(5, 4),
+    )
+
+
+def test_a_function_without_parameters_is_no_policy():
+    refused(TypeError, r"Failed to wrap .*parameters \[\] must be", policy=lambda: None)
+
+
+def test_a_policy_must_be_callable():
+    refused(TypeError, "policy must be callable, but it is int: 3", policy=3)
+
+
+def test_what_a_factory_makes_must_be_callable():
+    refused(TypeError, "policy must be callable, but it is NoneType", policy_factory=lambda: None)
+
+
+class Keyed(nn.Module):
+    def __init__(self, **keys):
+        super().__init__()
+        vars(self).update(keys)
+
+    def forward(self, observation):
+        return choose_by_step(observation)
+
+
+def test_keys_without_a_tensordict_module_are_refused():
+    refused(
+        RuntimeError,
+        "policy Keyed has in_keys and out_keys, but is no TensorDictModuleBase; derive",
+        policy=Keyed(in_keys=["observation"], out_keys=["action"]),
+    )
+
+
+@pytest.mark.parametrize("name", ["in_keys", "out_keys"])
+def test_one_sort_of_keys_is_not_enough(name):
+    refused(
+        TypeError,
+        "policy Keyed must have both in_keys and out_keys, or neither",
+        policy=Keyed(**{name: ["observation"]}),
+    )
+
+
+def test_a_policy_must_write_an_action():
+    policy = TensorDictModule(choose_by_step, in_keys=["observation"], out_keys=["choice"])
+    refused(
+        KeyError,
+        r"wrote no action: .* takes 'action', the policy wrote \['choice'\]",
+        policy=policy,
+    )
+
+
+def test_a_policy_must_return_a_tensordict():
+    refused(
+        TypeError,
+        "policy must return a TensorDict, but strange returned Tensor",
+        policy=strange,
+        trust_policy=True,
+    )
+
+
+def strange(data):
+    return choose_by_step(data["observation"])
+
+
+def test_a_policy_must_return_all_actions():
+    from trawl.testing import NestedEnv
+
+    refused(
+        TypeError,
+        r"returned 1 value\(s\), but the environment takes 3 actions: .*'push'",
+        env=NestedEnv(),
+        policy=lambda env: env,
+    )
+
+
+def test_the_shape_of_an_action_is_checked():
+    policy = TensorDictModule(lambda o: o[..., :3], in_keys=["observation"], out_keys=["action"])
+    refused(
+        ValueError,
+        r"policy wrote 'action' with shape \(3,\), but .* says \(4,\): OneHot\(n=4",
+        policy=policy,
+    )
+
+
+def test_an_index_for_a_one_hot_action_is_explained():
+    policy = TensorDictModule(
+        lambda o: o[..., 0].long(), in_keys=["observation"], out_keys=["action"]
+    )
+    refused(ValueError, "gives an index, .* categorical_action_encoding=True", policy=policy)
+
+
+def test_the_shape_that_a_policy_writes_must_stay():
+    def policy(observation):
+        rows = 1 if observation[2] < 3 else 2
+        return choose_by_step(observation), torch.zeros(rows)
+
+    with (
+        Collector(NumberedEnv(), policy, frames_per_batch=8) as collector,
+        pytest.raises(
+            ValueError, match=r"wrote 'output1' with shape \(2,\); it was \(1,\) at first"
+        ),
+    ):
+        next(iter(collector))
+
+
+# --- while collecting
+
+
+def test_an_error_of_the_environment_keeps_its_type_and_says_where():
+    collector = Collector(FaultyEnv(at=6, fault=OSError("disk")), frames_per_batch=4)
+    iterator = iter(collector)
+    next(iterator)
+    with pytest.raises(OSError, match=r"disk") as caught:
+        next(iterator)
+    assert str(caught.value) == "disk"
+    (note,) = caught.value.__notes__
+    assert "FaultyEnv" in note
+    assert "at its step 6" in note
+
+
+def test_an_error_in_a_batch_of_environments_says_in_which():
+    envs = [NumberedEnv(0), FaultyEnv(at=2, fault=OSError("disk"), number=1), NumberedEnv(2)]
+    collector = Collector(envs, frames_per_batch=12)
+    with pytest.raises(OSError, match=r"disk") as caught:
+        next(iter(collector))
+    assert "in environment 1 of the 3 in the batch" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("fault", [OSError("disk"), KeyboardInterrupt()], ids=repr)
+def test_after_an_error_the_collector_is_closed(fault):
+    class Env(FaultyEnv):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    env = Env(at=2, fault=fault)
+    collector = Collector(env, frames_per_batch=4)
+    with pytest.raises(type(fault)):
+        next(iter(collector))
+    assert collector.closed
+    assert env.closed == 1
+    assert list(collector) == []
+    assert collector.next() is None
+
+
+def test_after_an_error_shutdown_works_any_number_of_times():
+    collector = Collector(FaultyEnv(at=2, fault=OSError("disk")), frames_per_batch=4)
+    with pytest.raises(OSError, match=r"disk"):
+        next(iter(collector))
+    collector.shutdown()
+    collector.shutdown()
+
+
+def test_an_error_of_the_policy_closes_too():
+    def policy(observation):
+        if observation[3] == 6:
+            raise ArithmeticError("no answer")
+        return choose_by_step(observation)
+
+    collector = Collector(NumberedEnv(), policy, frames_per_batch=4)
+    iterator = iter(collector)
+    next(iterator)
+    with pytest.raises(ArithmeticError, match=r"no answer"):
+        next(iterator)
+    assert collector.closed
+
+
+@pytest.mark.parametrize("name", ["pre_collect_hook", "postproc", "post_collect_hook"])
+def test_an_error_of_a_hook_or_postproc_closes_too(name):
+    def broken(*_):
+        raise LookupError(name)
+
+    collector = Collector(NumberedEnv(), frames_per_batch=4, **{name: broken})
+    with pytest.raises(LookupError, match=name):
+        next(iter(collector))
+    assert collector.closed
+
+
+def test_an_error_of_the_buffer_closes_too():
+    class Full(Buffer):
+        def extend(self, batch):
+            raise MemoryError("full")
+
+    collector = Collector(NumberedEnv(), frames_per_batch=4, replay_buffer=Full())
+    with pytest.raises(MemoryError, match=r"full"):
+        next(iter(collector))
+    assert collector.closed
+    assert collector.stats()["frames"] == 0
+
+
+def test_an_error_while_closing_does_not_hide_the_first():
+    class Env(FaultyEnv):
+        def close(self):
+            raise RuntimeError("can't close")
+
+    collector = Collector(Env(at=2, fault=OSError("disk")), frames_per_batch=4)
+    with pytest.raises(OSError, match=r"disk"):
+        next(iter(collector))
+
+
+def test_a_reward_must_be_a_number():
+    collector = Collector(FaultyEnv(at=2, fault="nan"), frames_per_batch=4)
+    with pytest.raises(ValueError, match=r"reward of nan .* at step 2 of this batch"):
+        next(iter(collector))
+
+
+def test_an_observation_must_keep_its_shape():
+    collector = Collector(FaultyEnv(at=2, fault="shape"), frames_per_batch=4)
+    with pytest.raises(ValueError, match=r"'observation' has shape \(4,\), but .* says \(5,\)"):
+        next(iter(collector))
+
+
+# --- the end
+
+
+class Closing(NumberedEnv):
+    closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+def test_shutdown_closes_the_environment_once():
+    env = Closing()
+    collector = Collector(env, frames_per_batch=4)
+    collector.shutdown()
+    collector.shutdown()
+    assert collector.closed
+    assert env.closed == 1
+
+
+def test_shutdown_may_leave_the_environment_open():
+    env = Closing()
+    Collector(env, frames_per_batch=4).shutdown(close_env=False)
+    assert env.closed == 0
+
+
+def test_leaving_the_context_closes():
+    env = Closing()
+    with Collector(env, frames_per_batch=4) as collector:
+        assert not collector.closed
+    assert collector.closed
+    assert env.closed == 1
+
+
+def test_a_collector_that_is_forgotten_closes():
+    env = Closing()
+    Collector(env, frames_per_batch=4)
+    gc.collect()
+    assert env.closed == 1
+
+
+class Stuck(NumberedEnv):
+    def close(self):
+        raise RuntimeError("can't close")
+
+
+def test_an_error_of_closing_is_raised():
+    collector = Collector(Stuck(), frames_per_batch=4)
+    with pytest.raises(RuntimeError, match=r"can't close"):
+        collector.shutdown()
+    collector.shutdown()
+
+
+def test_an_error_of_closing_may_be_ignored():
+    Collector(Stuck(), frames_per_batch=4).shutdown(raise_on_error=False)
+
+
+def test_an_error_within_the_context_is_not_hidden_by_closing():
+    with pytest.raises(LookupError, match=r"mine"), Collector(Stuck(), frames_per_batch=4):
+        raise LookupError("mine")
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"), [("reset", ()), ("set_seed", (0,)), ("rollout", ())], ids=str
+)
+def test_a_closed_collector_refuses(call, arguments):
+    collector = Collector(NumberedEnv(), frames_per_batch=4)
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match=rf"{call}\(\) on a collector that was shut down"):
+        getattr(collector, call)(*arguments)
+
+
+def test_a_closed_collector_still_tells_what_it_did():
+    collector = Collector(NumberedEnv(), frames_per_batch=4, total_frames=8)
+    list(collector)
+    collector.shutdown()
+    assert collector.stats()["frames"] == 8
+
+
+def test_worker_numbers_are_those_of_workers():
+    with (
+        Collector(NumberedEnv(), frames_per_batch=4) as collector,
+        pytest.raises(RuntimeError, match=r"worker_idx was not set: this collector is no worker"),
+    ):
+        _ = collector.worker_idx
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None, True], ids=repr)
+def test_a_seed_must_be_an_integer(seed):
+    with (
+        Collector(NumberedEnv(), frames_per_batch=4) as collector,
+        pytest.raises(TypeError, match=r"seed must be an integer, but it is"),
+    ):
+        collector.set_seed(seed)
+
+
+def test_a_seed_must_not_be_negative():
+    with (
+        Collector(NumberedEnv(), frames_per_batch=4) as collector,
+        pytest.raises(ValueError, match=r"seed must not be negative, but it is -1"),
+    ):
+        collector.set_seed(-1)
+
+
+def test_a_version_is_a_number_or_an_identifier():
+    with pytest.raises(
+        ValueError, match=r"version_type must be int, 'int', str or 'uuid', .* 'date'"
+    ):
+        PolicyVersion("date")
+
+
+def test_a_numpy_seed_is_an_integer():
+    with Collector(NumberedEnv(), frames_per_batch=4) as collector:
+        assert collector.set_seed(np.int64(3), static_seed=True) == 3

@@ -1,0 +1,432 @@
+import pytest
+import torch
+from collector_parts import batches, by_step, choose_by_step, first_batch, keys, layout
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch.distributions import OneHotCategorical
+
+from trawl import ExplorationType, exploration_type, set_exploration_type
+from trawl.collectors import Collector
+from trawl.envs import GymEnv
+from trawl.testing import Ledger, NumberedEnv
+
+TRAJ_IDS = ("collector", "traj_ids")
+
+
+# --- how environments are made
+
+
+def test_create_env_kwargs_reach_the_function():
+    batch = first_batch(
+        NumberedEnv, frames_per_batch=4, create_env_kwargs={"number": 3, "lengths": [2]}
+    )
+    assert NumberedEnv.numbers(batch)[:, 0].tolist() == [3] * 4
+    assert batch["next", "done"][:, 0].tolist() == [False, True, False, True]
+
+
+def test_create_env_kwargs_reach_the_environment_of_an_id():
+    batch = first_batch(
+        "CartPole-v1", frames_per_batch=4, create_env_kwargs={"categorical_action_encoding": True}
+    )
+    assert batch["action"].shape == (4,)
+
+
+def test_create_env_kwargs_may_differ_between_environments():
+    batch = first_batch(
+        [NumberedEnv, NumberedEnv],
+        frames_per_batch=4,
+        create_env_kwargs=[{"number": 5}, {"number": 6}],
+    )
+    assert NumberedEnv.numbers(batch)[..., 0].tolist() == [[5, 5], [6, 6]]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "CartPole-v1",
+        lambda: "CartPole-v1",
+        lambda: GymEnv("CartPole-v1"),
+        GymEnv("CartPole-v1"),
+    ],
+    ids=["id", "function of an id", "function", "environment"],
+)
+def test_an_environment_may_come_in_many_ways(source):
+    assert first_batch(source, frames_per_batch=4)["observation"].shape == (4, 4)
+
+
+# --- episodes
+
+
+def test_long_episodes_are_truncated():
+    batch = first_batch(NumberedEnv(lengths=[100]), frames_per_batch=9, max_frames_per_traj=3)
+    third = [False, False, True] * 3
+    assert batch["next", "truncated"][:, 0].tolist() == third
+    assert batch["next", "done"][:, 0].tolist() == third
+    assert not batch["next", "terminated"].any()
+    assert batch["step_count"][:, 0].tolist() == [0, 1, 2] * 3
+    assert batch["next", "step_count"][:, 0].tolist() == [1, 2, 3] * 3
+    assert batch[TRAJ_IDS].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert batch["step_count"].dtype is torch.int64
+
+
+def test_the_limit_holds_over_batches():
+    ledger = Ledger([NumberedEnv(lengths=[100, 3])], limit=7)
+    for batch in batches(
+        Collector(
+            NumberedEnv(lengths=[100, 3]),
+            frames_per_batch=5,
+            total_frames=50,
+            max_frames_per_traj=7,
+        )
+    ):
+        ledger.add(batch)
+    assert ledger.episodes == 10
+
+
+@pytest.mark.parametrize("none", [None, 0, -1])
+def test_there_may_be_no_limit(none):
+    batch = first_batch(NumberedEnv(lengths=[100]), frames_per_batch=9, max_frames_per_traj=none)
+    assert "step_count" not in keys(batch)
+    assert not batch["next", "done"].any()
+
+
+def test_each_batch_may_begin_anew():
+    collector = Collector(
+        NumberedEnv(lengths=[100]), frames_per_batch=4, total_frames=12, reset_at_each_iter=True
+    )
+    found = batches(collector)
+    assert [NumberedEnv.numbers(batch)[:, 2].tolist() for batch in found] == [[0, 1, 2, 3]] * 3
+    assert [NumberedEnv.numbers(batch)[0, 1].item() for batch in found] == [0, 1, 2]
+    # The episode that was broken off shows no end, but has another id than the next one.
+    assert not any(batch["next", "done"].any() for batch in found)
+    assert [batch[TRAJ_IDS].tolist() for batch in found] == [[0] * 4, [1] * 4, [2] * 4]
+
+
+def test_the_last_step_of_a_batch_may_be_marked_as_truncated():
+    one, two = batches(
+        Collector(
+            [lambda: NumberedEnv(0, lengths=[100]), lambda: NumberedEnv(1, lengths=[100])],
+            frames_per_batch=8,
+            total_frames=16,
+            set_truncated=True,
+        )
+    )
+    for batch in (one, two):
+        assert batch["next", "truncated"][..., 0].tolist() == [[False] * 3 + [True]] * 2
+        assert batch["next", "done"][..., 0].tolist() == [[False] * 3 + [True]] * 2
+        assert not batch["next", "terminated"].any()
+    # Nothing is reset: the episode and its id go on, and the flags before the step are unset.
+    assert NumberedEnv.numbers(two)[:, 0, 2].tolist() == [4, 4]
+    assert torch.equal(one[TRAJ_IDS], two[TRAJ_IDS])
+    assert not two["truncated"].any()
+
+
+# --- what is recorded
+
+
+def test_trajectory_ids_can_be_left_out():
+    batch = first_batch(NumberedEnv(), frames_per_batch=4, track_traj_ids=False)
+    assert TRAJ_IDS not in keys(batch)
+    assert "collector" not in keys(batch)
+
+
+def test_observations_after_the_step_can_be_left_out():
+    batch = first_batch(NumberedEnv(), frames_per_batch=4, compact_obs=True)
+    assert ("next", "observation") not in keys(batch)
+    assert {("next", key) for key in ("reward", "done", "terminated", "truncated")} <= keys(batch)
+
+
+def test_step_counts_are_left_out_with_the_observations():
+    batch = first_batch(NumberedEnv(), frames_per_batch=4, compact_obs=True, max_frames_per_traj=2)
+    assert "step_count" in keys(batch)
+    assert ("next", "step_count") not in keys(batch)
+
+
+def test_frames_carry_the_version_of_the_policy():
+    with Collector(NumberedEnv(), frames_per_batch=4, track_policy_version=True) as collector:
+        iterator = iter(collector)
+        one = next(iterator)
+        collector.increment_version()
+        two = next(iterator)
+    assert one["policy_version"].tolist() == [0] * 4
+    assert two["policy_version"].tolist() == two["next", "policy_version"].tolist() == [1] * 4
+    assert one["policy_version"].dtype is torch.int64
+
+
+def test_starts_of_episodes_are_marked_when_asked_for():
+    batch = first_batch(
+        NumberedEnv(lengths=[3]), frames_per_batch=6, auto_register_policy_transforms=True
+    )
+    assert batch["is_init"][:, 0].tolist() == [True, False, False] * 2
+    assert not batch["next", "is_init"].any()
+    assert batch["is_init"].dtype is torch.bool
+
+
+def test_starts_of_episodes_are_marked_for_a_policy_that_reads_them():
+    def choose(observation, is_init):
+        return choose_by_step(observation + is_init)
+
+    policy = TensorDictModule(choose, in_keys=["observation", "is_init"], out_keys=["action"])
+    batch = first_batch(NumberedEnv(lengths=[3]), policy, frames_per_batch=6)
+    assert batch["is_init"][:, 0].tolist() == [True, False, False] * 2
+    assert NumberedEnv.action_numbers(batch).tolist() == [1, 1, 2] * 2
+
+
+def test_starts_of_episodes_are_not_marked_otherwise():
+    assert "is_init" not in keys(first_batch(NumberedEnv(), by_step(), frames_per_batch=4))
+
+
+# --- what becomes of a batch
+
+
+def test_postproc_gives_what_is_delivered():
+    found = batches(
+        Collector(
+            NumberedEnv(),
+            frames_per_batch=4,
+            total_frames=8,
+            postproc=lambda batch: batch["next", "reward"].sum(),
+        )
+    )
+    assert [reward.item() for reward in found] == [1 + 2 + 3 + 4, 5 + 6 + 7 + 8]
+
+
+def test_postproc_may_change_the_number_of_rows_without_changing_the_count():
+    with Collector(
+        NumberedEnv(), frames_per_batch=4, total_frames=8, postproc=lambda batch: batch[:1]
+    ) as collector:
+        assert [len(batch) for batch in collector] == [1, 1]
+        assert collector.stats()["frames"] == 8
+
+
+class Placed:
+    device = None
+
+    def to(self, device):
+        self.device = device
+
+    def __call__(self, batch):
+        return batch
+
+
+def test_postproc_is_moved_to_the_storing_device():
+    postproc = Placed()
+    Collector(NumberedEnv(), frames_per_batch=4, storing_device="cpu", postproc=postproc).shutdown()
+    assert postproc.device == torch.device("cpu")
+
+
+def test_trajectories_can_be_delivered_one_a_row():
+    with pytest.warns(UserWarning, match=r"split_trajs=True pads"):
+        collector = Collector(
+            NumberedEnv(lengths=[2, 3]), frames_per_batch=6, total_frames=6, split_trajs=True
+        )
+    (batch,) = batches(collector)
+    assert batch.batch_size == (3, 3)
+    assert batch["collector", "mask"].tolist() == [
+        [True, True, False],
+        [True, True, True],
+        [True, False, False],
+    ]
+    assert NumberedEnv.numbers(batch)[..., 2].tolist() == [[0, 1, 0], [0, 1, 2], [0, 0, 0]]
+    assert batch.names == [None, None]
+
+
+def test_postproc_gets_the_split_batch():
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        collector = Collector(
+            NumberedEnv(lengths=[2]),
+            frames_per_batch=6,
+            total_frames=6,
+            split_trajs=True,
+            postproc=lambda batch: batch.batch_size,
+        )
+    assert batches(collector) == [(3, 2)]
+
+
+# --- one object
+
+
+def test_the_same_object_can_be_yielded_each_time():
+    with Collector(
+        NumberedEnv(lengths=[100]), frames_per_batch=4, total_frames=12, return_same_td=True
+    ) as collector:
+        seen = [(batch, NumberedEnv.numbers(batch)[:, 3].tolist()) for batch in collector]
+    assert [numbers for _, numbers in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert len({id(batch) for batch, _ in seen}) == 1
+
+
+def test_the_same_object_keeps_its_memory():
+    with Collector(NumberedEnv(), frames_per_batch=4, return_same_td=True) as collector:
+        iterator = iter(collector)
+        observation = next(iterator)["observation"]
+        batch = next(iterator)
+    assert batch["observation"] is observation
+
+
+def test_the_same_object_takes_batches_of_other_shapes():
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        collector = Collector(
+            NumberedEnv(lengths=[2, 4, 3]),
+            frames_per_batch=6,
+            total_frames=18,
+            split_trajs=True,
+            return_same_td=True,
+        )
+    found = [
+        (batch, batch.batch_size, int(batch["collector", "mask"].sum())) for batch in collector
+    ]
+    collector.shutdown()
+    assert len({id(batch) for batch, *_ in found}) == 1
+    assert [frames for *_, frames in found] == [6, 6, 6]
+    assert [tuple(size) for _, size, _ in found] == [(2, 4), (3, 3), (2, 3)]
+
+
+def test_otherwise_each_batch_is_another_object():
+    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=12) as collector:
+        assert len({id(batch) for batch in list(collector)}) == 3
+
+
+# --- exploration
+
+
+def actor(seen):
+    """A stochastic policy that tells which exploration type it sees."""
+
+    def scores(observation):
+        seen.append(exploration_type())
+        return torch.tensor([0.0, 0.0, 1.0, 0.0]).expand(*observation.shape[:-1], 4)
+
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(scores, in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", [None, InteractionType.RANDOM])
+def test_policies_explore_by_default(kind):
+    seen = []
+    batch = first_batch(NumberedEnv(), actor(seen), frames_per_batch=64, exploration_type=kind)
+    assert seen[-1] is InteractionType.RANDOM
+    assert set(NumberedEnv.action_numbers(batch).tolist()) == {0, 1, 2, 3}
+
+
+def test_policies_can_be_deterministic():
+    batch = first_batch(
+        NumberedEnv(),
+        actor([]),
+        frames_per_batch=64,
+        exploration_type=ExplorationType.DETERMINISTIC,
+    )
+    assert set(NumberedEnv.action_numbers(batch).tolist()) == {2}
+
+
+def test_the_users_exploration_type_is_left_alone():
+    with set_exploration_type(ExplorationType.MEAN):
+        first_batch(NumberedEnv(), actor(seen := []), frames_per_batch=4)
+        assert exploration_type() is ExplorationType.MEAN
+    assert seen[-1] is ExplorationType.RANDOM
+
+
+# --- hooks
+
+
+def test_hooks_are_called_around_each_batch():
+    events = []
+    with Collector(
+        NumberedEnv(),
+        frames_per_batch=4,
+        total_frames=8,
+        pre_collect_hook=lambda: events.append("pre"),
+        postproc=lambda batch: events.append("postproc") or batch,
+        post_collect_hook=lambda batch: events.append(batch),
+    ) as collector:
+        yielded = list(collector)
+    assert events == ["pre", "postproc", events[2], "pre", "postproc", events[5]]
+    assert events[2] is yielded[0]
+    assert events[5] is yielded[1]
+
+
+def test_hooks_can_be_set_later():
+    events = []
+    with Collector(NumberedEnv(), frames_per_batch=4, total_frames=12) as collector:
+        iterator = iter(collector)
+        next(iterator)
+        collector.pre_collect_hook = lambda: events.append("pre")
+        collector.set_post_collect_hook(events.append)
+        batch = next(iterator)
+        collector.pre_collect_hook = None
+        collector.post_collect_hook = None
+        next(iterator)
+    assert events == ["pre", batch]
+
+
+def test_a_rollout_begins_with_the_hook_too():
+    events = []
+    with Collector(
+        NumberedEnv(), frames_per_batch=4, pre_collect_hook=lambda: events.append("pre")
+    ) as collector:
+        collector.rollout()
+    assert events == ["pre"]
+
+
+# --- policy on its way
+
+
+def test_a_compiled_policy_gives_the_same_batch():
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    options = {"frames_per_batch": 8}
+    plain = first_batch(NumberedEnv(), by_step(), **options)
+    compiled = first_batch(NumberedEnv(), by_step(), compile_policy={"backend": backend}, **options)
+    assert graphs
+    assert (plain == compiled).all()
+
+
+def test_a_trusted_policy_is_called_as_it_is():
+    def strange(whatever):
+        whatever["action"] = choose_by_step(whatever["observation"])
+        return whatever
+
+    batch = first_batch(NumberedEnv(), strange, frames_per_batch=8, trust_policy=True)
+    assert NumberedEnv.action_numbers(batch).tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+
+
+def test_waiting_for_copies_can_be_left_out():
+    plain = first_batch(NumberedEnv(), by_step(), frames_per_batch=8)
+    hasty = first_batch(NumberedEnv(), by_step(), frames_per_batch=8, no_cuda_sync=True)
+    assert layout(plain) == layout(hasty)
+    assert (plain == hasty).all()
+
+
+# --- workers
+
+
+def test_a_worker_knows_its_number():
+    with Collector(NumberedEnv(), frames_per_batch=4, worker_idx=3) as collector:
+        assert collector.worker_idx == 3
+
+
+def test_policy_and_environment_are_told_of_their_collector():
+    told = []
+
+    class Env(GymEnv):
+        def register_collector(self, collector):
+            told.append(("env", collector))
+
+    class Policy(TensorDictModule):
+        def register_collector(self, collector):
+            told.append(("policy", collector))
+
+    policy = Policy(choose_by_step, in_keys=["observation"], out_keys=["action"])
+    with Collector(Env(NumberedEnv()), policy, frames_per_batch=4) as collector:
+        assert told == [("policy", collector), ("env", collector)]

@@ -1,0 +1,348 @@
+import io
+import random
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collector_parts import Scorer, batches, by_step, first_batch
+from tensordict.nn import TensorDictModule
+
+from trawl.collectors import Collector, RandomPolicy
+from trawl.testing import Ledger, NumberedEnv
+
+TRAJ_IDS = ("collector", "traj_ids")
+
+
+def same(one, other):
+    return bool((one == other).all())
+
+
+def noisy():
+    """A policy that draws from every global generator."""
+
+    def policy(observation):
+        draw = torch.rand(1) + np.random.rand() + random.random()  # noqa: NPY002
+        return draw - 1.5
+
+    return policy
+
+
+# --- seeds
+
+
+@pytest.mark.parametrize(
+    "policy", [lambda: None, noisy, RandomPolicy], ids=["none", "noisy", "random"]
+)
+@pytest.mark.parametrize("env", ["Pendulum-v1", ["Pendulum-v1"] * 2], ids=["one", "two"])
+def test_one_seed_gives_equal_batches(env, policy):
+    found = []
+    for _ in range(2):
+        with Collector(env, policy(), frames_per_batch=300) as collector:
+            collector.set_seed(3)
+            iterator = iter(collector)
+            found.append([next(iterator), next(iterator)])
+    assert all(same(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_other_seeds_give_other_batches():
+    found = []
+    for seed in (3, 4):
+        with Collector("Pendulum-v1", noisy(), frames_per_batch=10) as collector:
+            collector.set_seed(seed)
+            found.append(next(iter(collector)))
+    assert not torch.equal(found[0]["observation"], found[1]["observation"])
+    assert not torch.equal(found[0]["action"], found[1]["action"])
+
+
+def test_without_a_seed_batches_differ():
+    one, other = (first_batch("Pendulum-v1", frames_per_batch=10) for _ in range(2))
+    assert not torch.equal(one["observation"], other["observation"])
+    assert not torch.equal(one["action"], other["action"])
+
+
+@pytest.mark.parametrize("options", [{}, {"reset_at_each_iter": True}], ids=str)
+def test_a_seed_given_while_iterating_gives_the_same_batches(options):
+    with (
+        Collector("Pendulum-v1", noisy(), frames_per_batch=70, **options) as fresh,
+        Collector("Pendulum-v1", noisy(), frames_per_batch=70, **options) as used,
+    ):
+        iterator = iter(used)
+        next(iterator)
+        next(iterator)
+        fresh.set_seed(5)
+        used.set_seed(5)
+        for _ in range(2):
+            one, other = next(iter(fresh)), next(iterator)
+            assert same(one.exclude(TRAJ_IDS), other.exclude(TRAJ_IDS))
+
+
+def test_a_seed_covers_random_frames():
+    found = []
+    for _ in range(2):
+        with Collector(
+            "Pendulum-v1", noisy(), frames_per_batch=20, init_random_frames=20
+        ) as collector:
+            collector.set_seed(5)
+            iterator = iter(collector)
+            found.append([next(iterator), next(iterator)])
+    assert all(same(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_drawing_elsewhere_changes_nothing():
+    found = []
+    for draws in (0, 7):
+        with Collector("Pendulum-v1", noisy(), frames_per_batch=20) as collector:
+            collector.set_seed(5)
+            iterator = iter(collector)
+            one = next(iterator)
+            torch.rand(draws), np.random.rand(draws)  # noqa: NPY002
+            found.append([one, next(iterator)])
+    assert all(same(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_seeded_collector_draws_nothing_from_others():
+    with Collector("Pendulum-v1", noisy(), frames_per_batch=20) as collector:
+        collector.set_seed(5)
+        torch.manual_seed(0)
+        random.seed(0)
+        expected = torch.rand(1), random.random()
+        torch.manual_seed(0)
+        random.seed(0)
+        next(iter(collector))
+        assert (torch.rand(1), random.random()) == expected
+
+
+def test_the_first_frame_after_a_seed_is_the_environments():
+    env = gymnasium.make("Pendulum-v1")
+    first, _ = env.reset(seed=9)
+    with Collector("Pendulum-v1", noisy(), frames_per_batch=2) as collector:
+        next(iter(collector))
+        collector.set_seed(9)
+        batch = next(iter(collector))
+    second, reward, *_ = env.step(batch["action"][0].numpy())
+    assert np.array_equal(batch["observation"][0].numpy(), first)
+    assert np.array_equal(batch["next", "observation"][0].numpy(), second)
+    assert batch["next", "reward"][0].item() == pytest.approx(reward, rel=1e-6)
+    env.close()
+
+
+def test_environments_of_a_batch_get_different_seeds():
+    with Collector(["CartPole-v1"] * 3, frames_per_batch=3) as collector:
+        collector.set_seed(0)
+        starts = next(iter(collector))["observation"][:, 0]
+    assert len({tuple(start.tolist()) for start in starts}) == 3
+
+
+def test_a_static_seed_is_the_same_for_all_environments():
+    with Collector(["CartPole-v1"] * 3, frames_per_batch=3) as collector:
+        assert collector.set_seed(7, static_seed=True) == 7
+        starts = next(iter(collector))["observation"][:, 0]
+    assert len({tuple(start.tolist()) for start in starts}) == 1
+
+
+def test_the_seed_for_another_environment_is_another():
+    with Collector("CartPole-v1", frames_per_batch=3) as collector:
+        following = collector.set_seed(7)
+        assert following != 7
+        assert following == collector.set_seed(7)
+        assert isinstance(following, int)
+
+
+def test_chained_seeds_are_those_of_a_batch():
+    starts = []
+    seed = 7
+    for _ in range(2):
+        with Collector("CartPole-v1", frames_per_batch=1) as collector:
+            seed = collector.set_seed(seed)
+            starts.append(next(iter(collector))["observation"][0])
+    with Collector(["CartPole-v1"] * 2, frames_per_batch=2) as collector:
+        assert collector.set_seed(7) == seed
+        assert torch.equal(next(iter(collector))["observation"][:, 0], torch.stack(starts))
+
+
+# --- resets
+
+
+def test_a_reset_begins_a_new_trajectory():
+    ledger = Ledger([NumberedEnv(lengths=[100])])
+    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=4) as collector:
+        one = next(iter(collector))
+        collector.reset()
+        two = next(iter(collector))
+    assert NumberedEnv.numbers(two)[:, 1:3].tolist() == [[1, 0], [1, 1], [1, 2], [1, 3]]
+    assert (one[TRAJ_IDS].tolist(), two[TRAJ_IDS].tolist()) == ([0] * 4, [1] * 4)
+    ledger.add(one)
+    ledger.reset()
+    ledger.add(two)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [1, [1], slice(1, 2), np.array([False, True, False]), torch.tensor([1]), (1,)],
+    ids=lambda index: type(index).__name__,
+)
+def test_a_reset_of_some_environments_leaves_the_others(index):
+    envs = [lambda i=i: NumberedEnv(i, lengths=[100]) for i in range(3)]
+    with Collector(envs, frames_per_batch=6) as collector:
+        next(iter(collector))
+        collector.reset(index)
+        batch = next(iter(collector))
+    assert NumberedEnv.numbers(batch)[:, 0, 2].tolist() == [2, 0, 2]
+    assert batch[TRAJ_IDS][:, 0].tolist() == [0, 3, 2]
+
+
+def test_a_single_environment_can_be_reset_by_its_index():
+    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=3) as collector:
+        next(iter(collector))
+        collector.reset(0)
+        assert NumberedEnv.numbers(next(iter(collector)))[:, 2].tolist() == [0, 1, 2]
+
+
+def test_an_index_that_is_none_of_the_environments_is_refused():
+    with (
+        Collector([NumberedEnv, NumberedEnv], frames_per_batch=4) as collector,
+        pytest.raises(IndexError, match=r"index 5 is out of bounds.* size 2"),
+    ):
+        collector.reset(5)
+
+
+def test_arguments_of_a_reset_reach_the_environment():
+    seen = []
+
+    class Env(NumberedEnv):
+        def reset(self, *, seed=None, options=None):
+            seen.append((seed, options))
+            return super().reset(seed=seed, options=options)
+
+    with Collector(Env(), frames_per_batch=3) as collector:
+        collector.reset(seed=4, options={"level": 2})
+    assert seen == [(None, None), (4, {"level": 2})]
+
+
+def test_a_reset_begins_the_count_of_steps_anew():
+    with Collector(
+        NumberedEnv(lengths=[100]), frames_per_batch=4, max_frames_per_traj=6
+    ) as collector:
+        next(iter(collector))
+        collector.reset()
+        one, two = next(iter(collector)), next(iter(collector))
+    assert one["step_count"][:, 0].tolist() == [0, 1, 2, 3]
+    assert two["step_count"][:, 0].tolist() == [4, 5, 0, 1]
+
+
+# --- checkpoints
+
+
+def test_a_state_says_what_was_done():
+    with Collector(
+        NumberedEnv(), Scorer(2), frames_per_batch=5, total_frames=20, track_policy_version=True
+    ) as collector:
+        next(iter(collector))
+        collector.increment_version()
+        state = collector.state_dict()
+    assert (state["frames"], state["iter"], state["policy_version"]) == (5, 1, 1)
+    assert state["policy_state_dict"]["scores"].tolist() == [0, 0, 1, 0]
+    assert state["env_state_dict"] == {}
+    assert int(state["traj_pool"]["traj_id"]) == 2
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [lambda: None, by_step, Scorer, lambda: by_step().module, RandomPolicy],
+    ids=["none", "tensordict module", "module", "function", "random"],
+)
+def test_any_collector_can_load_its_own_state(policy):
+    options = {"frames_per_batch": 5, "total_frames": 20}
+    with Collector(NumberedEnv(), policy(), **options) as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+    resumed = Collector(NumberedEnv(), policy(), **options)
+    resumed.load_state_dict(state)
+    assert sum(len(batch) for batch in batches(resumed)) == 15
+    assert resumed.stats()["frames"] == 20
+    assert resumed.stats()["batches"] == 4
+
+
+def test_a_state_survives_a_file():
+    with Collector(NumberedEnv(), Scorer(3), frames_per_batch=5) as collector:
+        next(iter(collector))
+        file = io.BytesIO()
+        torch.save(collector.state_dict(), file)
+    file.seek(0)
+    with Collector(NumberedEnv(), Scorer(0), frames_per_batch=5) as resumed:
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        assert NumberedEnv.action_numbers(next(iter(resumed))).tolist() == [3] * 5
+
+
+def test_weights_are_named_as_in_the_users_policy():
+    with Collector(NumberedEnv(), Scorer(3), frames_per_batch=5) as collector:
+        assert set(collector.state_dict()["policy_state_dict"]) == set(Scorer().state_dict())
+
+
+def test_ids_are_not_used_again_after_loading():
+    with Collector(NumberedEnv(lengths=[2]), frames_per_batch=5) as collector:
+        seen = set(next(iter(collector))[TRAJ_IDS].tolist())
+        state = collector.state_dict()
+    with Collector(NumberedEnv(lengths=[2]), frames_per_batch=5) as resumed:
+        resumed.load_state_dict(state)
+        assert not seen & set(next(iter(resumed))[TRAJ_IDS].tolist())
+
+
+def test_loading_into_a_collector_that_has_begun_begins_new_trajectories():
+    ledger = Ledger([NumberedEnv(lengths=[100])])
+    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=5) as collector:
+        iterator = iter(collector)
+        state = collector.state_dict()
+        ledger.add(next(iterator))
+        collector.load_state_dict(state)
+        ledger.reset()
+        ledger.add(next(iterator))
+        assert collector.stats()["frames"] == 5
+
+
+def test_the_version_of_the_policy_goes_on():
+    options = {"frames_per_batch": 5, "track_policy_version": True}
+    with Collector(NumberedEnv(), **options) as collector:
+        collector.increment_version()
+        collector.increment_version()
+        state = collector.state_dict()
+    with Collector(NumberedEnv(), **options) as resumed:
+        resumed.load_state_dict(state)
+        assert next(iter(resumed))["policy_version"].tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("missing", ["frames", "iter", "policy_state_dict"])
+def test_a_missing_entry_is_named(missing):
+    with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
+        state = collector.state_dict()
+        del state[missing]
+        with pytest.raises(
+            KeyError, match=rf"state_dict has no '{missing}'; it has .*env_state_dict"
+        ):
+            collector.load_state_dict(state)
+
+
+def test_weights_may_be_missing_if_not_strict():
+    with Collector(NumberedEnv(), Scorer(1), frames_per_batch=5) as collector:
+        collector.load_state_dict({"frames": 10, "iter": 2}, strict=False)
+        assert collector.stats()["frames"] == 10
+        assert NumberedEnv.action_numbers(next(iter(collector))).tolist() == [1] * 5
+
+
+def test_weights_that_do_not_fit_are_refused():
+    with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
+        state = collector.state_dict() | {"policy_state_dict": {"other": torch.zeros(4)}}
+        with pytest.raises(RuntimeError, match='Missing key.*"scores".*\n.*Unexpected.*"other"'):
+            collector.load_state_dict(state)
+
+
+def test_a_wrapped_policy_is_restored_too():
+    def policy(choice):
+        return TensorDictModule(Scorer(choice), in_keys=["observation"], out_keys=["action"])
+
+    with Collector(NumberedEnv(), policy(3), frames_per_batch=5) as collector:
+        state = collector.state_dict()
+    with Collector(NumberedEnv(), policy(0), frames_per_batch=5) as resumed:
+        resumed.load_state_dict(state)
+        assert NumberedEnv.action_numbers(next(iter(resumed))).tolist() == [3] * 5

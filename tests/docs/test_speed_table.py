@@ -1,0 +1,128 @@
+"""The script that writes the measured speeds into the pages."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "above\n\n<!-- speed:begin -->\nold\n<!-- speed:end -->\n\nbelow\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "speed_table", ROOT / "docs" / "scripts" / "speed_table.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def contender(name: str, speeds: list[float], ratio: float | None, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "note": "",
+        "missing": None,
+        "frames_per_second": speeds,
+        "goal": None,
+        "trawl_times_as_fast": ratio,
+        "speed_to_hand": None,
+        **more,
+    }
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    return {
+        "date": "2026-01-02T03:04:05+00:00",
+        "machine": {"processor": "a processor", "cores": 4, "python": "3.11.7", "load": [0, 0, 0]},
+        "versions": {"torch": "2.9", "envpool": None},
+        "settings": {"rounds": 3, "seconds": 0.7, "clock": "wall"},
+        "cases": {
+            "pendulum": {
+                "title": "1 Pendulum",
+                "contenders": [
+                    contender("Trawl", [20_000.0, 10_000.0, 30_000.0], 1.0),
+                    contender("hand-written loop", [20_000.0, 20_000.0, 20_000.0], 1.0),
+                    contender("TorchRL", [4_000.0, 4_000.0, 4_000.0], 5.0, note="as it comes"),
+                    contender("Tianshou", [], None, missing="not installed"),
+                ],
+            },
+            "images": {
+                "title": "images",
+                "contenders": [
+                    contender("Trawl", [1000.0, 1000.0, 1000.0], 1.0),
+                    contender("hand-written loop", [2000.0, 2000.0, 2000.0], 0.5),
+                ],
+            },
+        },
+        "import": [
+            {"statement": "import trawl", "median_ms": 12.3},
+            {"statement": "import gone", "median_ms": None},
+        ],
+    }
+
+
+def test_short_table(script: ModuleType, results: dict[str, Any]) -> None:
+    lines = script.short_table(results).splitlines()
+    assert lines[:4] == [
+        "| Work | Trawl, frames/s | hand-written loop | TorchRL |",
+        "| --- | ---: | ---: | ---: |",
+        "| 1 Pendulum | 20,000 | 1.00 | 5.00 |",
+        "| images | 1,000 | 0.50 |  |",
+    ]
+    assert "2026-01-02" in lines[-1]
+    assert "torch 2.9." in lines[-1]
+
+
+def test_full_table(script: ModuleType, results: dict[str, Any]) -> None:
+    lines = script.full_table(results).splitlines()
+    assert "| 1 Pendulum | Trawl | 50.0 | 20,000 |  |  |  |" in lines
+    assert "|  | TorchRL | 250.0 | 4,000 | 5.00 | 2.50 – 7.50 | as it comes |" in lines
+    assert "| images | Trawl | 1000.0 | 1,000 |  |  |  |" in lines
+    assert "| `import trawl` | 12 |" in lines
+    assert not any("Tianshou" in line or "gone" in line for line in lines)
+
+
+def test_pages_are_rewritten(
+    script: ModuleType, results: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "docs").mkdir()
+    pages = [tmp_path / "README.md", tmp_path / "docs" / "performance.md"]
+    for page in pages:
+        page.write_text(PAGE, encoding="utf-8")
+    script.write(results, tmp_path)
+    once = [page.read_text(encoding="utf-8") for page in pages]
+    for text in once:
+        assert text.startswith("above\n\n<!-- speed:begin -->\n\n| Work |")
+        assert text.endswith("<!-- speed:end -->\n\nbelow\n")
+        assert "old" not in text
+    script.write(results, tmp_path)
+    assert [page.read_text(encoding="utf-8") for page in pages] == once
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "nothing",
+        "<!-- speed:begin -->",
+        "<!-- speed:end --> <!-- speed:begin -->",
+        "<!-- speed:begin --> <!-- speed:end --> <!-- speed:end -->",
+    ],
+)
+def test_pages_without_their_markers_are_refused(script: ModuleType, page: str) -> None:
+    with pytest.raises(ValueError, match="must have"):
+        script.replaced(page, "new")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_our_pages_have_the_markers(script: ModuleType, name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert "| Work |" in script.replaced(page, "| Work |")

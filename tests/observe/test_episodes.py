@@ -1,0 +1,170 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from trawl import Collector
+from trawl.observe import Episodes, EpisodeStats
+from trawl.observe.episodes import Moments
+
+
+def lanes(seed, count, steps):
+    """Frames of environments side by side, with ids as collectors give them."""
+    rng = np.random.default_rng(seed)
+    done = rng.random((count, steps)) < 0.2
+    reward = rng.normal(size=(count, steps))
+    ids = np.zeros((count, steps), np.int64)
+    current, free = list(range(count)), count
+    for step in range(steps):
+        for lane in range(count):
+            ids[lane, step] = current[lane]
+            if done[lane, step]:
+                current[lane], free = free, free + 1
+    return TensorDict(
+        {
+            ("collector", "traj_ids"): torch.from_numpy(ids),
+            ("next", "reward"): torch.from_numpy(reward).float().unsqueeze(-1),
+            ("next", "done"): torch.from_numpy(done).unsqueeze(-1),
+        },
+        [count, steps],
+    )
+
+
+def by_hand(batches):
+    """Returns and lengths by id, one frame after the other."""
+    open_, ended = {}, {}
+    for batch in batches:
+        for frame in (batch[lane, step] for lane, step in np.ndindex(*batch.shape)):
+            key = int(frame["collector", "traj_ids"])
+            total, length = open_.get(key, (0.0, 0))
+            open_[key] = total + float(frame["next", "reward"]), length + 1
+            if frame["next", "done"]:
+                ended[key] = open_.pop(key)
+    return ended
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 4),
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+)
+def test_episodes_are_those_counted_by_hand(seed, count, sizes):
+    data = lanes(seed, count, sum(sizes))
+    batches = data.split(sizes, 1)
+    stats = EpisodeStats()
+    parts = [stats.update(batch) for batch in batches]
+    expected = by_hand(batches)
+    found = Episodes.concatenate(parts)
+    assert sorted(found.traj_ids) == sorted(expected)
+    for key, total, length in zip(found.traj_ids, found.returns, found.lengths, strict=True):
+        assert (pytest.approx(total), length) == expected[int(key)]
+    assert stats.frames == count * sum(sizes)
+
+
+def test_real_episodes_are_followed_across_batches():
+    stats = EpisodeStats()
+    with Collector(["CartPole-v1"] * 2, frames_per_batch=14, total_frames=700) as collector:
+        collector.set_seed(1)
+        batches = [batch.clone() for batch in collector]
+    found = Episodes.concatenate([stats.update(batch) for batch in batches])
+    # A reward of one for each frame.
+    assert len(found) > 10
+    assert np.array_equal(found.returns, found.lengths)
+    assert {int(k): (r, n) for k, r, n in zip(*_columns(found), strict=True)} == by_hand(batches)
+
+
+def _columns(episodes):
+    return episodes.traj_ids, episodes.returns.tolist(), episodes.lengths.tolist()
+
+
+def test_any_shape_gives_the_same():
+    data = lanes(0, 6, 20)
+    whole, flat = EpisodeStats(), EpisodeStats()
+    whole.update(data.reshape(2, 3, 20))
+    flat.update(data.reshape(-1))
+    assert whole.summary() == flat.summary()
+    assert whole.count > 0
+
+
+def test_ends_are_counted_in_frames():
+    data = lanes(3, 1, 30)[0]
+    stats = EpisodeStats()
+    found = Episodes.concatenate([stats.update(batch) for batch in data.split(7)])
+    assert found.ends.tolist() == (data["next", "done"].flatten().nonzero() + 1).flatten().tolist()
+
+
+def test_a_trajectory_may_end_more_than_once_in_a_batch():
+    """As with ``set_truncated``, where the id goes on after the end."""
+    data = lanes(0, 1, 6)[0]
+    data["collector", "traj_ids"].zero_()
+    data["next", "reward"].fill_(1)
+    data["next", "done"][:, 0] = torch.tensor([0, 1, 0, 0, 1, 0]).bool()
+    stats = EpisodeStats()
+    assert stats.update(data).lengths.tolist() == [2, 3]
+    assert stats.update(data).lengths.tolist() == [3, 3]
+
+
+def test_padding_counts_for_nothing():
+    data = lanes(5, 3, 10)
+    padded = data.clone()
+    padded["collector", "mask"] = torch.ones(3, 10, dtype=torch.bool)
+    padded["collector", "mask"][:, 8:] = False
+    padded["next", "done"][:, 8:] = True
+    stats, reference = EpisodeStats(), EpisodeStats()
+    stats.update(padded)
+    reference.update(data[:, :8])
+    assert stats.summary() == reference.summary()
+    assert stats.frames == 24
+
+
+def test_rows_without_trajectory_count_for_nothing():
+    data = lanes(5, 1, 10)[0]
+    data["collector", "traj_ids"][6:] = -1
+    stats = EpisodeStats()
+    stats.update(data)
+    assert stats.frames == 6
+
+
+@pytest.mark.parametrize(
+    "key", [("collector", "traj_ids"), ("next", "reward"), ("next", "done")], ids=str
+)
+def test_a_missing_entry_is_named(key):
+    with pytest.raises(KeyError, match=key[1]):
+        EpisodeStats().update(lanes(0, 1, 3).exclude(key))
+
+
+def test_recent_means_are_of_the_last_episodes():
+    data = lanes(2, 1, 60)[0]
+    stats = EpisodeStats(recent=3)
+    found = stats.update(data)
+    assert len(found) > 3
+    assert stats.recent_return == pytest.approx(found.returns[-3:].mean())
+    assert stats.recent_length == pytest.approx(found.lengths[-3:].mean())
+
+
+def test_before_the_first_end_there_is_no_mean():
+    stats = EpisodeStats()
+    assert math.isnan(stats.recent_return)
+    assert stats.summary()["return"] == {"mean": None, "std": None, "min": None, "max": None}
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(-1e6, 1e6), max_size=5),
+        max_size=5,
+    )
+)
+def test_moments_are_those_of_all_numbers(parts):
+    moments = Moments()
+    for part in parts:
+        moments.add(np.array(part))
+    everything = np.array([value for part in parts for value in part])
+    assert moments.count == len(everything)
+    if len(everything):
+        assert moments.mean == pytest.approx(everything.mean(), rel=1e-9, abs=1e-6)
+        assert moments.std == pytest.approx(everything.std(), rel=1e-6, abs=1e-4)
+        assert (moments.low, moments.high) == (everything.min(), everything.max())

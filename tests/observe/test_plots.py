@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from trawl.observe import Episodes
+from trawl.observe.plots import plot_returns, running_mean
+
+
+def episodes(count):
+    number = np.arange(count)
+    return Episodes(number, np.sin(number / 9.0), number + 1, (number + 1) * 10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 50, 30_000])
+def test_a_picture_is_drawn(count, tmp_path):
+    plot_returns(episodes(count), tmp_path / "a.png", title="A title")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_ending_says_what_it_is(tmp_path):
+    plot_returns(episodes(3), tmp_path / "a.svg")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_without_episodes_there_is_nothing_to_draw(tmp_path):
+    with pytest.raises(ValueError, match="no episode has ended"):
+        plot_returns(episodes(0), tmp_path / "a.png")
+
+
+def test_an_unknown_ending_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="not supported"):
+        plot_returns(episodes(3), tmp_path / "a.foo")
+
+
+def test_the_running_mean_is_over_a_window():
+    values = np.random.default_rng(0).normal(size=20)
+    expected = [values[i : i + 4].mean() for i in range(17)]
+    assert np.allclose(running_mean(values, 4), expected)
+
+
+def test_pyplot_is_left_alone(tmp_path):
+    """It would pick a backend, which may want a display."""
+    code = (
+        "import sys, numpy as np; from trawl.observe import Episodes;"
+        "from trawl.observe.plots import plot_returns;"
+        "n = np.arange(3); plot_returns(Episodes(n, n * 1.0, n, n), sys.argv[1]);"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], check=True)

@@ -1,0 +1,222 @@
+"""Who owns the memory of a batch, and when it is used again."""
+
+import gc
+import queue
+import threading
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.collectors import Collector
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.slab import SlabPool
+from trawl.testing import ImageEnv, NumberedEnv
+
+
+def one():
+    return NumberedEnv(lengths=[5])
+
+
+def three():
+    return [NumberedEnv(number, lengths=[5 + number]) for number in range(3)]
+
+
+SOURCES = pytest.mark.parametrize("source", [one, three])
+
+
+def collector(source, frames_per_batch=30, **options):
+    return Collector(source(), frames_per_batch=frames_per_batch, **options)
+
+
+@SOURCES
+def test_batches_that_are_kept_are_never_overwritten(source):
+    with collector(source) as collecting:
+        kept = [collecting.next() for _ in range(8)]
+        copies = [batch.clone() for batch in kept]
+        for _ in range(4):
+            collecting.next()
+    for batch, copy in zip(kept, copies, strict=True):
+        assert (batch == copy).all()
+
+
+@SOURCES
+@pytest.mark.parametrize("key", ["observation", "action", ("next", "reward"), ("next", "done")])
+def test_a_view_of_one_entry_alone_keeps_it(source, key):
+    with collector(source) as collecting:
+        view = collecting.next().get(key)[..., 2:5, 0]
+        expected = view.clone()
+        for _ in range(6):
+            collecting.next()
+    assert (view == expected).all()
+
+
+def test_a_numpy_view_keeps_its_batch():
+    with collector(one) as collecting:
+        view = collecting.next()["observation"].numpy()[3:, 1:]
+        expected = view.copy()
+        for _ in range(6):
+            collecting.next()
+    assert (view == expected).all()
+
+
+@SOURCES
+def test_observations_that_a_policy_keeps_are_never_overwritten(source):
+    kept = []
+
+    def policy(observation):
+        kept.append((observation, observation.clone()))
+        return torch.zeros(*observation.shape[:-1], 4, dtype=torch.int64)
+
+    with Collector(source(), policy, frames_per_batch=30) as collecting:
+        for _ in range(5):
+            collecting.next()
+    assert all((seen == copy).all() for seen, copy in kept)
+
+
+@SOURCES
+def test_a_batch_outlives_its_collector(source):
+    collecting = collector(source)
+    batch = collecting.next()
+    expected = batch.clone()
+    collecting.shutdown()
+    del collecting
+    gc.collect()
+    torch.zeros(1 << 16)
+    assert (batch == expected).all()
+
+
+@SOURCES
+def test_memory_of_batches_that_nobody_holds_is_used_again(source):
+    with collector(source) as collecting:
+        places = {collecting.next()["observation"].data_ptr() for _ in range(20)}
+        assert len(places) <= 2
+
+
+def test_the_usual_loop_alternates_between_two_blocks():
+    places = set()
+    with collector(one) as collecting:
+        batch = collecting.next()
+        for _ in range(10):
+            places.add(batch["observation"].data_ptr())
+            batch = collecting.next()  # while the last one is still held
+    assert len(places) == 2
+
+
+def test_memory_shrinks_when_batches_that_were_kept_go():
+    with collector(one) as collecting:
+        held = [collecting.next() for _ in range(12)]
+        most = collecting.stats()
+        held.clear()
+        least = collecting.stats()
+    assert most["batches_held"] == 12
+    assert least["batches_held"] == 0
+    assert least["memory_bytes"] * 6 == most["memory_bytes"]
+
+
+def test_without_buffers_each_batch_has_memory_of_its_own():
+    with collector(one, use_buffers=False) as collecting:
+        collecting.next()
+        assert collecting.stats()["memory_bytes"] == 0
+
+
+def test_a_batch_may_be_released_in_another_thread():
+    taken = queue.Queue()
+    sums = []
+
+    def consume():
+        while (batch := taken.get()) is not None:
+            sums.append(batch["next", "reward"].sum().item())
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    with collector(one, frames_per_batch=10) as collecting:
+        for _ in range(30):
+            taken.put(collecting.next())
+        taken.put(None)
+        consumer.join()
+        assert collecting.stats()["batches_held"] == 0
+    # Rewards count the steps.
+    assert sums == [sum(range(10 * i + 1, 10 * i + 11)) for i in range(30)]
+
+
+def test_a_batch_can_be_moved_to_shared_memory():
+    with collector(one) as collecting:
+        batch = collecting.next()
+        expected = batch.clone()
+        batch.share_memory_()
+        for _ in range(4):
+            collecting.next()
+    assert (batch == expected).all()
+
+
+def test_a_batch_that_is_changed_in_place_changes_no_later_one():
+    with collector(one, frames_per_batch=7) as collecting:
+        first = collecting.next()
+        first.zero_()
+        second = collecting.next()
+    assert NumberedEnv.numbers(second)[:, 3].tolist() == list(range(7, 14))
+
+
+def test_collecting_takes_no_more_memory_as_it_goes_on():
+    process = psutil.Process()
+    with Collector([ImageEnv() for _ in range(4)], frames_per_batch=4000) as collecting:
+        for _ in range(3):
+            collecting.next()
+        before = process.memory_info().rss
+        size = collecting.stats()["memory_bytes"]
+        for _ in range(12):
+            collecting.next()
+        grown = process.memory_info().rss - before
+    assert size > 1 << 20
+    assert grown < 2 * size
+
+
+leaves = st.dictionaries(
+    st.text("abcd", min_size=1, max_size=3).map(lambda name: (name,)),
+    st.builds(
+        Leaf,
+        st.lists(st.integers(0, 5), max_size=3).map(tuple),
+        st.sampled_from([torch.float32, torch.float64, torch.bool, torch.uint8, torch.bfloat16]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    leaves=leaves, batch=st.lists(st.integers(1, 3), max_size=2).map(tuple), steps=st.integers(1, 7)
+)
+def test_entries_of_a_block_are_aligned_and_apart(leaves, batch, steps):
+    lease = SlabPool(Layout(leaves, batch, steps)).lease()
+    for number, tensor in enumerate(lease.tensors.values()):
+        tensor.fill_(number % 2)
+    for number, (key, tensor) in enumerate(lease.tensors.items()):
+        assert tensor.shape == (*batch, steps, *leaves[key].shape)
+        assert tensor.dtype == leaves[key].dtype
+        assert not tensor.numel() or tensor.data_ptr() % 64 == 0
+        assert (tensor == number % 2).all()
+
+
+def test_a_block_comes_back_only_when_the_last_of_its_tensors_is_gone():
+    pool = SlabPool(
+        Layout({("a",): Leaf((4,), torch.float32), ("b",): Leaf((), torch.bool)}, (), 3)
+    )
+    tensors = pool.lease().tensors
+    part = tensors[("a",)][1:, 2]
+    assert pool.leased == 1
+    del tensors
+    assert pool.leased == 1
+    del part
+    assert pool.leased == 0
+
+
+def test_a_pool_may_go_before_its_blocks():
+    pool = SlabPool(Layout({("a",): Leaf((4,), torch.float32)}, (), 3))
+    tensor = pool.lease().tensors[("a",)].fill_(7)
+    del pool
+    gc.collect()
+    assert (tensor == 7).all()
+    del tensor

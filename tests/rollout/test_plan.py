@@ -1,0 +1,350 @@
+"""Calling a policy on tensors gives what calling it with a TensorDict gives, bit for bit."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+    set_composite_lp_aggregate,
+)
+from torch import distributions as d
+from torch import nn
+
+from trawl.collectors import Collector
+from trawl.rollout.plan import NotPlannable, make_plan
+from trawl.testing import NestedEnv
+
+OBS, ACTION = "observation", "action"
+
+
+class Squashed(d.TransformedDistribution):
+    """A normal distribution squashed into the bounds of an action."""
+
+    def __init__(self, loc, scale):
+        normal = d.Independent(d.Normal(loc, scale), 1)
+        super().__init__(normal, [d.TanhTransform(cache_size=1)])
+
+
+class Chunk(nn.Module):
+    def forward(self, features):
+        loc, scale = features.chunk(2, -1)
+        return loc, scale.exp()
+
+
+class Several(nn.Module):
+    """Has its function under another name, with further arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def act(self, observation, gain=1.0):
+        return gain * self.linear(observation)
+
+
+def module(inner=None, in_keys=(OBS,), out_keys=(ACTION,), **options):
+    inner = nn.Linear(3, 1) if inner is None else inner
+    return TensorDictModule(inner, list(in_keys), list(out_keys), **options)
+
+
+def sampling(cls=d.Normal, **options):
+    options = {"return_log_prob": True, **options}
+    return ProbabilisticTensorDictModule(
+        ["loc", "scale"], [ACTION], distribution_class=cls, **options
+    )
+
+
+def parameters():
+    return module(nn.Sequential(nn.Linear(3, 2), Chunk()), out_keys=("loc", "scale"))
+
+
+def scaled(x, by):
+    return x * by
+
+
+# Each makes a policy that can be called on tensors.
+PLANNABLE = {
+    "one module": lambda: module(),
+    "a deep module": lambda: module(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))),
+    "a function": lambda: module(lambda x: x[..., :1].sin()),
+    "a chain": lambda: TensorDictSequential(
+        module(nn.Linear(3, 4), out_keys=("hidden",)), module(nn.Linear(4, 1), ("hidden",))
+    ),
+    "a chain of chains": lambda: TensorDictSequential(
+        TensorDictSequential(module(nn.Linear(3, 4), out_keys=(("a", "hidden"),))),
+        TensorDictSequential(
+            TensorDictSequential(module(nn.Tanh(), (("a", "hidden"),), (("a", "hidden"),))),
+            module(nn.Linear(4, 1), (("a", "hidden"),)),
+        ),
+    ),
+    "a chain by names": lambda: TensorDictSequential(
+        {
+            "first": module(nn.Linear(3, 4), out_keys=("hidden",)),
+            "second": module(nn.Linear(4, 1), ("hidden",)),
+        }
+    ),
+    "an observation that is rewritten": lambda: TensorDictSequential(
+        module(lambda x: x / 8, out_keys=(OBS,)), module()
+    ),
+    "keywords": lambda: TensorDictSequential(
+        module(nn.Linear(3, 1), out_keys=("gain",)),
+        TensorDictModule(scaled, {"by": "gain", "x": "gain"}, [ACTION], out_to_in_map=True),
+    ),
+    "keywords the other way round": lambda: TensorDictModule(
+        lambda obs: obs[..., :1], {OBS: "obs"}, [ACTION], out_to_in_map=False
+    ),
+    "a method": lambda: module(Several(), method="act"),
+    "a method with arguments": lambda: module(
+        Several(), method="act", method_kwargs={"gain": 0.25}
+    ),
+    "a tuple": lambda: module(
+        lambda x: (x[..., :1], x * 2, x.mean(-1)), out_keys=(ACTION, "_", "mean")
+    ),
+    "a tuple of one": lambda: module(lambda x: (x[..., :1],)),
+    "a list of keys in another order": lambda: module(
+        lambda x: (x.mean(-1), x[..., :1]), out_keys=("mean", ACTION)
+    ),
+    "a dict": lambda: module(
+        lambda x: {"mean": x.mean(-1), ACTION: x[..., :1]}, out_keys=(ACTION, "mean")
+    ),
+    "a dict of one": lambda: module(lambda x: {ACTION: x[..., :1]}),
+    "a TensorDict": lambda: module(
+        lambda x: TensorDict({ACTION: x[..., :1], "mean": x.mean(-1)}, x.shape[:-1]),
+        out_keys=(ACTION, "mean"),
+    ),
+    "a sample": lambda: TensorDictSequential(parameters(), sampling()),
+    "a sample without its log-probability": lambda: TensorDictSequential(
+        parameters(), sampling(return_log_prob=False)
+    ),
+    "a sample of a transformed distribution": lambda: TensorDictSequential(
+        parameters(), sampling(Squashed)
+    ),
+    "a sample under another log-probability key": lambda: TensorDictSequential(
+        parameters(), sampling(log_prob_key="lp", distribution_kwargs={"validate_args": False})
+    ),
+    "a sample without a gradient": lambda: TensorDictSequential(
+        module(nn.Linear(3, 1), out_keys=("logits",)),
+        ProbabilisticTensorDictModule(
+            ["logits"], [ACTION], distribution_class=d.Bernoulli, return_log_prob=True
+        ),
+    ),
+    "a probabilistic chain": lambda: ProbabilisticTensorDictSequential(parameters(), sampling()),
+    "a parameter": lambda: module(Constant()),
+}
+
+
+class Constant(nn.Module):
+    """Gives a parameter itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.action = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, observation):
+        return self.action if observation.ndim == 1 else self.action.expand(len(observation), 1)
+
+
+class Own(TensorDictModule):
+    """Does something besides in a forward of its own."""
+
+    def forward(self, tensordict):
+        return super().forward(tensordict).update({ACTION: tensordict[ACTION] / 2})
+
+
+def hooked():
+    policy = module()
+    policy.register_forward_hook(lambda module, args, out: out.set(ACTION, out[ACTION] * 0))
+    return policy
+
+
+def selected():
+    policy = TensorDictSequential(
+        module(nn.Linear(3, 4), out_keys=("hidden",)), module(nn.Linear(4, 1), ("hidden",))
+    )
+    policy.select_out_keys(ACTION)
+    return policy
+
+
+def composite():
+    def spread(x):
+        params = {"left": {"loc": x, "scale": x.exp()}}
+        return TensorDict(params, x.shape[:-1])
+
+    return TensorDictSequential(
+        module(nn.Linear(3, 1), out_keys=("x",)),
+        module(spread, ("x",), ("params",)),
+        ProbabilisticTensorDictModule(
+            ["params"],
+            [ACTION],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={
+                "distribution_map": {"left": d.Normal},
+                "name_map": {"left": ACTION},
+            },
+        ),
+    )
+
+
+# Each makes a policy that has to see a TensorDict, and the reason given.
+NOT_PLANNABLE = {
+    "a forward of its own": (lambda: Own(nn.Linear(3, 1), [OBS], [ACTION]), "forward of its own"),
+    "a hook": (hooked, "has hooks"),
+    "selected keys": (selected, "hooks|selects"),
+    "a part with hooks": (lambda: TensorDictSequential(hooked()), "has hooks"),
+    "a chain that tolerates missing keys": (
+        lambda: TensorDictSequential(module(), partial_tolerant=True),
+        "selects or separates",
+    ),
+    "an output of its own": (lambda: module(inplace="empty"), "inplace"),
+    "several samples of one distribution": (composite, "samples in a special way"),
+}
+
+
+def source(batched):
+    return ["Pendulum-v1"] * 2 if batched else "Pendulum-v1"
+
+
+def collect(policy, batched, exploration=InteractionType.RANDOM):
+    with Collector(
+        source(batched), policy, frames_per_batch=12, exploration_type=exploration
+    ) as collector:
+        collector.set_seed(3)
+        found = torch.stack([collector.next().clone() for _ in range(2)])
+        return found, collector.stats()
+
+
+def assert_same_as_called_with_a_tensordict(make, path=None, batched=False, **options):
+    torch.manual_seed(0)
+    policy = make()
+    found, stats = collect(policy, batched, **options)
+    expected, reference = collect(lambda td: policy(td), batched, **options)
+    assert path is None or stats["policy_path"] == path
+    assert reference["policy_path"] == "tensordict"
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    for key in found.keys(True, True):
+        assert found[key].dtype == expected[key].dtype
+        assert torch.equal(found[key], expected[key]), key
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("name", PLANNABLE)
+def test_a_policy_called_directly_gives_the_same(name, batched):
+    assert_same_as_called_with_a_tensordict(PLANNABLE[name], "direct", batched)
+
+
+@pytest.mark.parametrize("name", NOT_PLANNABLE)
+def test_a_policy_that_needs_a_tensordict_gets_one(name):
+    make, _ = NOT_PLANNABLE[name]
+    with set_composite_lp_aggregate(False):
+        assert_same_as_called_with_a_tensordict(make, "tensordict")
+
+
+@pytest.mark.parametrize("name", NOT_PLANNABLE)
+def test_the_reason_why_a_policy_needs_a_tensordict_is_told(name):
+    make, reason = NOT_PLANNABLE[name]
+    with set_composite_lp_aggregate(False), pytest.raises(NotPlannable, match=reason):
+        make_plan(make(), InteractionType.RANDOM)
+
+
+@pytest.mark.parametrize("exploration", [InteractionType.MEAN, InteractionType.DETERMINISTIC])
+def test_a_policy_that_is_not_to_draw_is_called_with_a_tensordict(exploration):
+    assert_same_as_called_with_a_tensordict(
+        PLANNABLE["a sample"], "tensordict", exploration=exploration
+    )
+
+
+def test_a_hook_that_is_added_while_collecting_takes_effect():
+    policy = module()
+    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
+        before = collector.next()
+        handle = policy.register_forward_hook(lambda m, i, out: out.set(ACTION, out[ACTION] * 0))
+        during = collector.next()
+        handle.remove()
+        after = collector.next()
+        assert collector.stats()["policy_path"] == "direct"
+    assert before[ACTION].all()
+    assert not during[ACTION].any()
+    assert after[ACTION].all()
+
+
+def test_a_hook_of_an_inner_module_takes_effect():
+    inner = nn.Linear(3, 1)
+    inner.register_forward_hook(lambda module, args, out: out * 0 + 0.25)
+    found, stats = collect(module(inner), batched=False)
+    assert stats["policy_path"] == "direct"
+    assert (found[ACTION] == 0.25).all()
+
+
+def test_a_module_that_is_replaced_while_collecting_takes_effect():
+    policy = module(lambda x: x[..., :1] * 0)
+    with Collector("Pendulum-v1", policy, frames_per_batch=5) as collector:
+        collector.next()
+        policy.module = lambda x: x[..., :1] * 0 + 1
+        assert (collector.next()[ACTION] == 1).all()
+
+
+def test_nested_observations_are_read_and_nested_actions_written():
+    def act(steps, env):
+        choice = torch.eye(2, dtype=torch.int64)[env.argmax(-1) % 2]
+        bits = torch.stack([steps[..., 0] % 2, steps[..., 0] // 2 % 2], -1).to(torch.int8)
+        return choice, bits, torch.zeros(1)
+
+    policy = TensorDictModule(
+        act,
+        [("when", "steps", "1"), "env"],
+        [("pick", "0"), ("pick", "1"), "push"],
+    )
+    with Collector(NestedEnv(1, lengths=[3]), policy, frames_per_batch=6) as collector:
+        batch = collector.next()
+        assert collector.stats()["policy_path"] == "direct"
+    assert NestedEnv.action_numbers(batch).tolist() == [4, 6, 5, 7, 4, 6]
+
+
+def test_a_module_that_gives_too_few_outputs_is_named():
+    policy = module(lambda x: (x[..., :1], x), out_keys=(ACTION, "more", "most"))
+    plan = make_plan(policy, InteractionType.RANDOM)
+    with pytest.raises(ValueError, match=r"2 outputs.*out_keys.*'most'"):
+        plan.call(torch.zeros(3))
+
+
+def test_a_policy_that_writes_nothing_is_not_planned():
+    with pytest.raises(NotPlannable, match="writes nothing"):
+        make_plan(module(out_keys=("_",)), InteractionType.RANDOM)
+
+
+torchrl_modules = pytest.importorskip("torchrl.modules")
+
+
+def torchrl_actor():
+    return torchrl_modules.Actor(nn.Linear(3, 1), in_keys=[OBS])
+
+
+def torchrl_probabilistic_actor():
+    return torchrl_modules.ProbabilisticActor(
+        parameters(),
+        in_keys=["loc", "scale"],
+        distribution_class=torchrl_modules.TanhNormal,
+        distribution_kwargs={"low": -2.0, "high": 2.0},
+        return_log_prob=True,
+    )
+
+
+def torchrl_actor_and_value():
+    return torchrl_modules.ActorValueOperator(
+        module(nn.Linear(3, 4), out_keys=("hidden",)),
+        module(nn.Linear(4, 1), ("hidden",)),
+        torchrl_modules.ValueOperator(nn.Linear(4, 1), in_keys=["hidden"]),
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(
+    "make", [torchrl_actor, torchrl_probabilistic_actor, torchrl_actor_and_value]
+)
+def test_torchrl_policies_give_the_same(make, batched):
+    assert_same_as_called_with_a_tensordict(make, batched=batched)

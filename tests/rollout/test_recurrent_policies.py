@@ -1,0 +1,190 @@
+"""What a policy hands to itself from step to step."""
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import Collector
+from trawl.testing import NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+
+STEP = 2  # the place of the step within the episode among the numbers
+
+
+class Counter(nn.Module):
+    """Counts its own steps in its hidden state, of any shape and dtype."""
+
+    def __init__(self, shape=(1,), dtype=torch.float32):
+        super().__init__()
+        self.shape = shape
+        self.dtype = dtype
+
+    def forward(self, observation, hidden):
+        batch = observation.shape[:-1]
+        action = torch.zeros(*batch, 4, dtype=torch.int64)
+        if hidden is None:
+            hidden = torch.zeros(*batch, *self.shape, dtype=self.dtype)
+        return action, hidden + 1
+
+
+def stateful(**options):
+    """Writes its state under ``next``, to read it one step later."""
+    keys = ["action", ("next", "hidden")]
+    return TensorDictModule(Counter(**options), ["observation", "hidden"], keys)
+
+
+def remembering(**options):
+    """Writes its state under the key where it reads it."""
+    return TensorDictModule(Counter(**options), ["observation", "hidden"], ["action", "hidden"])
+
+
+def hooked(policy):
+    """The same policy, which is now called with a TensorDict."""
+    policy.register_forward_hook(lambda module, args, out: out)
+    return policy
+
+
+KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
+CALLS = pytest.mark.parametrize("call", [lambda policy: policy, hooked], ids=["direct", "hooked"])
+
+
+def three(kind):
+    return [kind(number, lengths=[3 + number, 1]) for number in range(3)]
+
+
+def check(kind, batch):
+    """The state is the number of steps in the episode, before and after."""
+    step = kind.numbers(batch)[..., STEP].reshape(*batch.shape, 1)
+    mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+    if ("next", "hidden") in batch.keys(True):
+        assert torch.equal(batch["hidden"][mask].long(), step[mask])
+        assert torch.equal(batch["next", "hidden"][mask].long(), step[mask] + 1)
+    else:
+        assert torch.equal(batch["hidden"][mask].long(), step[mask] + 1)
+
+
+@CALLS
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_goes_on_over_batches_and_begins_anew_with_episodes(make, kind, call):
+    with Collector(kind(lengths=[3, 1, 5]), call(make()), frames_per_batch=4) as collector:
+        for _ in range(5):
+            check(kind, collector.next())
+
+
+@CALLS
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_each_environment_of_a_batch_has_its_own_state(make, kind, call):
+    with Collector(three(kind), call(make()), frames_per_batch=12) as collector:
+        for _ in range(5):
+            check(kind, collector.next())
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_vector_environments_have_their_own_state(make, kind, mode):
+    env = SyncVectorEnv([lambda env=env: env for env in three(kind)], autoreset_mode=mode)
+    with Collector(env, make(), frames_per_batch=12) as collector:
+        for _ in range(5):
+            check(kind, collector.next())
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_begins_anew_after_a_step_that_was_spent_on_resetting(make, kind):
+    env = SelfResettingVectorEnv([lambda env=env: env for env in three(kind)])
+    with Collector(env, make(), frames_per_batch=12) as collector:
+        for _ in range(5):
+            check(kind, collector.next())
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_begins_anew_where_an_episode_is_cut_off(make, kind):
+    policy = make()
+    with Collector(three(kind), policy, frames_per_batch=12, max_frames_per_traj=2) as collector:
+        for _ in range(4):
+            check(kind, collector.next())
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_a_reset_empties_the_state_of_what_is_reset_and_of_nothing_else(make, kind):
+    envs = [kind(number, lengths=[100]) for number in range(3)]
+    with Collector(envs, make(), frames_per_batch=6) as collector:
+        collector.next()
+        collector.reset(1)
+        batch = collector.next()
+        check(kind, batch)
+        assert kind.numbers(batch)[:, 0, STEP].tolist() == [2, 0, 2]
+        collector.reset()
+        check(kind, collector.next())
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_is_empty_after_random_frames(make, kind):
+    env = kind(lengths=[100])
+    with Collector(env, make(), frames_per_batch=4, init_random_frames=8) as collector:
+        assert not collector.next()["hidden"].any()
+        assert not collector.next()["hidden"].any()
+        assert collector.next()["hidden"].tolist()[-1][0] in (3, 4)
+
+
+@KINDS
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_may_have_any_shape(make, kind):
+    with Collector(three(kind), make(shape=(2, 3)), frames_per_batch=12) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            assert batch["hidden"].shape == (3, 4, 2, 3)
+            assert (batch["hidden"] == batch["hidden"][..., :1, :1]).all()
+            check(kind, batch.set("hidden", batch["hidden"][..., 0, :1]).exclude("next"))\
+                if make is remembering else None
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
+@pytest.mark.parametrize("make", [stateful, remembering])
+def test_state_may_have_any_dtype(make, dtype, kind):
+    with Collector(three(kind), make(dtype=dtype), frames_per_batch=12) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            assert batch["hidden"].dtype == dtype
+            check(kind, batch)
+
+
+@KINDS
+def test_the_layout_is_that_of_the_first_batch(kind):
+    with Collector(kind(lengths=[3]), stateful(), frames_per_batch=4) as collector:
+        first, second = (set(collector.next().keys(True, True)) for _ in range(2))
+    assert first == second
+    assert {"hidden", ("next", "hidden")} <= first
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_torchrls_lstm_gives_what_it_gives_for_whole_episodes(batched):
+    modules = pytest.importorskip("torchrl.modules")
+    torch.manual_seed(0)
+    lstm = modules.LSTMModule(5, 8, in_key="observation", out_key="features")
+    head = TensorDictModule(nn.Linear(8, 4), ["features"], ["logits"])
+    choose = TensorDictModule(
+        lambda logits: nn.functional.one_hot(logits.argmax(-1), 4), ["logits"], ["action"]
+    )
+    policy = modules.TensorDictSequential(lstm, head, choose) if False else None
+    from tensordict.nn import TensorDictSequential
+
+    policy = TensorDictSequential(lstm, head, choose)
+    source = three(NumberedEnv) if batched else NumberedEnv(lengths=[4, 1, 3])
+    with Collector(source, policy, frames_per_batch=12) as collector:
+        collected = torch.cat([collector.next() for _ in range(3)], -1)
+    frames = collected if batched else collected.unsqueeze(0)
+    for lane in frames:
+        for trajectory in lane["collector", "traj_ids"].unique():
+            episode = lane[lane["collector", "traj_ids"] == trajectory]
+            with torch.no_grad():
+                features, _ = lstm.lstm(episode["observation"].unsqueeze(0))
+            torch.testing.assert_close(episode["features"], features.squeeze(0))
