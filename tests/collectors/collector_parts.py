@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -14,6 +15,11 @@ from trawl.collectors import Collector
 
 # Nothing a test waits for takes longer, unless it is stuck.
 PATIENCE = 60
+
+
+def named(value: object) -> str:
+    """The name of a parametrized case: the same in each test process, so without addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def choose_by_step(observation: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Buffer, by_step, choose_by_step
+from collector_parts import Buffer, by_step, choose_by_step, named
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -111,6 +111,20 @@ def test_a_buffer_needs_its_method(extend, method):
     )
 
 
+def test_the_steps_of_several_environments_need_extend():
+    class Adding:
+        def add(self, frame):
+            raise NotImplementedError
+
+    refused(
+        TypeError,
+        r"replay_buffer must have a method extend\(\) to take the steps of several .* Adding",
+        env=[NumberedEnv, NumberedEnv],
+        replay_buffer=Adding(),
+        extend_buffer=False,
+    )
+
+
 # --- backends
 
 
@@ -126,7 +140,7 @@ def test_a_buffer_needs_its_method(extend, method):
         ({"backend_options": {}}, ValueError, "backend_options has no meaning with .*'direct'"),
         ({"backend": "gpu"}, ValueError, "backend 'gpu' is unknown"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_arguments_of_backends_are_checked(options, kind, match):
     refused(kind, match, **options)
@@ -150,7 +164,7 @@ def test_subclasses_take_no_backend():
 # --- environments
 
 
-@pytest.mark.parametrize("thing", [3, None, {}, object()], ids=repr)
+@pytest.mark.parametrize("thing", [3, None, {}, object()], ids=named)
 def test_something_else_is_no_environment(thing):
     match = "create_env_fn: expected a Gymnasium id.* but got (int|NoneType|dict|object)"
     with pytest.raises(TypeError, match=match):
@@ -354,7 +368,7 @@ def test_an_error_in_a_batch_of_environments_says_in_which():
     assert "in environment 1 of the 3 in the batch" in caught.value.__notes__
 
 
-@pytest.mark.parametrize("fault", [OSError("disk"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("fault", [OSError("disk"), KeyboardInterrupt()], ids=named)
 def test_after_an_error_the_collector_is_closed(fault):
     class Env(FaultyEnv):
         closed = 0
@@ -501,7 +515,7 @@ def test_an_error_within_the_context_is_not_hidden_by_closing():
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments"), [("reset", ()), ("set_seed", (0,)), ("rollout", ())], ids=str
+    ("call", "arguments"), [("reset", ()), ("set_seed", (0,)), ("rollout", ())], ids=named
 )
 def test_a_closed_collector_refuses(call, arguments):
     collector = Collector(NumberedEnv(), frames_per_batch=4)
@@ -525,7 +539,7 @@ def test_worker_numbers_are_those_of_workers():
         _ = collector.worker_idx
 
 
-@pytest.mark.parametrize("seed", [1.5, "1", None, True], ids=repr)
+@pytest.mark.parametrize("seed", [1.5, "1", None, True], ids=named)
 def test_a_seed_must_be_an_integer(seed):
     with (
         Collector(NumberedEnv(), frames_per_batch=4) as collector,

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_parts import Scorer, batches, by_step, first_batch
+from collector_parts import Scorer, batches, by_step, first_batch, named
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector, RandomPolicy
@@ -22,7 +22,7 @@ def noisy():
     """A policy that draws from every global generator."""
 
     def policy(observation):
-        draw = torch.rand(1) + np.random.rand() + random.random()  # noqa: NPY002
+        draw = torch.rand(*observation.shape[:-1], 1) + np.random.rand() + random.random()
         return draw - 1.5
 
     return policy
@@ -61,7 +61,7 @@ def test_without_a_seed_batches_differ():
     assert not torch.equal(one["action"], other["action"])
 
 
-@pytest.mark.parametrize("options", [{}, {"reset_at_each_iter": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"reset_at_each_iter": True}], ids=named)
 def test_a_seed_given_while_iterating_gives_the_same_batches(options):
     with (
         Collector("Pendulum-v1", noisy(), frames_per_batch=70, **options) as fresh,
@@ -96,7 +96,7 @@ def test_drawing_elsewhere_changes_nothing():
             collector.set_seed(5)
             iterator = iter(collector)
             one = next(iterator)
-            torch.rand(draws), np.random.rand(draws)  # noqa: NPY002
+            torch.rand(draws), np.random.rand(draws)
             found.append([one, next(iterator)])
     assert all(same(one, other) for one, other in zip(*found, strict=True))
 
@@ -333,7 +333,7 @@ def test_weights_may_be_missing_if_not_strict():
 def test_weights_that_do_not_fit_are_refused():
     with Collector(NumberedEnv(), Scorer(), frames_per_batch=5) as collector:
         state = collector.state_dict() | {"policy_state_dict": {"other": torch.zeros(4)}}
-        with pytest.raises(RuntimeError, match='Missing key.*"scores".*\n.*Unexpected.*"other"'):
+        with pytest.raises(RuntimeError, match=r'Missing key.*"scores".*\n.*Unexpected.*"other"'):
             collector.load_state_dict(state)
 
 

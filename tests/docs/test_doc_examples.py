@@ -2,12 +2,13 @@
 
 The ``python`` blocks of a page run from top to bottom in one namespace. A ``text`` block after one
 of them is what it prints (``...`` stands for anything). In a ``console`` block, lines that begin
-with ``$ trawl`` are run, one after the other in one empty folder per page, and what follows such a
-line is what it prints. An HTML comment on the line above a block changes how it runs:
+with ``$ trawl`` are run, and what follows such a line is what it prints. Each page has an empty
+folder to itself. An HTML comment on the line above a block changes how it runs:
 
     <!-- example: raises ValueError -->   it fails so; the text after it is the error's message
     <!-- example: warns UserWarning -->   it warns so, at least once; other warnings are errors
     <!-- example: needs envpool -->       it is left out where a package is missing
+    <!-- example: file policies.py -->    it is not run, but saved under this name
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import pkgutil
 import random
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import traceback
@@ -40,16 +40,18 @@ import pytest
 import torch
 
 import trawl
+from trawl.cli import main
+from trawl.cli.arguments import Collect, Show
 from trawl.collectors.config import CollectorConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # A language that is not here would silently not be run.
-LANGUAGES = {"python", "console", "text", "bash"}
+LANGUAGES = {"python", "console", "text", "bash", "diff"}
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<language>[\w-]*)")
-MARK = re.compile(r"<!-- example: (?P<kind>raises|warns|needs) (?P<what>\w+) -->")
+MARK = re.compile(r"<!-- example: (?P<kind>raises|warns|needs|file) (?P<what>[\w.]+) -->")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ def name_of(page: Path) -> str:
 def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever an example does to the process is undone after it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "100")
+    modules = set(sys.modules)
     # TorchRL prints what it does; the first is for when it is yet to be imported.
     monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
     logger = logging.getLogger("torchrl")
@@ -113,6 +118,9 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     environment = dict(os.environ)
     yield
     logger.setLevel(level)
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment)
     torch.set_default_dtype(dtype)
@@ -129,7 +137,9 @@ def test_page(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
         where = f"{name_of(page)}:{block.line}"
         assert block.language in LANGUAGES, f"{where}: what is {block.language!r}?"
-        if block.language == "python":
+        if "file" in block.marks:
+            Path(block.marks["file"]).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             run_python(page, block, namespace, where)
         elif block.language == "console":
             run_console(block, where)
@@ -172,15 +182,12 @@ def run_console(block: Block, where: str) -> None:
         program, *arguments = shlex.split(command)
         if program != "trawl":
             continue
-        done = subprocess.run(
-            [sys.executable, "-c", "import sys; from trawl.cli import main; sys.exit(main())", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, f"{where}: {command}\n{done.stdout}{done.stderr}"
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()) as told:
+            code = main(arguments)
+        assert code == 0, f"{where}: {command}\n{told.getvalue()}"
         if shown:
-            compare(shown, done.stdout, f"{where}: {command}")
+            compare(shown, printed.getvalue(), f"{where}: {command}")
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -222,6 +229,12 @@ def test_docstring(example: doctest.DocTest) -> None:
     assert not result.failed, report.getvalue()
 
 
+def test_wrong_docstrings_fail() -> None:
+    example = doctest.DocTestParser().get_doctest(">>> 1\n2\n", {}, "wrong", None, None)
+    with pytest.raises(AssertionError, match="Expected"):
+        test_docstring(example)
+
+
 def test_docstrings_are_found() -> None:
     names = {example.name for example in docstring_examples()}
     assert {"trawl.collectors.single.Collector", "trawl.envs.gym.GymEnv"} <= names
@@ -236,15 +249,25 @@ def test_all_options_are_explained() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("module", ["trawl", "trawl.collectors", "trawl.envs", "trawl.testing"])
+@pytest.mark.parametrize("command", [Collect, Show])
+def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    names = {each.name for each in fields(command)} - {"env", "directory"}
+    missing = [name for name in names if f"`--{name.replace('_', '-')}`" not in page]
+    assert not missing
+
+
+PUBLIC = ["trawl", "trawl.collectors", "trawl.data", "trawl.envs", "trawl.observe", "trawl.testing"]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_are_in_the_reference(module: str) -> None:
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE))
+    paths = re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE)
+    shown = [pkgutil.resolve_name(path) for path in paths]
     home = importlib.import_module(module)
     for name in home.__all__:
-        value = getattr(home, name)
-        homes = {f"{module}.{name}", f"{value.__module__}.{value.__qualname__}"}
-        explained = homes & shown or f"`{name}`" in reference
+        explained = any(getattr(home, name) is value for value in shown) or f"`{name}`" in reference
         assert explained, f"{module}.{name} is not in docs/reference.md"
 
 

@@ -52,6 +52,7 @@ def results() -> dict[str, Any]:
                     contender("Trawl", [20_000.0, 10_000.0, 30_000.0], 1.0),
                     contender("hand-written loop", [20_000.0, 20_000.0, 20_000.0], 1.0),
                     contender("TorchRL", [4_000.0, 4_000.0, 4_000.0], 5.0, note="as it comes"),
+                    contender("TorchRL, faster", [8_000.0, 8_000.0, 8_000.0], 2.5),
                     contender("Tianshou", [], None, missing="not installed"),
                 ],
             },
@@ -75,11 +76,10 @@ def test_short_table(script: ModuleType, results: dict[str, Any]) -> None:
     assert lines[:4] == [
         "| Work | Trawl, frames/s | hand-written loop | TorchRL |",
         "| --- | ---: | ---: | ---: |",
-        "| 1 Pendulum | 20,000 | 1.00 | 5.00 |",
+        "| 1 Pendulum | 20,000 | 1.00 | 2.50 |",
         "| images | 1,000 | 0.50 |  |",
     ]
     assert "2026-01-02" in lines[-1]
-    assert "torch 2.9." in lines[-1]
 
 
 def test_full_table(script: ModuleType, results: dict[str, Any]) -> None:
@@ -88,12 +88,11 @@ def test_full_table(script: ModuleType, results: dict[str, Any]) -> None:
     assert "|  | TorchRL | 250.0 | 4,000 | 5.00 | 2.50 – 7.50 | as it comes |" in lines
     assert "| images | Trawl | 1000.0 | 1,000 |  |  |  |" in lines
     assert "| `import trawl` | 12 |" in lines
+    assert any(line.endswith("torch 2.9.") for line in lines)
     assert not any("Tianshou" in line or "gone" in line for line in lines)
 
 
-def test_pages_are_rewritten(
-    script: ModuleType, results: dict[str, Any], tmp_path: Path
-) -> None:
+def test_pages_are_rewritten(script: ModuleType, results: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     pages = [tmp_path / "README.md", tmp_path / "docs" / "performance.md"]
     for page in pages:

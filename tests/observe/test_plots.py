@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -38,14 +35,3 @@ def test_the_running_mean_is_over_a_window():
     values = np.random.default_rng(0).normal(size=20)
     expected = [values[i : i + 4].mean() for i in range(17)]
     assert np.allclose(running_mean(values, 4), expected)
-
-
-def test_pyplot_is_left_alone(tmp_path):
-    """It would pick a backend, which may want a display."""
-    code = (
-        "import sys, numpy as np; from trawl.observe import Episodes;"
-        "from trawl.observe.plots import plot_returns;"
-        "n = np.arange(3); plot_returns(Episodes(n, n * 1.0, n, n), sys.argv[1]);"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], check=True)

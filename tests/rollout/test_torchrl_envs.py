@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trawl.collectors import Collector
-from trawl.envs import GymEnv
+from trawl.envs import GymEnv, SerialEnv
 from trawl.testing import Ledger, NumberedEnv
 
 torchrl_envs = pytest.importorskip("torchrl.envs")
@@ -45,6 +45,15 @@ def test_a_list_is_one_batch_of_environments(limit):
     resets = {2: None, 3: 1, 4: 0}
     _, ledger = collect(wrapped(envs), envs, 21, resets, max_frames_per_traj=limit)
     assert ledger.frames == 105
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_environments_of_our_own_batch_are_accounted_for(limit):
+    envs = numbered(2)
+    wrappers = wrapped(envs)
+    env = SerialEnv(2, [lambda env=env: env for env in wrappers])
+    _, ledger = collect(env, envs, 14, {2: None, 3: 1}, max_frames_per_traj=limit)
+    assert ledger.frames == 70
 
 
 def test_a_factory_is_called():

@@ -104,6 +104,8 @@ def _notes() -> Iterator[None]:
             warnings.simplefilter("default")
             for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)
+            # So it says that an environment is out of date.
+            warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
         warnings.showwarning = show
         yield
 

@@ -242,4 +242,5 @@ def _fixed(size: Any) -> bool:
 
 
 def _show(shape: Sequence[Any]) -> str:
-    return "(" + ", ".join(str(n) if _fixed(n) else "any" for n in shape) + ")"
+    parts = [str(n) if _fixed(n) else "any" for n in shape]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"

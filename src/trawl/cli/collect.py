@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import signal
 import sys
@@ -12,8 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 
 from trawl.cli.arguments import Collect
@@ -171,13 +168,12 @@ def _directory(env: str, started: datetime) -> str:
 
 def _collector(args: Collect, seed: int) -> Collector:
     """The collector, seeded; whatever a user's environment or policy raises is told in a line."""
+    if not {"", os.getcwd()} & set(sys.path):
+        # Modules of policies and environments are found here too, as `python -m` does it.
+        sys.path.insert(0, os.getcwd())
     env = _environment(args)
     try:
-        # A factory may draw the policy's first weights.
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        policy = load_policy(args.policy, env, args.unsafe_pickle)
+        policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
         collector = Collector(
             env,
             policy,

@@ -7,20 +7,23 @@ import importlib
 import inspect
 import operator
 import os
-import sys
+import random
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from trawl.cli.errors import CliError, describe, message_of
 
 
-def load_policy(text: str, env: Any, unsafe_pickle: bool) -> Any:
+def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
     """The policy that the text stands for.
 
     Args:
         text: ``random``, a file, or ``module:factory``.
         env: the environment that the policy is for.
+        seed: for the first weights that a factory, or its module, may draw.
         unsafe_pickle: whether a file that is a pickle may be loaded.
 
     Returns:
@@ -40,7 +43,11 @@ def load_policy(text: str, env: Any, unsafe_pickle: bool) -> Any:
         raise CliError(
             f"--policy {text}: there is no such file; give random, a file, or module:factory"
         )
-    return _made(text, _find(text, module, factory), env)
+    _seed(seed)
+    found = _find(text, module, factory)
+    # Once more: what a module draws when it is imported depends on what was imported before.
+    _seed(seed)
+    return _made(text, found, env)
 
 
 def fingerprint(text: str) -> str | None:
@@ -54,10 +61,13 @@ def fingerprint(text: str) -> str | None:
     return digest.hexdigest()
 
 
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def _find(text: str, module: str, factory: str) -> Any:
-    """What is named, with the current directory among the places where modules are found."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
         return operator.attrgetter(factory)(importlib.import_module(module))
     except AttributeError as error:

@@ -79,7 +79,7 @@ class Background:
                 more = self._turn()
             except BaseException as error:
                 # Shown now, and raised at the next call: nobody is waiting for this thread.
-                self._error = error
+                self._error, self.running = error, False
                 traceback.print_exception(error)
             finally:
                 self._end_turn(more)

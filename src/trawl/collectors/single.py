@@ -126,6 +126,11 @@ class Collector(BaseCollector):
             ),
             config.exploration_type,
         )
+        if self._adds_steps and lanes > 1 and not hasattr(config.replay_buffer, "extend"):
+            raise TypeError(
+                "replay_buffer must have a method extend() to take the steps of several "
+                f"environments, but {type(config.replay_buffer).__name__} has none"
+            )
         if config.set_truncated and not self._truncated_keys():
             raise RuntimeError(
                 "set_truncated=True needs a 'truncated' flag, but the environment has only "
@@ -260,8 +265,12 @@ class Collector(BaseCollector):
             if last and self.config.set_truncated:
                 self._truncate_last(step, 1)
             # A buffer keeps what it is given; the step's memory is used again.
-            frame = drop_private(self._stored(step))[..., 0].clone()
-            self.config.replay_buffer.add(frame)
+            frame = drop_private(self._stored(step)).clone()
+            if self.env.batch_size:
+                self.config.replay_buffer.extend(frame)
+            else:
+                frame = frame[0]
+                self.config.replay_buffer.add(frame)
             self._frames += frames
             if self.post_collect_hook is not None:
                 self.post_collect_hook(frame)

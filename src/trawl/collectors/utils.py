@@ -24,15 +24,17 @@ def split_trajectories(
     Args:
         rollout_tensordict: a batch of any shape whose last dimension is time.
         prefix: key under which ``"traj_ids"`` and ``"mask"`` are (``"collector"``, if the batch
-            has trajectory ids there).
-        trajectory_key: key of the trajectory ids (``(prefix, "traj_ids")``).
+            has it).
+        trajectory_key: key of the trajectory ids, beside which the mask is put
+            (``(prefix, "traj_ids")``).
         done_key: without ids, the key under ``"next"`` of the flags that tell where
             trajectories end (``"done"``).
         as_nested: gives nested tensors instead of padding.
 
     Returns:
         A TensorDict ``(trajectories, longest)`` with zeros behind the shorter ones and a bool
-        ``(prefix, "mask")`` that is False there. If all pieces are as long as the batch, that is
+        ``(prefix, "mask")`` that is False there; with ids, if it had none. Frames of no
+        trajectory (their id is -1) are left out. If all pieces are as long as the batch, that is
         the batch as it was (with a leading dimension, if it had none), and the mask all True.
 
     Raises:
@@ -46,21 +48,22 @@ def split_trajectories(
         >>> trajectories["collector", "mask"].sum().item()
         200
     """
-    batch = rollout_tensordict
-    if prefix is None and ("collector", "traj_ids") in batch.keys(True):
+    batch = rollout_tensordict.copy()
+    if prefix is None and "collector" in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
         prefix = "collector"
     root = () if prefix is None else as_key(prefix)
     ids_key = (*root, "traj_ids") if trajectory_key is None else as_key(trajectory_key)
-    mask_key = (*root, "mask")
-    ids = _ids(batch, ids_key, done_key)
+    mask_key = (*ids_key[:-1], "mask")
+    if batch.get(ids_key, None) is None:
+        batch.set(ids_key, _ids_by_ends(batch, ids_key, done_key))
     length = batch.shape[-1]
-    sizes = _run_lengths(ids.reshape(-1, length))
+    sizes = _run_lengths(batch.get(ids_key).reshape(-1, length))
     if all(size == length for size in sizes):
-        result = batch.copy() if batch.ndim > 1 else batch.unsqueeze(0)
+        result = batch if batch.ndim > 1 else batch.unsqueeze(0)
         return _with_mask(result, mask_key, torch.ones(result.shape, dtype=torch.bool))
-    pieces = batch.reshape(-1).split(sizes)
+    pieces = [piece for piece in batch.reshape(-1).split(sizes) if piece.get(ids_key)[0] >= 0]
     if as_nested:
-        whole: TensorDictBase = TensorDict.lazy_stack(list(pieces), 0)
+        whole: TensorDictBase = TensorDict.lazy_stack(pieces, 0)
         return whole.densify(layout=torch.jagged) if hasattr(whole, "densify") else whole
     masked = [
         _with_mask(piece.copy(), mask_key, torch.ones(piece.shape, dtype=torch.bool))
@@ -70,11 +73,8 @@ def split_trajectories(
     return result.refine_names(None, None) if hasattr(result, "refine_names") else result
 
 
-def _ids(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
-    ids = batch.get(ids_key, None)
-    if ids is not None:
-        found: Tensor = ids.reshape(batch.shape)
-        return found
+def _ids_by_ends(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
+    """Ids of trajectories that end where they are done, and where a row does."""
     key = ("next", *as_key("done" if done_key is None else done_key))
     done = batch.get(key, None)
     if done is None:
@@ -82,11 +82,10 @@ def _ids(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tens
             f"can't tell trajectories apart: the batch has neither {show_key(ids_key)} nor "
             f"{show_key(key)}"
         )
-    done = done.reshape(*batch.shape, -1).any(-1)
-    # A trajectory's number is that of the ends before it; the end itself still belongs to it.
-    ended = done.cumsum(-1)
-    numbers: Tensor = ended - done.to(ended.dtype)
-    return numbers
+    begins = done.reshape(*batch.shape, -1).any(-1).roll(1, -1)
+    begins[..., 0] = True
+    ids: Tensor = begins.reshape(-1).cumsum(0).reshape(batch.shape) - 1
+    return ids
 
 
 def _run_lengths(ids: Tensor) -> list[int]:

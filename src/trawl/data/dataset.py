@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.keys import Key, as_key, show_key, show_keys
@@ -266,7 +266,7 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
     Returns:
         A TensorDict of shape ``(frames,)``.
     """
-    flat = batch.reshape(-1)
+    flat = batch.reshape(batch.batch_size.numel())
     mask, ids = flat.get(("collector", "mask"), None), flat.get(("collector", "traj_ids"), None)
     keep = torch.ones(len(flat), dtype=torch.bool)
     if mask is not None:
@@ -320,12 +320,11 @@ class _Entry:
 
 def _leaves(rows: TensorDictBase) -> list[tuple[Any, Any]]:
     """All entries, non-tensor ones too."""
-    found = []
-    for key in rows.keys(True):
-        value = rows.get(key)
-        if not is_tensor_collection(value) or not isinstance(value, TensorDictBase):
-            found.append((key, value))
-    return found
+    return list(rows.items(True, True, is_leaf=_is_leaf))
+
+
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, (NonTensorData, NonTensorStack)) or not issubclass(kind, TensorDictBase)
 
 
 def _check_alike(entries: list[_Entry], rows: TensorDictBase) -> None:

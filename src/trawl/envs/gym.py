@@ -183,7 +183,11 @@ class GymEnv(TensorDictEnv):
             raise KeyError(
                 f"no action {show_key(as_key(key))} in the TensorDict, which has {present}"
             )
-        return value.detach().cpu().numpy() if isinstance(value, Tensor) else value.data
+        if not isinstance(value, Tensor):
+            return value.data
+        value = value.detach().cpu()
+        # numpy has no bfloat16.
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
     def _observations(self, values: list[Any]) -> TensorDict:
         result = TensorDict({}, self.batch_size)

@@ -103,15 +103,21 @@ class SerialEnv(TensorDictEnv):
     @property
     @override
     def vectors(self) -> list[VectorAdapter]:
-        return [vector for env in self.envs for vector in env.vectors]
+        return [vector for env in self._own for vector in env.vectors]
 
     @override
     def spent(self) -> Tensor | None:
-        parts = [env.spent() for env in self.envs]
-        if all(part is None for part in parts):
+        parts = {env: env.spent() for env in self._own}
+        if all(part is None for part in parts.values()):
             return None
         nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
-        return torch.stack([nothing if part is None else part for part in parts])
+        spent = [parts.get(env) for env in self.envs]
+        return torch.stack([nothing if part is None else part for part in spent])
+
+    @property
+    def _own(self) -> list[TensorDictEnv]:
+        """The environments that are none of TorchRL's."""
+        return [env for env in self.envs if isinstance(env, TensorDictEnv)]
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         results = []

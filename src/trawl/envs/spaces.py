@@ -189,7 +189,7 @@ def _encoder(leaf: SpaceLeaf) -> Callable[[Any], Array] | None:
 def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
     space, spec = leaf.space, leaf.spec
     if isinstance(space, spaces.Box) and space.shape == ():
-        return lambda array: array[..., 0].copy()
+        return lambda array: array[..., 0].astype(space.dtype)
     if isinstance(space, spaces.Discrete):
         start = space.start
         if isinstance(spec, Categorical):
@@ -207,8 +207,10 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
             return decoded
 
         return decode
+    if isinstance(spec, NonTensor):
+        return lambda value: value
     # A copy, because an environment may keep its action, and the record must not change.
-    return np.copy
+    return lambda array: array.astype(space.dtype)
 
 
 def _one_hot(index: Array, n: int) -> Array:

@@ -7,14 +7,16 @@ A spec says what a tensor may hold and can draw a random one. Leaves describe on
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, stack
 from torch import Tensor
+from typing_extensions import override
 
 Key = tuple[str, ...]
 
@@ -148,12 +150,25 @@ class Bounded(Spec):
         return torch.minimum(drawn, high).to(self.dtype)
 
     def _contains(self, value: Tensor) -> bool:
-        return bool(((value >= self.low) & (value <= self.high)).all())
+        # By numpy, because torch does not compare the larger unsigned integers.
+        low, high, array = (tensor.cpu().numpy() for tensor in (self.low, self.high, value))
+        return bool(((array >= low) & (array <= high)).all())
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Bounded)
+            and super().__eq__(other)
+            and torch.equal(self.low, other.low)
+            and torch.equal(self.high, other.high)
+        )
+
+    __hash__ = Spec.__hash__
 
     def _describe(self) -> str:
-        low = self.low.min().item() if self.low.numel() else math.nan
-        high = self.high.max().item() if self.high.numel() else math.nan
-        return f"shape={tuple(self.shape)}, low={low}, high={high}"
+        low, high = self.low.numpy(), self.high.numpy()
+        bounds = (low.min(), high.max()) if low.size else (math.nan, math.nan)
+        return f"shape={tuple(self.shape)}, low={bounds[0]}, high={bounds[1]}"
 
 
 class Categorical(Spec):
@@ -271,19 +286,28 @@ class NonTensor(Spec):
 
     def __init__(self, space: gymnasium.Space[Any], shape: Sequence[int] = ()) -> None:
         super().__init__(shape, torch.float32)
-        self.space = space
+        self.space = copy.deepcopy(space)
 
     def rand(self, shape: Sequence[int] = ()) -> Any:
         """A random value of the space, as ``NonTensorData`` (a stack of them for a batch)."""
+        # Torch's generator decides, as it does for every other spec.
+        return self._sample(shape, int(torch.randint(2**31, ())))
+
+    def zero(self, shape: Sequence[int] = ()) -> Any:
+        """A value of the space that is always the same."""
+        return self._sample(shape, 0)
+
+    def _sample(self, shape: Sequence[int], seed: int) -> Any:
         full = torch.Size((*shape, *self.shape))
+        self.space.seed(seed)
         draws = [NonTensorData(self.space.sample()) for _ in range(full.numel())]
         return draws[0] if not full else stack(draws).reshape(full)
 
-    zero = rand
-
     def is_in(self, value: Any) -> bool:
-        """Whether the space holds ``value``."""
-        return bool(self.space.contains(getattr(value, "data", value)))
+        """Whether the space holds ``value``, or each entry of a stack."""
+        if isinstance(value, NonTensorStack):
+            return all(self.is_in(entry) for entry in value.unbind(0))
+        return bool(self.space.contains(value.data if isinstance(value, NonTensorData) else value))
 
     def _describe(self) -> str:
         return repr(self.space)
@@ -393,7 +417,9 @@ class Composite:
         return Composite({k: spec.clone() for k, spec in self._specs.items()}, self.shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Composite) and repr(self) == repr(other)
+        if not isinstance(other, Composite):
+            return False
+        return self.shape == other.shape and self._specs == other._specs
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -26,8 +26,8 @@ _RATE_BATCHES = 20
 class CollectionProgress:
     """Shows how a collection gets on.
 
-    On a terminal that is a bar with the figures under it, while the ``with`` block lasts.
-    Elsewhere it is a line now and then, without escape codes.
+    On a terminal that is a bar with the figures under it, which moves while the ``with`` block
+    lasts. Elsewhere it is a line now and then, without escape codes.
 
     Args:
         collector: what collects; its ``stats()`` are shown.
@@ -127,7 +127,6 @@ class CollectionProgress:
                 get_renderable=self.render,
                 console=self._console,
                 refresh_per_second=4,
-                transient=True,
             )
             self._live.start()
         return self

@@ -71,6 +71,7 @@ class ArrayFrames(Frames):
         self._policy_leaves = self._discover()
         self._binder = PolicyBinder(env, policy, self._policy_leaves, set(self._roots), self._carry)
         layout = Layout(self._all_leaves(), self.batch, options.steps)
+        self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._view = View({}, self._carry)
@@ -149,7 +150,7 @@ class ArrayFrames(Frames):
     @override
     def begin(self) -> None:
         self._block = block = Block(self.pool.lease())
-        self._view = view = View(block.lanes, self._carry)
+        self._view = view = View(block.lanes, self._carry, bfloat16=self._bfloat16)
         for key in _FLAGS:
             view.arrays[key][...] = False
         if self._masked:
@@ -224,6 +225,10 @@ class ArrayFrames(Frames):
             "batches_held": self.pool.leased,
             "memory_bytes": self.pool.nbytes,
         }
+
+
+def _is_bfloat16(leaf: Leaf) -> bool:
+    return leaf.dtype is torch.bfloat16
 
 
 def _leaves(spec: Any, batch: int) -> dict[Key, Leaf]:

@@ -104,7 +104,7 @@ class PolicyBinder:
             rows = block.rows[key][start:stop]
             if key in actions:
                 drawn = self.env.full_action_spec[actions[key]].rand((stop - start,))
-                rows[...] = drawn.to(leaf.dtype).cpu().numpy()
+                rows[...] = as_array(drawn.to(leaf.dtype).cpu())
             else:
                 rows[...] = 0
         for key in self.leaves.states:
@@ -120,7 +120,7 @@ class PolicyBinder:
         contiguous = True
         for key in keys:
             if key in self.leaves.memories:
-                inputs.append([self._memory(key)] * (stop - start))
+                inputs.append(_Copies(self._memory(key)))
             else:
                 rows, together = block.inputs(key, start, stop)
                 inputs.append(rows)
@@ -176,6 +176,16 @@ class PolicyBinder:
         if key in self.leaves.memories:
             return [self._carry[key].reshape(shape)] * (stop - start)
         return None
+
+
+class _Copies:
+    """Copies of a tensor that changes: a policy may keep its input, or return a view of it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, t: int) -> Tensor:
+        return self._tensor.clone()
 
 
 def converter(sample: Tensor) -> Callable[[Any], Array]:

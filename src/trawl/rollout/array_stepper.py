@@ -72,8 +72,8 @@ class SingleStepper(ArrayStepper):
             kwargs.setdefault("seed", seeds[0])
         obs, _ = self.env.env.reset(**kwargs)
         self._observed.check_dtypes(obs)
-        for key, value in zip(self._observed.keys, self._observed.encode(obs), strict=True):
-            view.carry[key][0] = value
+        for index, value in enumerate(self._observed.encode(obs)):
+            view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
 
     @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
@@ -185,8 +185,10 @@ class VectorStepper(ArrayStepper):
             leaves = self.vector.restart(mask, **kwargs)
         else:
             return
-        for key, value in zip(self._observed.keys, leaves, strict=True):
-            view.carry[key][mask] = np.asarray(value)[mask]
+        for index, value in enumerate(leaves):
+            view.carry[self._observed.keys[index]][mask] = self._observed.checked(index, value)[
+                mask
+            ]
 
     @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
@@ -271,14 +273,23 @@ class _Observations:
         return array
 
 
+def _from_bfloat16(array: Array) -> Array:
+    """Float32 of the same values as a bfloat16 array's bytes, which are float32's upper half."""
+    return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
+
+
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Callable[[int], Any]:
     """Gives what the environment takes, from the actions in row ``t``."""
-    rows = [view.rows(as_key(leaf.key), start, stop) for leaf in codec.leaves]
+    keys = [as_key(leaf.key) for leaf in codec.leaves]
+    rows = [view.rows(key, start, stop) for key in keys]
     decode = codec.decode
+    if not view.bfloat16.isdisjoint(keys):
+        exact = [_from_bfloat16 if key in view.bfloat16 else np.copy for key in keys]
+        return lambda t: decode([read(row[t]) for read, row in zip(exact, rows, strict=True)])
     if codec.plain and not codec.leaves[0].path:
         (only,) = rows
         dtype = codec.leaves[0].space.dtype

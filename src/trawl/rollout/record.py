@@ -33,12 +33,20 @@ class View:
         carry: for each entry that goes on from step to step, the row after the batch's last:
             ``(lanes, *leaf)``.
         first: number of the first lane shown.
+        bfloat16: keys of arrays that hold bfloat16, which numpy lacks, as bytes in int16.
     """
 
-    def __init__(self, arrays: dict[Key, Array], carry: dict[Key, Array], first: int = 0) -> None:
+    def __init__(
+        self,
+        arrays: dict[Key, Array],
+        carry: dict[Key, Array],
+        first: int = 0,
+        bfloat16: frozenset[Key] = frozenset(),
+    ) -> None:
         self.arrays = arrays
         self.carry = carry
         self.first = first
+        self.bfloat16 = bfloat16
 
     def part(self, first: int, lanes: int) -> View:
         """The same for ``lanes`` environments from number ``first`` on."""
@@ -47,6 +55,7 @@ class View:
             {key: array[:, first:stop] for key, array in self.arrays.items()},
             {key: array[first:stop] for key, array in self.carry.items()},
             self.first + first,
+            self.bfloat16,
         )
 
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
@@ -63,6 +72,7 @@ class View:
             {key: array[:, 0] for key, array in self.arrays.items()},
             {key: array[0, ...] for key, array in self.carry.items()},
             self.first,
+            self.bfloat16,
         )
 
 

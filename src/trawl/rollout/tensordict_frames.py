@@ -145,6 +145,11 @@ class TensorDictFrames(Frames):
         # What else the policy writes is zero, so that all batches have the same entries.
         self._carrier.update(self._blank.clone())
         self.env.rand_action(self._carrier)
+        for key in self.env.action_keys:
+            # A policy may write its actions in another dtype than the environment's.
+            if key in self._blank.keys(True):
+                action = self._carrier.get(key)
+                self._carrier.set(key, action.to(self._blank.get(key).dtype))
 
     def _act(self) -> ActFn:
         device = self.policy.device

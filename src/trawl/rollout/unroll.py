@@ -72,4 +72,3 @@ def _chain(functions: list[Function]) -> Function:
 def _linear(layer: nn.Linear) -> Function:
     weight, bias = layer.weight, layer.bias
     return lambda value: linear(value, weight, bias)
-

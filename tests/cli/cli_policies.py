@@ -1,0 +1,101 @@
+"""Policies that the tests name on the command line."""
+
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+
+
+def slow(env):
+    def policy(observation):
+        time.sleep(0.001)
+        return torch.zeros(*env.batch_size, 1)
+
+    return policy
+
+
+def stuck():
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count > 150:
+            time.sleep(100)
+        return torch.zeros(1)
+
+    return policy
+
+
+def interrupts(*signals):
+    """Raises the signals in this process, at step 150 of the policy."""
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count == 150:
+            for number in signals:
+                os.kill(os.getpid(), number)
+        return torch.zeros(1)
+
+    return policy
+
+
+def ctrl_c():
+    return interrupts(signal.SIGINT)
+
+
+def ctrl_c_twice():
+    return interrupts(signal.SIGINT, signal.SIGINT)
+
+
+def terminate():
+    return interrupts(signal.SIGTERM)
+
+
+def fails():
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count > 250:
+            raise ValueError("no more\nof this")
+        return torch.zeros(1)
+
+    return policy
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+
+net = Net()
+
+
+def with_hidden(hidden=64):
+    assert hidden == 64
+    return Net()
+
+
+def two(one, other):
+    return Net()
+
+
+def breaks():
+    raise RuntimeError("no luck")
+
+
+def text():
+    return "not a policy"
+
+
+number = 3

@@ -1,0 +1,501 @@
+import threading
+
+import pytest
+import torch
+from collector_parts import PATIENCE, Buffer, Scorer, by_step
+from tensordict import TensorDict
+
+from trawl.collectors import Collector
+from trawl.testing import FaultyEnv, Ledger, NumberedEnv
+
+
+def steps(buffer):
+    """The numbers of the steps in the buffer."""
+    return buffer.content()["next", "reward"][:, 0].int().tolist()
+
+
+def waited(event):
+    assert event.wait(PATIENCE)
+
+
+class Gate(Buffer):
+    """A buffer that takes batches only when it is let, one for each call of ``let``."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrived = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
+
+    def extend(self, batch):
+        self.arrived.release()
+        assert self.allowed.acquire(timeout=PATIENCE)
+        super().extend(batch)
+
+    def wait_for_batch(self):
+        assert self.arrived.acquire(timeout=PATIENCE)
+
+    def let(self, batches=1):
+        self.allowed.release(batches)
+
+
+def test_frames_reach_the_buffer_in_the_background():
+    buffer = Buffer()
+    ledger = Ledger([NumberedEnv()])
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
+    collector.start()
+    buffer.wait_for(50)
+    collector.async_shutdown()
+    ledger.add(buffer.content())
+    assert ledger.frames == len(buffer) == collector.stats()["frames"]
+
+
+def test_it_ends_at_the_total():
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(), frames_per_batch=5, total_frames=20, replay_buffer=buffer
+    ) as collector:
+        collector.start()
+        buffer.wait_for(20)
+        with collector.pause():
+            assert not collector.is_running()
+        assert collector.stats()["completed"]
+        assert len(buffer) == 20
+
+
+def test_single_frames_end_exactly_at_the_total():
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(),
+        frames_per_batch=5,
+        total_frames=17,
+        replay_buffer=buffer,
+        extend_buffer=False,
+    ) as collector:
+        collector.start()
+        buffer.wait_for(17)
+        with collector.pause():
+            assert steps(buffer) == list(range(1, 18))
+
+
+def test_it_runs_until_it_is_ended():
+    gate = Gate()
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate)
+    assert not collector.is_running()
+    collector.start()
+    gate.wait_for_batch()
+    assert collector.is_running()
+    gate.let(1000)
+    collector.async_shutdown()
+    assert not collector.is_running()
+    assert collector.closed
+
+
+def test_starting_twice_starts_once():
+    buffer = Buffer()
+    before = threading.active_count()
+    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
+        collector.start()
+        collector.start()
+        assert threading.active_count() == before + 1
+        buffer.wait_for(20)
+    found = steps(buffer)
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_the_thread_is_named_and_dies_with_the_program():
+    gate = Gate()
+    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate) as collector:
+        collector.start()
+        gate.wait_for_batch()
+        (thread,) = [t for t in threading.enumerate() if t.name == "Collector.start"]
+        assert thread.daemon
+        gate.let(1000)
+
+
+def test_starting_needs_a_buffer():
+    with (
+        Collector(NumberedEnv(), frames_per_batch=5) as collector,
+        pytest.raises(RuntimeError, match=r"start\(\) needs a replay buffer.* replay_buffer="),
+    ):
+        collector.start()
+
+
+def test_a_closed_collector_does_not_start():
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer())
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match=r"start\(\) on a collector that was shut down"):
+        collector.start()
+
+
+def test_it_can_be_started_again_after_more_frames_are_allowed_by_a_checkpoint():
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(), frames_per_batch=5, total_frames=10, replay_buffer=buffer
+    ) as collector:
+        begin = collector.state_dict()
+        collector.start()
+        buffer.wait_for(10)
+        with collector.pause():
+            collector.load_state_dict(begin)
+        collector.start()
+        buffer.wait_for(20)
+        with collector.pause():
+            assert len(buffer) == 20
+
+
+# --- pause
+
+
+def test_no_frame_arrives_during_a_pause():
+    buffer = Buffer()
+    with Collector(NumberedEnv(), by_step(), frames_per_batch=5, replay_buffer=buffer) as collector:
+        collector.start()
+        for _ in range(5):
+            with collector.pause():
+                count = len(buffer)
+                assert count == collector.stats()["frames"]
+                # Were it not held, the thread would go on while this one waits.
+                with buffer.changed:
+                    assert not buffer.changed.wait_for(lambda n=count: len(buffer) > n, 0.02)
+            buffer.wait_for(count + 5)
+
+
+def test_pausing_waits_for_the_batch_that_is_collected():
+    gate = Gate()
+    entered = threading.Event()
+    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=gate) as collector:
+        collector.start()
+        gate.wait_for_batch()
+
+        def pause():
+            with collector.pause():
+                assert len(gate) == 5
+                entered.set()
+
+        thread = threading.Thread(target=pause)
+        thread.start()
+        assert not entered.is_set()
+        gate.let()
+        waited(entered)
+        gate.let(1000)
+        thread.join()
+
+
+def test_pauses_may_be_nested():
+    buffer = Buffer()
+    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
+        collector.start()
+        buffer.wait_for(5)
+        with collector.pause():
+            count = len(buffer)
+            with collector.pause():
+                pass
+            with buffer.changed:
+                assert not buffer.changed.wait_for(lambda: len(buffer) > count, 0.02)
+
+
+def test_pausing_needs_a_start():
+    with (
+        Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer()) as collector,
+        pytest.raises(RuntimeError, match=r"pause\(\) holds what start\(\) began"),
+    ):
+        collector.pause()
+
+
+def test_an_error_within_a_pause_ends_it():
+    buffer = Buffer()
+    with Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer) as collector:
+        collector.start()
+        with pytest.raises(LookupError), collector.pause():
+            raise LookupError
+        buffer.wait_for(len(buffer) + 5)
+
+
+def test_shutting_down_within_a_pause_works():
+    buffer = Buffer()
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
+    collector.start()
+    with collector.pause():
+        count = len(buffer)
+        collector.shutdown()
+    assert len(buffer) == count
+    assert collector.closed
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["running", "paused"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda collector: collector.state_dict(),
+        lambda collector: collector.load_state_dict(collector.state_dict()),
+        lambda collector: collector.update_policy_weights_(Scorer(2)),
+        lambda collector: collector.set_seed(3),
+        lambda collector: collector.reset(),
+        lambda collector: collector.stats(),
+        lambda collector: collector.map_fn("env.full_action_spec.clone"),
+        lambda collector: collector.cascade_execute("env.full_action_spec.clone"),
+        lambda collector: collector.get_distant_attr("policy.scores"),
+        lambda collector: collector.increment_version(),
+    ],
+    ids=[
+        "state_dict",
+        "load_state_dict",
+        "update_policy_weights_",
+        "set_seed",
+        "reset",
+        "stats",
+        "map_fn",
+        "cascade_execute",
+        "get_distant_attr",
+        "increment_version",
+    ],
+)
+def test_control_calls_work_at_any_time_and_lose_no_frame(call, held):
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(),
+        Scorer(1),
+        frames_per_batch=5,
+        replay_buffer=buffer,
+        track_policy_version=True,
+    ) as collector:
+        collector.start()
+        buffer.wait_for(10)
+        if held:
+            with collector.pause():
+                call(collector)
+        else:
+            call(collector)
+        buffer.wait_for(len(buffer) + 10)
+    found = steps(buffer)
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_a_batch_is_of_one_version():
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(),
+        Scorer(0),
+        frames_per_batch=8,
+        replay_buffer=buffer,
+        track_policy_version=True,
+    ) as collector:
+        collector.start()
+        for version in range(1, 6):
+            collector.update_policy_weights_(Scorer(version % 4))
+            buffer.wait_for(len(buffer) + 8)
+    content = buffer.content()
+    versions = content["policy_version"].reshape(-1, 8)
+    assert (versions == versions[:, :1]).all()
+    assert versions[:, 0].diff().min() >= 0
+    # Each frame acts by the weights of the version it is stamped with.
+    assert (NumberedEnv.action_numbers(content) == content["policy_version"] % 4).all()
+
+
+def test_iterating_meanwhile_collects_each_frame_once():
+    buffer = Buffer()
+    with Collector(
+        NumberedEnv(), frames_per_batch=5, total_frames=100, replay_buffer=buffer
+    ) as collector:
+        collector.start()
+        assert all(batch is None for batch in collector)
+        buffer.wait_for(100)
+    assert steps(buffer) == list(range(1, 101))
+
+
+def test_hooks_may_control_the_collector():
+    buffer = Buffer()
+    versions = []
+
+    def hook(batch):
+        collector.update_policy_weights_(Scorer(3))
+        versions.append(collector.state_dict()["policy_version"])
+
+    collector = Collector(
+        NumberedEnv(),
+        Scorer(0),
+        frames_per_batch=5,
+        total_frames=15,
+        replay_buffer=buffer,
+        track_policy_version=True,
+        post_collect_hook=hook,
+    )
+    with collector:
+        collector.start()
+        buffer.wait_for(15)
+        with collector.pause():
+            assert versions == [1, 2, 3]
+
+
+# --- errors
+
+
+class Announcing(FaultyEnv):
+    """Says when it has been closed."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.closed = threading.Event()
+
+    def close(self):
+        self.closed.set()
+
+
+def failed():
+    """A collector whose environment has failed in the background, with its error printed."""
+    buffer = Buffer()
+    env = FaultyEnv(at=12, fault=OSError("disk"))
+    collector = Collector(env, frames_per_batch=5, replay_buffer=buffer)
+    collector.start()
+    for thread in threading.enumerate():
+        if thread.name == "Collector.start":
+            thread.join(PATIENCE)
+    return collector, buffer
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda collector: collector.stats(),
+        lambda collector: collector.start(),
+        lambda collector: collector.async_shutdown(),
+        lambda collector: collector.pause().__enter__(),
+        lambda collector: collector.state_dict(),
+        lambda collector: collector.next(),
+        lambda collector: list(collector),
+    ],
+    ids=["stats", "start", "async_shutdown", "pause", "state_dict", "next", "iteration"],
+)
+def test_an_error_in_the_background_surfaces(call):
+    collector, _ = failed()
+    with pytest.raises(OSError, match=r"disk") as caught:
+        call(collector)
+    assert "at its step 12" in caught.value.__notes__[0]
+    assert collector.closed
+
+
+def test_an_error_in_the_background_is_printed_at_once(capfd):
+    collector, _ = failed()
+    with pytest.raises(OSError, match=r"disk"):
+        collector.async_shutdown()
+    shown = capfd.readouterr().err
+    assert "OSError: disk" in shown
+    assert "Traceback" in shown
+
+
+def test_an_error_in_the_background_is_raised_once():
+    collector, _ = failed()
+    with pytest.raises(OSError, match=r"disk"):
+        collector.stats()
+    assert collector.stats()["frames"] == 10
+    collector.async_shutdown()
+
+
+def test_what_was_collected_before_an_error_is_in_the_buffer():
+    collector, buffer = failed()
+    assert steps(buffer) == list(range(1, 11))
+    with pytest.raises(OSError, match=r"disk"):
+        collector.async_shutdown()
+
+
+def test_shutdown_after_an_error_works_twice():
+    collector, _ = failed()
+    collector.shutdown()
+    collector.shutdown()
+
+
+def test_a_start_after_an_error_says_that_it_is_closed():
+    collector, _ = failed()
+    with pytest.raises(OSError, match=r"disk"):
+        collector.start()
+    with pytest.raises(RuntimeError, match=r"start\(\) on a collector that was shut down"):
+        collector.start()
+
+
+# --- the end
+
+
+def test_ending_twice_works():
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer())
+    collector.start()
+    collector.async_shutdown()
+    collector.async_shutdown()
+    collector.shutdown()
+
+
+def test_ending_without_a_start_closes():
+    collector = Collector(NumberedEnv(), frames_per_batch=5)
+    collector.async_shutdown()
+    assert collector.closed
+
+
+def test_shutdown_ends_the_background():
+    buffer = Buffer()
+    collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=buffer)
+    collector.start()
+    buffer.wait_for(5)
+    collector.shutdown()
+    assert not collector.is_running()
+    assert "Collector.start" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_environment_may_stay_open():
+    env = Announcing(at=-1, fault="nan")
+    collector = Collector(env, frames_per_batch=5, replay_buffer=Buffer())
+    collector.start()
+    collector.async_shutdown(close_env=False)
+    assert not env.closed.is_set()
+
+
+@pytest.mark.parametrize("method", ["shutdown", "async_shutdown"])
+def test_ending_does_not_wait_longer_than_asked(method):
+    gate = Gate()
+    env = Announcing(at=-1, fault="nan")
+    collector = Collector(env, frames_per_batch=5, replay_buffer=gate)
+    collector.start()
+    gate.wait_for_batch()
+    with pytest.raises(TimeoutError, match=r"did not stop within 0\.01 s"):
+        getattr(collector, method)(timeout=0.01)
+    # Nothing was closed under the thread, and the end can be waited for again.
+    assert not env.closed.is_set()
+    gate.let()
+    getattr(collector, method)()
+    assert collector.closed
+    assert env.closed.is_set()
+    assert len(gate) == 5
+
+
+def test_ending_within_a_hook_works():
+    buffer = Buffer()
+    env = Announcing(at=-1, fault="nan")
+    collector = Collector(
+        env,
+        frames_per_batch=5,
+        replay_buffer=buffer,
+        post_collect_hook=lambda batch: collector.shutdown(),
+    )
+    collector.start()
+    waited(env.closed)
+    collector.async_shutdown()
+    assert len(buffer) == 5
+
+
+def test_a_replay_buffer_of_torchrl_is_filled_in_the_background():
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+    enough = threading.Event()
+    memory = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=16)
+
+    with Collector(
+        NumberedEnv(),
+        frames_per_batch=10,
+        total_frames=100,
+        replay_buffer=memory,
+        post_collect_hook=lambda batch: enough.set() if memory.write_count >= 100 else None,
+    ) as collector:
+        collector.start()
+        waited(enough)
+        with collector.pause():
+            assert len(memory) == 100
+            assert isinstance(memory.sample(), TensorDict)
+    assert torch.equal(memory[:]["next", "reward"][:, 0], torch.arange(1.0, 101.0))

@@ -1,0 +1,382 @@
+import pytest
+import torch
+from collector_parts import Buffer, batches, by_step, keys
+
+from trawl.collectors import Collector
+from trawl.testing import Ledger, NumberedEnv
+
+torchrl_data = pytest.importorskip("torchrl.data")
+
+from torchrl.data import (  # noqa: E402
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.postprocs import MultiStep  # noqa: E402
+from torchrl.data.replay_buffers.samplers import (  # noqa: E402
+    PrioritizedSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from torchrl.envs.transforms import MultiStepTransform, RewardScaling  # noqa: E402
+
+TRAJ_IDS = ("collector", "traj_ids")
+
+
+def filled(buffer, env=None, policy=None, **options):
+    """The collector, after it has put all its frames into ``buffer``."""
+    options = {"frames_per_batch": 30, "total_frames": 90} | options
+    collector = Collector(env or NumberedEnv(), policy, replay_buffer=buffer, **options)
+    assert all(batch is None for batch in batches(collector))
+    return collector
+
+
+def three(**arguments):
+    return [lambda i=i: NumberedEnv(i, **arguments) for i in range(3)]
+
+
+# --- any buffer
+
+
+def test_iteration_yields_none_for_each_batch():
+    buffer = Buffer()
+    collector = Collector(NumberedEnv(), frames_per_batch=30, total_frames=90, replay_buffer=buffer)
+    assert batches(collector) == [None] * 3
+
+
+def test_anything_with_extend_is_a_buffer():
+    ledger = Ledger([NumberedEnv()])
+    batches = []
+    filled(type("Sink", (), {"extend": staticmethod(batches.append)}))
+    for batch in batches:
+        ledger.add(batch)
+    assert ledger.frames == 90
+
+
+def test_a_list_is_a_buffer_of_frames():
+    frames = []
+    filled(frames)
+    assert len(frames) == 90
+    assert torch.stack(frames)["next", "reward"][:, 0].tolist() == list(range(1, 91))
+
+
+def test_each_frame_arrives_once():
+    ledger = Ledger([NumberedEnv()])
+    buffer = Buffer()
+    collector = filled(buffer)
+    ledger.add(buffer.content())
+    assert ledger.frames == collector.stats()["frames"] == 90
+
+
+def test_single_frames_arrive_one_by_one():
+    added = []
+
+    class Sink:
+        def add(self, frame):
+            added.append(frame)
+
+    filled(Sink(), frames_per_batch=5, total_frames=17, extend_buffer=False)
+    assert [tuple(frame.batch_size) for frame in added] == [()] * 17
+    ledger = Ledger([NumberedEnv()])
+    ledger.add(torch.stack(added))
+    assert ledger.frames == 17
+
+
+def test_single_frames_of_a_batch_of_environments_arrive_together():
+    added = []
+
+    class Sink:
+        add = extend = added.append
+
+    filled(Sink, three(), frames_per_batch=6, total_frames=18, extend_buffer=False)
+    assert [tuple(frame.batch_size) for frame in added] == [(3, 1)] * 6
+    ledger = Ledger(env() for env in three())
+    ledger.add(torch.cat(added, -1))
+    assert ledger.frames == 18
+
+
+def test_single_frames_keep_their_content():
+    kept = []
+
+    class Sink:
+        def add(self, frame):
+            kept.append((frame, frame.clone()))
+
+    filled(Sink(), extend_buffer=False)
+    assert all((frame == copy).all() for frame, copy in kept)
+
+
+def test_single_frames_begin_batches_too():
+    events = []
+
+    class Sink:
+        def add(self, frame):
+            events.append(NumberedEnv.numbers(frame)[2].item())
+
+    filled(
+        Sink(),
+        NumberedEnv(lengths=[100]),
+        frames_per_batch=4,
+        total_frames=12,
+        extend_buffer=False,
+        reset_at_each_iter=True,
+        pre_collect_hook=lambda: events.append("pre"),
+    )
+    assert events == ["pre", 0, 1, 2, 3] * 3
+
+
+def test_the_last_single_frame_of_a_batch_is_marked_as_truncated():
+    buffer = Buffer()
+    filled(
+        buffer,
+        NumberedEnv(lengths=[100]),
+        frames_per_batch=4,
+        total_frames=10,
+        extend_buffer=False,
+        set_truncated=True,
+    )
+    content = buffer.content()
+    expected = [False, False, False, True] * 2 + [False, True]
+    assert content["next", "truncated"][:, 0].tolist() == expected
+    assert content["next", "done"][:, 0].tolist() == expected
+
+
+def test_hooks_see_what_goes_into_the_buffer():
+    buffer, seen = Buffer(), []
+    filled(buffer, post_collect_hook=seen.append)
+    assert [len(batch) for batch in seen] == [30] * 3
+    assert (torch.cat(seen) == buffer.content()).all()
+
+
+def test_postproc_is_applied_before():
+    buffer = Buffer()
+    filled(buffer, postproc=lambda batch: batch.exclude("done"))
+    assert "done" not in keys(buffer.content())
+    assert ("next", "done") in keys(buffer.content())
+
+
+def test_trajectories_can_go_into_the_buffer():
+    sizes = []
+
+    class Sink:
+        def extend(self, batch):
+            sizes.append(tuple(batch.batch_size))
+
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        filled(Sink(), NumberedEnv(lengths=[15]), split_trajs=True)
+    assert sizes == [(2, 15)] * 3
+
+
+def test_what_begins_with_an_underscore_is_left_out_of_single_frames():
+    def policy(tensordict):
+        tensordict["_hidden"] = torch.ones(())
+        return by_step()(tensordict)
+
+    buffer = Buffer()
+    filled(buffer, policy=policy, extend_buffer=False)
+    assert "_hidden" not in keys(buffer.content())
+
+
+# --- random frames
+
+
+def random_frames(buffer, **options):
+    """Which frames were not chosen by the policy, as far as that shows."""
+    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), **options)
+    frames = buffer[:]
+    return NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
+
+
+def memory(**storage):
+    return ReplayBuffer(storage=LazyTensorStorage(1000, **storage), batch_size=8)
+
+
+def test_batches_are_random_until_the_buffer_holds_enough():
+    wrong = random_frames(memory(), init_random_frames=60)
+    assert wrong[:30].any()
+    assert wrong[30:60].any()
+    assert not wrong[60:].any()
+
+
+def test_single_frames_are_random_until_the_buffer_holds_enough():
+    wrong = random_frames(memory(), init_random_frames=47, extend_buffer=False)
+    assert wrong[:47].any()
+    assert not wrong[47:].any()
+
+
+def test_frames_that_the_buffer_had_count_as_random():
+    buffer = memory()
+    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), total_frames=60)
+    filled(buffer, NumberedEnv(lengths=[1000]), by_step(), init_random_frames=60, total_frames=60)
+    frames = buffer[:]
+    assert (NumberedEnv.action_numbers(frames) == NumberedEnv.numbers(frames)[:, 2] % 4).all()
+
+
+def test_random_frames_are_counted_over_all_environments():
+    buffer = memory(ndim=2)
+    filled(
+        buffer,
+        three(lengths=[1000]),
+        by_step(),
+        frames_per_batch=30,
+        total_frames=90,
+        init_random_frames=30,
+    )
+    frames = buffer[:]
+    wrong = NumberedEnv.action_numbers(frames) != NumberedEnv.numbers(frames)[..., 2] % 4
+    assert wrong[:, :10].any()
+    assert not wrong[:, 10:].any()
+
+
+# --- TorchRL's buffers
+
+
+@pytest.mark.parametrize("extend", [True, False], ids=["batches", "frames"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReplayBuffer(storage=LazyTensorStorage(200), batch_size=8),
+        lambda: ReplayBuffer(storage=LazyMemmapStorage(200), batch_size=8),
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=8),
+        lambda: TensorDictReplayBuffer(storage=ListStorage(200), batch_size=8),
+    ],
+    ids=["tensors", "memmap", "tensordict", "list"],
+)
+def test_a_buffer_of_torchrl_holds_each_frame_once(make, extend):
+    buffer = make()
+    filled(buffer, extend_buffer=extend)
+    assert len(buffer) == buffer.write_count == 90
+    ledger = Ledger([NumberedEnv()])
+    content = buffer[:]
+    ledger.add(content)
+    assert ledger.frames == 90
+    assert buffer.sample().batch_size == (8,)
+
+
+def test_a_small_buffer_holds_the_last_frames():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
+    filled(buffer)
+    assert sorted(buffer[:]["next", "reward"][:, 0].tolist()) == list(range(41, 91))
+
+
+@pytest.mark.parametrize("extend", [True, False], ids=["batches", "frames"])
+def test_a_buffer_of_two_dimensions_holds_environments_and_time(extend):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=8)
+    filled(buffer, three(), extend_buffer=extend)
+    assert len(buffer) == 90
+    content = buffer[:]
+    assert content.batch_size == (3, 30)
+    assert NumberedEnv.numbers(content)[:, :, 0].tolist() == [[0] * 30, [1] * 30, [2] * 30]
+    ledger = Ledger(env() for env in three())
+    ledger.add(content)
+    assert ledger.frames == 90
+
+
+@pytest.mark.parametrize(
+    ("env", "storage"),
+    [(lambda: NumberedEnv(lengths=[10]), {}), (lambda: three(lengths=[10]), {"ndim": 2})],
+    ids=["one", "three"],
+)
+def test_slices_are_of_one_trajectory(env, storage):
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(200, **storage),
+        sampler=SliceSampler(slice_len=4, traj_key=TRAJ_IDS),
+        batch_size=40,
+    )
+    filled(buffer, env())
+    slices = buffer.sample().reshape(10, 4)
+    assert (slices[TRAJ_IDS] == slices[TRAJ_IDS][:, :1]).all()
+    assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
+
+
+def test_slices_can_be_found_by_their_ends():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(200),
+        sampler=SliceSampler(slice_len=4, end_key=("next", "done"), truncated_key=None),
+        batch_size=40,
+    )
+    filled(buffer, NumberedEnv(lengths=[1000]), set_truncated=True)
+    slices = buffer.sample().reshape(10, 4)
+    assert (NumberedEnv.numbers(slices)[..., 2].diff(dim=-1) == 1).all()
+
+
+def test_every_frame_can_be_sampled_once():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(90), sampler=SamplerWithoutReplacement(), batch_size=30
+    )
+    filled(buffer)
+    seen = torch.cat([buffer.sample() for _ in range(3)])["next", "reward"][:, 0]
+    assert sorted(seen.tolist()) == list(range(1, 91))
+
+
+def test_frames_can_be_sampled_by_priority():
+    try:
+        sampler = PrioritizedSampler(200, alpha=1.0, beta=1.0)
+    except RuntimeError as error:
+        pytest.skip(f"TorchRL was built without it: {error}")
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200), sampler=sampler, batch_size=64)
+    filled(buffer)
+    buffer.update_priority(torch.arange(90), (torch.arange(90) == 7).float() * 1e6)
+    assert (buffer.sample()["next", "reward"] == 8).float().mean() > 0.9
+
+
+def test_transforms_of_the_buffer_are_applied():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(200),
+        batch_size=8,
+        transform=RewardScaling(loc=1000.0, scale=1.0, in_keys=[("next", "reward")]),
+    )
+    filled(buffer)
+    assert (buffer.sample()["next", "reward"] > 1000).all()
+
+
+def multi_step(rewards, gamma, steps):
+    """Sums of up to ``steps`` discounted rewards, within one long episode."""
+    return [
+        sum(gamma**i * r for i, r in enumerate(rewards[t : t + steps])) for t in range(len(rewards))
+    ]
+
+
+def test_multi_step_returns_can_be_made_by_postproc():
+    buffer = Buffer()
+    filled(
+        buffer,
+        NumberedEnv(lengths=[1000]),
+        frames_per_batch=10,
+        total_frames=10,
+        postproc=MultiStep(gamma=0.5, n_steps=3),
+    )
+    content = buffer.content()
+    expected = multi_step(range(1, 11), 0.5, 3)
+    assert content["next", "reward"][:, 0].tolist() == pytest.approx(expected)
+    assert content["next", "original_reward"][:, 0].tolist() == list(range(1, 11))
+    assert NumberedEnv.numbers(content["next"])[:8, 2].tolist() == list(range(3, 11))
+
+
+def test_multi_step_returns_can_be_made_without_a_buffer():
+    (batch,) = batches(
+        Collector(
+            three(lengths=[1000]),
+            frames_per_batch=30,
+            total_frames=30,
+            postproc=MultiStep(gamma=0.5, n_steps=3),
+        )
+    )
+    assert batch.batch_size == (3, 10)
+    expected = multi_step(range(1, 11), 0.5, 3)
+    for row in batch["next", "reward"][..., 0].tolist():
+        assert row == pytest.approx(expected)
+
+
+def test_multi_step_returns_can_be_made_by_the_buffer():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(200),
+        batch_size=8,
+        transform=MultiStepTransform(n_steps=3, gamma=0.5),
+    )
+    filled(buffer, NumberedEnv(lengths=[1000]), frames_per_batch=10, total_frames=30)
+    # The last frames wait in the transform for those after them.
+    expected = multi_step(range(1, 31), 0.5, 3)[:27]
+    assert buffer[:]["next", "reward"][:, 0].tolist() == pytest.approx(expected)

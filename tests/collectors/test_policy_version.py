@@ -1,0 +1,131 @@
+import uuid
+
+import pytest
+import torch
+from collector_parts import first_batch, keys
+from tensordict import TensorDict
+
+from trawl.collectors import Collector, PolicyVersion
+from trawl.collectors.policy_version import stamp
+from trawl.testing import NumberedEnv
+
+
+@pytest.mark.parametrize("kind", [int, "int"])
+def test_numbers_count_up_from_zero(kind):
+    version = PolicyVersion(kind)
+    assert version.version == 0
+    version.increment_version()
+    version.increment_version()
+    assert version.version == 2
+    assert version.version_history == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [str, "str", "uuid"])
+def test_identifiers_are_different_each_time(kind):
+    version = PolicyVersion(kind)
+    for _ in range(3):
+        version.increment_version()
+    assert len({str(uuid.UUID(found)) for found in version.version_history}) == 4
+
+
+def test_the_default_is_a_number():
+    assert PolicyVersion().version == 0
+
+
+def test_a_version_can_be_set():
+    version = PolicyVersion()
+    version.version = 7
+    version.increment_version()
+    assert version.version == 8
+    assert version.version_history == [0, 7, 8]
+
+
+def test_a_version_of_the_users_own_is_shared():
+    version = PolicyVersion()
+    version.version = 3
+    with Collector(NumberedEnv(), frames_per_batch=4, track_policy_version=version) as collector:
+        version.increment_version()
+        assert next(iter(collector))["policy_version"].tolist() == [4] * 4
+        collector.increment_version()
+    assert version.version == 5
+
+
+def test_frames_can_carry_an_identifier():
+    version = PolicyVersion("uuid")
+    batch = first_batch(NumberedEnv(), frames_per_batch=4, track_policy_version=version)
+    assert batch["policy_version"] == [version.version] * 4
+
+
+def test_frames_of_several_environments_carry_the_version():
+    batch = first_batch([NumberedEnv] * 2, frames_per_batch=6, track_policy_version=True)
+    assert batch["policy_version"].tolist() == [[0] * 3] * 2
+
+
+def test_identifiers_of_several_environments_are_nested():
+    version = PolicyVersion("uuid")
+    batch = first_batch([NumberedEnv] * 2, frames_per_batch=6, track_policy_version=version)
+    assert batch["policy_version"] == [[version.version] * 3] * 2
+
+
+def test_without_tracking_there_is_no_version():
+    with Collector(NumberedEnv(), frames_per_batch=4) as collector:
+        collector.increment_version()
+        assert collector.policy_version is None
+        assert collector.get_policy_version() is None
+        assert "policy_version" not in keys(next(iter(collector)))
+        assert "policy_version" not in collector.stats()
+
+
+def test_an_identifier_is_no_statistic():
+    with Collector(
+        NumberedEnv(), frames_per_batch=4, track_policy_version=PolicyVersion(str)
+    ) as collector:
+        assert "policy_version" not in collector.stats()
+        assert isinstance(collector.policy_version, str)
+
+
+def test_a_compact_batch_has_one_version_a_frame():
+    batch = first_batch(
+        NumberedEnv(), frames_per_batch=4, track_policy_version=True, compact_obs=True
+    )
+    assert "policy_version" in keys(batch)
+    assert ("next", "policy_version") not in keys(batch)
+
+
+def test_a_stamp_is_as_the_batch():
+    batch = TensorDict({"next": {}}, [2, 3], device="cpu")
+    stamp(batch, 9)
+    assert batch["policy_version"].dtype is torch.int64
+    assert batch["next", "policy_version"].tolist() == [[9] * 3] * 2
+
+
+def test_single_frames_carry_the_version():
+    found = []
+
+    class Sink:
+        def add(self, frame):
+            found.append(frame["policy_version"].item())
+
+    with Collector(
+        NumberedEnv(),
+        frames_per_batch=3,
+        total_frames=6,
+        replay_buffer=Sink(),
+        extend_buffer=False,
+        track_policy_version=True,
+    ) as collector:
+        for _ in collector:
+            collector.increment_version()
+    assert found == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_a_version_of_torchrl_is_shared_too(kind):
+    theirs = pytest.importorskip("torchrl.envs.llm.transforms").PolicyVersion(kind)
+    with Collector(NumberedEnv(), frames_per_batch=4, track_policy_version=theirs) as collector:
+        before = theirs.version
+        collector.increment_version()
+        assert theirs.version != before
+        assert collector.policy_version == theirs.version
+        batch = next(iter(collector))
+    assert batch["policy_version"][0] == theirs.version

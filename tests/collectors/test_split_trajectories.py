@@ -1,0 +1,196 @@
+import pytest
+import torch
+from collector_parts import by_step, first_batch, keys
+from tensordict import TensorDict
+
+from trawl.collectors import Collector
+from trawl.collectors import split_trajectories as public
+from trawl.collectors.utils import split_trajectories
+from trawl.testing import NumberedEnv
+
+TRAJ_IDS = ("collector", "traj_ids")
+MASK = ("collector", "mask")
+
+
+def frames(ids, **more):
+    """Frames that are numbered from 1 on, with the ids given."""
+    ids = torch.tensor(ids)
+    numbers = torch.arange(1, ids.numel() + 1).reshape(ids.shape)
+    return TensorDict({"number": numbers, TRAJ_IDS: ids, **more}, ids.shape)
+
+
+def test_it_is_where_torchrl_has_it():
+    assert public is split_trajectories
+
+
+def test_a_batch_is_cut_where_ids_change():
+    split = split_trajectories(frames([4, 4, 7, 7, 7, 9]))
+    assert split.batch_size == (3, 3)
+    assert split["number"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+    assert split[MASK].tolist() == [[True, True, False], [True] * 3, [True, False, False]]
+    assert split[MASK].dtype is torch.bool
+
+
+def test_rows_are_cut_one_after_the_other():
+    split = split_trajectories(frames([[0, 0, 2], [1, 3, 3]]))
+    assert split["number"].tolist() == [[1, 2], [3, 0], [4, 0], [5, 6]]
+
+
+def test_equal_ids_in_neighbouring_rows_are_different_pieces():
+    split = split_trajectories(frames([[5, 5, 5], [5, 6, 6]]))
+    assert split["number"].tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
+
+
+def test_an_id_that_comes_again_begins_another_piece():
+    assert split_trajectories(frames([0, 0, 1, 0]))["number"].tolist() == [[1, 2], [3, 0], [4, 0]]
+
+
+def test_rows_of_a_batch_of_batches_are_cut_as_well():
+    split = split_trajectories(frames([[[0, 0], [1, 2]], [[3, 3], [4, 4]]]))
+    assert split["number"].tolist() == [[1, 2], [3, 0], [4, 0], [5, 6], [7, 8]]
+
+
+def test_whole_rows_stay_as_they_are():
+    batch = frames([[0, 0, 0], [1, 1, 1]])
+    split = split_trajectories(batch)
+    assert split.batch_size == (2, 3)
+    assert torch.equal(split["number"], batch["number"])
+    assert split[MASK].all()
+    assert MASK not in keys(batch)
+
+
+def test_a_single_trajectory_is_a_row():
+    split = split_trajectories(frames([3, 3, 3]))
+    assert split.batch_size == (1, 3)
+    assert split[MASK].tolist() == [[True] * 3]
+
+
+def test_every_entry_is_padded_with_zeros():
+    split = split_trajectories(
+        frames(
+            [0, 0, 1],
+            image=torch.ones(3, 2, 2),
+            done=torch.ones(3, 1, dtype=torch.bool),
+            nested=TensorDict({"deep": torch.ones(3, 1)}, [3]),
+        )
+    )
+    assert split["image"].shape == (2, 2, 2, 2)
+    assert split["done"][..., 0].tolist() == [[True, True], [True, False]]
+    assert split["nested", "deep"][..., 0].tolist() == [[1, 1], [1, 0]]
+
+
+def test_the_input_is_left_alone():
+    batch = frames([0, 0, 1])
+    before = batch.clone()
+    split_trajectories(batch)["number"].zero_()
+    assert keys(batch) == keys(before)
+    assert (batch == before).all()
+
+
+def test_without_ids_done_flags_tell_where_trajectories_end():
+    done = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.bool).unsqueeze(-1)
+    batch = TensorDict({"number": torch.arange(1, 7), ("next", "done"): done}, [6])
+    split = split_trajectories(batch)
+    assert split["number"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+    assert split["mask"].sum() == 6
+    assert split["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 0, 0]]
+
+
+def test_another_done_key_may_be_named():
+    ended = torch.tensor([1, 0, 0], dtype=torch.bool).unsqueeze(-1)
+    batch = TensorDict({"number": torch.arange(1, 4), ("next", "agent", "over"): ended}, [3])
+    split = split_trajectories(batch, done_key=("agent", "over"))
+    assert split["number"].tolist() == [[1, 0], [2, 3]]
+
+
+def test_ids_may_be_under_another_prefix():
+    batch = TensorDict(
+        {"number": torch.arange(1, 4), ("mine", "traj_ids"): torch.tensor([0, 1, 1])}, [3]
+    )
+    split = split_trajectories(batch, prefix="mine")
+    assert split["number"].tolist() == [[1, 0], [2, 3]]
+    assert ("mine", "mask") in keys(split)
+
+
+def test_ids_may_have_another_key():
+    batch = TensorDict({"number": torch.arange(1, 4), "episode": torch.tensor([0, 1, 1])}, [3])
+    split = split_trajectories(batch, trajectory_key="episode")
+    assert split["number"].tolist() == [[1, 0], [2, 3]]
+    assert "mask" in keys(split)
+
+
+def test_a_mask_that_is_there_stays_in_force():
+    mask = TensorDict({"mask": torch.tensor([True, False, True])}, [3])
+    batch = frames([0, 0, 1])
+    batch["collector"].update(mask)
+    assert split_trajectories(batch)[MASK].tolist() == [[True, False], [True, False]]
+
+
+def test_frames_of_no_trajectory_are_left_out():
+    split = split_trajectories(frames([0, 0, -1, 1, -1, -1]))
+    assert split["number"].tolist() == [[1, 2], [4, 0]]
+
+
+def test_trajectories_can_be_nested_tensors():
+    split = split_trajectories(frames([0, 0, 1, 2, 2, 2]), as_nested=True)
+    assert [part.tolist() for part in split["number"].unbind()] == [[1, 2], [3], [4, 5, 6]]
+
+
+def test_without_ids_or_flags_there_is_nothing_to_go_by():
+    with pytest.raises(KeyError, match=r"neither 'traj_ids' nor \('next', 'done'\)"):
+        split_trajectories(TensorDict({"number": torch.arange(3)}, [3]))
+
+
+def test_no_frame_of_a_batch_is_lost():
+    batch = first_batch(
+        [lambda: NumberedEnv(0, lengths=[3, 7]), lambda: NumberedEnv(1, lengths=[4, 1])],
+        frames_per_batch=60,
+    )
+    split = split_trajectories(batch)
+    kept = split[split[MASK]]
+    assert torch.equal(kept["observation"], batch.reshape(-1)["observation"])
+    assert (split[TRAJ_IDS] == split[TRAJ_IDS][:, :1])[split[MASK]].all()
+
+
+def test_splitting_by_hand_is_as_the_option():
+    def collector(**options):
+        return Collector(NumberedEnv(lengths=[3, 7]), by_step(), frames_per_batch=30, **options)
+
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        splitting = collector(split_trajs=True)
+    with splitting, collector() as plain:
+        split, by_hand = next(iter(splitting)), split_trajectories(next(iter(plain)))
+    assert keys(split) == keys(by_hand)
+    assert (split == by_hand).all()
+
+
+# --- the same as TorchRL's
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0, 0, 1, 1, 1],
+        [0, 0, 0],
+        [0, 1, 2],
+        [[0, 0, 0], [1, 1, 1]],
+        [[0, 0, 2], [1, 3, 3]],
+        [[0, 1, 2], [3, 4, 4]],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("given", ["ids", "done"])
+def test_torchrl_gives_the_same(ids, given):
+    theirs = pytest.importorskip("torchrl.collectors.utils").split_trajectories
+    batch = frames(ids)
+    if given == "done":
+        ids = batch.pop("collector")["traj_ids"]
+        done = torch.ones_like(ids, dtype=torch.bool)
+        done[..., :-1] = ids[..., 1:] != ids[..., :-1]
+        batch["next"] = TensorDict({"done": done.unsqueeze(-1)}, batch.shape)
+    ours = split_trajectories(batch.clone())
+    expected = theirs(batch.clone())
+    assert ours.batch_size == expected.batch_size
+    assert list(ours.names) == list(expected.names)
+    assert keys(ours) == keys(expected)
+    assert (ours == expected).all()

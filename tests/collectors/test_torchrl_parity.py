@@ -1,0 +1,717 @@
+"""The same arguments to TorchRL's collector and to Trawl's: the same batches come out.
+
+Where TorchRL fails, or does something that nobody wants, the test says what Trawl does instead.
+"""
+
+import contextlib
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collector_parts import keys, layout, named
+from gymnasium import spaces
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+
+import trawl.collectors
+from trawl.envs import SerialEnv as TrawlSerialEnv
+
+torchrl_collectors = pytest.importorskip("torchrl.collectors")
+
+from torchrl.data import Bounded, OneHot  # noqa: E402
+from torchrl.envs import (  # noqa: E402
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import (  # noqa: E402
+    MLP,
+    ActorValueOperator,
+    AdditiveGaussianModule,
+    EGreedyModule,
+    GRUModule,
+    LSTMModule,
+    OneHotCategorical,
+    OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
+    QValueActor,
+    RandomPolicy,
+    TanhNormal,
+    ValueOperator,
+)
+
+TRAJ_IDS = ("collector", "traj_ids")
+SIZE = {"frames_per_batch": 24, "total_frames": 48}
+
+
+class Dicts(gymnasium.Env):
+    """Observes a nested dict of several dtypes."""
+
+    observation_space = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+            "body": spaces.Dict(
+                {
+                    "joints": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+                    "mode": spaces.Discrete(3),
+                    "digits": spaces.MultiDiscrete([2, 3]),
+                    "bits": spaces.MultiBinary(4),
+                }
+            ),
+        }
+    )
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps >= 5, False, {}
+
+
+def cart():
+    return GymEnv("CartPole-v1")
+
+
+def pendulum():
+    return GymEnv("Pendulum-v1")
+
+
+def lake():
+    return GymEnv("FrozenLake-v1")
+
+
+def dicts():
+    return GymWrapper(Dicts())
+
+
+def quiet():
+    """TorchRL's own collectors may warn as they like; Trawl's may not."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    return stack
+
+
+def theirs(env, policy=None, **options):
+    with quiet():
+        collector = torchrl_collectors.Collector(env, policy, **SIZE | options)
+        found = list(collector)
+        collector.shutdown()
+    return found
+
+
+def ours(env, policy=None, **options):
+    with trawl.collectors.Collector(env, policy, **SIZE | options) as collector:
+        return list(collector)
+
+
+def made(maker):
+    """What ``maker`` makes, the same each time."""
+    torch.manual_seed(0)
+    with quiet():
+        return maker()
+
+
+def compare(env, own_env=None, policy=lambda: None, **options):
+    """Layouts of all batches; returns the batches of both."""
+    expected = theirs(env, made(policy), **options)
+    found = ours(env if own_env is None else own_env, made(policy), **options)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if not options.get("split_trajs"):
+            assert layout(one) == layout(other)
+            assert one.batch_size == other.batch_size
+        assert {k: v[1] for k, v in layout(one).items()} == {
+            k: v[1] for k, v in layout(other).items()
+        }
+        assert list(one.names) == list(other.names)
+        assert one.device == other.device
+    return found, expected
+
+
+# --- environments
+
+
+def transformed():
+    env = TransformedEnv(cart(), RewardSum())
+    env.append_transform(StepCounter(max_steps=7))
+    env.append_transform(InitTracker())
+    return env
+
+
+ENVS = {
+    "CartPole": (cart, "CartPole-v1"),
+    "Pendulum": (pendulum, "Pendulum-v1"),
+    "FrozenLake": (lake, "FrozenLake-v1"),
+    "dicts": (dicts, Dicts),
+    "three": (lambda: SerialEnv(3, cart), ["CartPole-v1"] * 3),
+    "three dicts": (lambda: SerialEnv(3, dicts), lambda: TrawlSerialEnv(3, Dicts)),
+    "batch in a batch": (
+        lambda: SerialEnv(2, lambda: SerialEnv(3, cart)),
+        lambda: TrawlSerialEnv(2, lambda: TrawlSerialEnv(3, "CartPole-v1")),
+    ),
+    "transformed": (transformed, None),
+    "transformed three": (lambda: TransformedEnv(SerialEnv(3, pendulum), RewardSum()), None),
+    "three transformed": (lambda: SerialEnv(3, transformed), None),
+}
+
+
+@pytest.mark.parametrize("env", [env for env, _ in ENVS.values()], ids=ENVS)
+def test_torchrl_environments_give_the_same_layout(env):
+    compare(env)
+
+
+@pytest.mark.parametrize(
+    ("env", "own"),
+    [(env, own) for env, own in ENVS.values() if own is not None],
+    ids=[name for name, (_, own) in ENVS.items() if own is not None],
+)
+def test_trawls_environments_give_the_same_layout(env, own):
+    compare(env, own)
+
+
+def test_a_list_of_torchrl_environments_is_a_batch():
+    compare(SerialEnv(2, cart), [cart, cart])
+
+
+def test_a_list_of_transformed_environments_is_a_batch():
+    compare(SerialEnv(2, transformed), [transformed(), transformed()])
+
+
+# --- options
+
+OPTIONS = [
+    {"max_frames_per_traj": 5},
+    {"set_truncated": True},
+    {"compact_obs": True},
+    {"compact_obs": True, "max_frames_per_traj": 5},
+    {"track_traj_ids": False},
+    {"reset_at_each_iter": True},
+    {"return_same_td": True},
+    {"use_buffers": False},
+    {"track_policy_version": True},
+    {"track_policy_version": True, "compact_obs": True},
+    {"device": "cpu"},
+    {"storing_device": "cpu"},
+    {"env_device": "cpu"},
+    {"policy_device": "cpu"},
+    {"init_random_frames": 24},
+    {"postproc": lambda batch: batch.set("twice", 2 * batch["next", "reward"])},
+    {"exploration_type": InteractionType.DETERMINISTIC},
+    {"auto_register_policy_transforms": True},
+    {"auto_register_policy_transforms": False},
+    {"no_cuda_sync": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
+@pytest.mark.parametrize(
+    ("env", "own"),
+    [(cart, None), (cart, "CartPole-v1")],
+    ids=["their environment", "own environment"],
+)
+def test_options_have_the_same_effect(env, own, options):
+    # A policy without modules gets no transforms from TorchRL, whatever is asked for.
+    policy = {"policy": actor} if "auto_register_policy_transforms" in options else {}
+    compare(env, own, **policy, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [o for o in OPTIONS if "track_policy_version" not in o], ids=named
+)
+@pytest.mark.parametrize(
+    "own", [None, ["CartPole-v1"] * 3], ids=["their environments", "own environments"]
+)
+def test_options_have_the_same_effect_on_a_batch_of_environments(own, options):
+    policy = {"policy": actor} if "auto_register_policy_transforms" in options else {}
+    compare(lambda: SerialEnv(3, cart), own, **policy, **options)
+
+
+@pytest.mark.parametrize("own", [None, "Pendulum-v1"], ids=["their environment", "own"])
+def test_split_trajectories_are_the_same(own):
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        (one, *_), (other, *_) = compare(pendulum, own, split_trajs=True, max_frames_per_traj=5)
+    assert layout(one) == layout(other)
+    mask = ("collector", "mask")
+    assert torch.equal(one[mask], other[mask])
+    assert torch.equal(one[TRAJ_IDS], other[TRAJ_IDS])
+
+
+@pytest.mark.parametrize("own", [None, "Pendulum-v1"], ids=["their environment", "own"])
+def test_an_interrupted_batch_is_the_same(own):
+    class Third:
+        asked = 0
+
+        def collection_stopped(self):
+            self.asked += 1
+            return self.asked == 3
+
+    expected = theirs(pendulum, interruptor=Third())[0]
+    found = ours(own or pendulum, interruptor=Third())[0]
+    assert layout(found) == layout(expected)
+    assert found[TRAJ_IDS].tolist() == expected[TRAJ_IDS].tolist() == [0] * 3 + [-1] * 21
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"set_truncated": True},
+        {"max_frames_per_traj": 5, "compact_obs": True, "track_policy_version": True},
+        {"storing_device": "cpu"},
+    ],
+    ids=named,
+)
+@pytest.mark.parametrize("own", [None, "Pendulum-v1"], ids=["their environment", "own"])
+def test_fake_batches_are_the_same(own, options):
+    with quiet():
+        their_collector = torchrl_collectors.Collector(pendulum, None, **SIZE | options)
+        expected = their_collector.fake_tensordict()
+        their_collector.shutdown()
+    with trawl.collectors.Collector(own or pendulum, **SIZE | options) as collector:
+        found = collector.fake_tensordict()
+    assert layout(found) == layout(expected)
+    assert (found == expected).all()
+    assert (found.batch_size, list(found.names), found.device) == (
+        expected.batch_size,
+        list(expected.names),
+        expected.device,
+    )
+
+
+def test_environment_kwargs_reach_a_batch_of_torchrl():
+    seen = []
+
+    def make(**kwargs):
+        seen.append(kwargs)
+        return cart()
+
+    ours(SerialEnv(2, make), create_env_kwargs={"frame_skip": 2})
+    assert seen[-2:] == [{"frame_skip": 2}] * 2
+
+
+# --- policies
+
+
+def linear(in_features, out_features):
+    return TensorDictModule(
+        nn.Linear(in_features, out_features), in_keys=["observation"], out_keys=["action"]
+    )
+
+
+def actor():
+    """A categorical policy for CartPole."""
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def tanh_normal():
+    """A Gaussian policy for Pendulum."""
+    net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -2, "high": 2},
+        return_log_prob=True,
+    )
+
+
+def q_values():
+    spec = OneHot(2)
+    net = MLP(in_features=4, out_features=2, num_cells=[8])
+    return TensorDictSequential(
+        QValueActor(net, in_keys=["observation"], spec=spec),
+        EGreedyModule(spec=spec, eps_init=0.5, annealing_num_steps=100),
+    )
+
+
+def actor_value():
+    hidden = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["hidden"])
+    policy = ProbabilisticActor(
+        TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+    )
+    return ActorValueOperator(hidden, policy, ValueOperator(nn.Linear(8, 1), in_keys=["hidden"]))
+
+
+def additive(spec):
+    return lambda: TensorDictSequential(
+        linear(3, 1), AdditiveGaussianModule(spec=spec, annealing_num_steps=100)
+    )
+
+
+def first_choice(observation):
+    return nn.functional.one_hot(torch.zeros(observation.shape[:-1], dtype=torch.int64), 2)
+
+
+class Plain(nn.Module):
+    """A module that is no TensorDict module, with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, observation):
+        return self.net(observation)
+
+
+def of_tensordict(tensordict):
+    return tensordict.set("action", tensordict["observation"][..., :1])
+
+
+def counting(td):
+    """Writes what it reads at the next step."""
+    td["count"] = td.get("count", torch.zeros(*td.shape, 1)) + 1
+    return td.set("action", td["observation"][..., :1])
+
+
+POLICIES = {
+    "random": (lambda: None, pendulum, "Pendulum-v1"),
+    "TorchRL's random": (RandomPolicy, pendulum, "Pendulum-v1"),
+    "TorchRL's random with spec": (
+        lambda: RandomPolicy(pendulum().action_spec),
+        pendulum,
+        "Pendulum-v1",
+    ),
+    "module": (lambda: linear(3, 1), pendulum, "Pendulum-v1"),
+    "sequence": (lambda: TensorDictSequential(linear(3, 1)), pendulum, "Pendulum-v1"),
+    "categorical": (actor, cart, "CartPole-v1"),
+    "tanh normal": (tanh_normal, pendulum, "Pendulum-v1"),
+    "q values": (q_values, cart, "CartPole-v1"),
+    "actor and value": (actor_value, cart, "CartPole-v1"),
+    "policy of actor and value": (
+        lambda: actor_value().get_policy_operator(),
+        cart,
+        "CartPole-v1",
+    ),
+    "additive noise": (additive(Bounded(-2, 2, (1,))), pendulum, "Pendulum-v1"),
+    "additive noise without spec": (additive(None), pendulum, "Pendulum-v1"),
+    "function": (lambda: first_choice, cart, "CartPole-v1"),
+    "plain module": (Plain, pendulum, "Pendulum-v1"),
+    "function of a TensorDict": (lambda: of_tensordict, pendulum, "Pendulum-v1"),
+    "function with a memory": (lambda: counting, pendulum, "Pendulum-v1"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
+def test_policies_give_the_same_layout(policy, own):
+    make, env, env_id = POLICIES[policy]
+    compare(env, env_id if own else None, policy=make)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if "spec" not in name])
+@pytest.mark.parametrize("own", [False, True], ids=["their environments", "own environments"])
+def test_policies_give_the_same_layout_for_a_batch_of_environments(policy, own):
+    make, env, env_id = POLICIES[policy]
+    compare(lambda: SerialEnv(3, env), [env_id] * 3 if own else None, policy=make)
+
+
+@pytest.mark.parametrize("policy", ["tanh normal", "q values", "actor and value", "plain module"])
+@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
+def test_random_frames_have_the_layout_of_the_others(policy, own):
+    make, env, env_id = POLICIES[policy]
+    compare(env, env_id if own else None, policy=make, init_random_frames=24)
+
+
+@pytest.mark.parametrize(
+    "kind", [InteractionType.MODE, InteractionType.DETERMINISTIC], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
+def test_other_exploration_types_give_the_same_layout(own, kind):
+    compare(cart, own, policy=actor, exploration_type=kind)
+
+
+# --- recurrent policies
+
+
+def recurrent(cls):
+    """A policy with memory for CartPole."""
+
+    def make():
+        return TensorDictSequential(
+            cls(4, 8, in_key="observation", out_key="embedding"),
+            TensorDictModule(nn.Linear(8, 2), in_keys=["embedding"], out_keys=["logits"]),
+            TensorDictModule(
+                lambda logits: nn.functional.one_hot(logits.argmax(-1), 2),
+                in_keys=["logits"],
+                out_keys=["action"],
+            ),
+        )
+
+    return make
+
+
+def primed(cls, env=cart):
+    """CartPole with all that TorchRL needs for a policy with memory."""
+
+    def make():
+        prepared = TransformedEnv(env(), InitTracker())
+        prepared.append_transform(made(recurrent(cls))[0].make_tensordict_primer())
+        return prepared
+
+    return make
+
+
+RECURRENT = pytest.mark.parametrize("cls", [LSTMModule, GRUModule], ids=["LSTM", "GRU"])
+
+
+@RECURRENT
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        (None, {}),
+        ("CartPole-v1", {}),
+        (cart, {}),
+        (None, {"max_frames_per_traj": 5}),
+        ("CartPole-v1", {"max_frames_per_traj": 5}),
+        (None, {"init_random_frames": 24}),
+        ("CartPole-v1", {"init_random_frames": 24}),
+    ],
+    ids=named,
+)
+def test_recurrent_policies_give_the_same_layout(cls, own, options):
+    # TorchRL's environment needs its transforms; Trawl adds them, or does without.
+    compare(primed(cls), own, policy=recurrent(cls), **options)
+
+
+@RECURRENT
+def test_recurrent_policies_give_the_same_layout_for_a_batch_of_environments(cls):
+    own = ["CartPole-v1"] * 3
+    compare(lambda: SerialEnv(3, primed(cls)), own, policy=recurrent(cls))
+
+
+@RECURRENT
+@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
+def test_transforms_for_recurrent_policies_are_added_when_asked_for(cls, own):
+    compare(cart, own, policy=recurrent(cls), auto_register_policy_transforms=True)
+
+
+def test_added_transforms_are_not_added_twice():
+    policy = made(recurrent(LSTMModule))
+    env = primed(LSTMModule)()
+    with trawl.collectors.Collector(
+        env, policy, frames_per_batch=8, auto_register_policy_transforms=True
+    ) as collector:
+        assert collector.env is env
+
+
+def test_ornstein_uhlenbeck_noise_is_the_same():
+    def noisy():
+        noise = OrnsteinUhlenbeckProcessModule(spec=Bounded(-2, 2, (1,)), annealing_num_steps=100)
+        return TensorDictSequential(linear(3, 1), noise)
+
+    found, _ = compare(
+        lambda: TransformedEnv(pendulum(), InitTracker()),
+        "Pendulum-v1",
+        policy=noisy,
+        max_frames_per_traj=5,
+    )
+    assert found[0]["is_init"][:, 0].nonzero().flatten().tolist() == [0, 5, 10, 15, 20]
+
+
+# --- values
+
+
+def torchrl_values(env, policy, seed, batches=3, **options):
+    with quiet():
+        collector = torchrl_collectors.Collector(env, policy, frames_per_batch=50, **options)
+        collector.reset(seed=seed)
+        iterator = iter(collector)
+        found = [next(iterator) for _ in range(batches)]
+        collector.shutdown()
+    return found
+
+
+def trawl_values(env, policy, seed, batches=3, **options):
+    with trawl.collectors.Collector(env, policy, frames_per_batch=50, **options) as collector:
+        collector.reset(seed=seed)
+        iterator = iter(collector)
+        return [next(iterator) for _ in range(batches)]
+
+
+def choose(observation):
+    return nn.functional.one_hot((observation[..., 2:].sum(-1) > 0).long(), 2)
+
+
+def deterministic():
+    return TensorDictModule(choose, in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("own", [None, "CartPole-v1"], ids=["their environment", "own"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_frames_per_traj": 7}, {"set_truncated": True}],
+    ids=named,
+)
+def test_a_deterministic_policy_gives_the_same_frames(own, options):
+    expected = torchrl_values(cart, deterministic(), 5, **options)
+    found = trawl_values(own or cart, deterministic(), 5, **options)
+    for one, other in zip(found, expected, strict=True):
+        assert keys(one) == keys(other)
+        assert (one.exclude(TRAJ_IDS) == other.exclude(TRAJ_IDS)).all()
+        # Ids differ by what the reset before used up, and nothing else.
+        assert torch.equal(one[TRAJ_IDS] - one[TRAJ_IDS][0], other[TRAJ_IDS] - other[TRAJ_IDS][0])
+
+
+@RECURRENT
+@pytest.mark.parametrize("own", [False, True], ids=["their environment", "own environment"])
+def test_a_recurrent_policy_gives_the_same_frames(cls, own):
+    expected = torchrl_values(primed(cls), made(recurrent(cls)), 5)
+    found = trawl_values("CartPole-v1" if own else primed(cls), made(recurrent(cls)), 5)
+    for one, other in zip(found, expected, strict=True):
+        for key in keys(other) - {TRAJ_IDS}:
+            torch.testing.assert_close(one[key], other[key])
+
+
+def test_a_batch_of_environments_gives_the_same_frames():
+    def values(make):
+        env = SerialEnv(3, cart)
+        env.set_seed(3)
+        return make(env, deterministic(), frames_per_batch=60, total_frames=180)
+
+    for one, other in zip(values(ours), values(theirs), strict=True):
+        assert (one == other).all()
+
+
+def test_stochastic_policies_draw_the_same():
+    def values(make):
+        env = pendulum()
+        env.set_seed(3)
+        policy = made(tanh_normal)
+        torch.manual_seed(7)
+        return make(env, policy)
+
+    # How often a policy is called before it collects is no promise: only the law is the same.
+    one, other = torch.cat(values(ours)), torch.cat(values(theirs))
+    for batch in (one, other):
+        again = made(tanh_normal).get_dist(batch.clone()).log_prob(batch["action"])
+        torch.testing.assert_close(again, batch["action_log_prob"], rtol=1e-3, atol=1e-3)
+
+
+# --- where TorchRL fails
+
+
+def test_after_a_seed_the_first_frame_is_consistent():
+    env = pendulum()
+    env.set_seed(9)
+    expected = env.reset()
+    action = torch.tensor([0.5])
+    after = env.step(expected.clone().set("action", action))
+    env.close()
+    policy = TensorDictModule(
+        lambda o: action.expand(*o.shape[:-1], 1), in_keys=["observation"], out_keys=["action"]
+    )
+    with trawl.collectors.Collector(pendulum, policy, frames_per_batch=4) as collector:
+        next(iter(collector))
+        collector.set_seed(9)
+        batch = next(iter(collector))
+    assert torch.equal(batch["observation"][0], expected["observation"])
+    assert torch.equal(batch["next", "observation"][0], after["next", "observation"])
+
+
+def test_one_seed_gives_equal_batches_of_torchrl_environments():
+    found = []
+    for _ in range(2):
+        with trawl.collectors.Collector(
+            TransformedEnv(SerialEnv(2, pendulum), RewardSum()), made(tanh_normal), **SIZE
+        ) as collector:
+            collector.set_seed(4)
+            found.append(list(collector))
+    assert all((one == other).all() for one, other in zip(*found, strict=True))
+
+
+def test_a_seed_returns_what_the_environment_does():
+    expected = pendulum().set_seed(3)
+    with trawl.collectors.Collector(pendulum, frames_per_batch=4) as collector:
+        assert collector.set_seed(3) == expected
+        assert collector.set_seed(3, static_seed=True) == 3
+
+
+def test_versions_are_tracked_in_a_batch_of_environments():
+    (batch, *_) = ours(SerialEnv(2, cart), track_policy_version=True)
+    assert batch["policy_version"].tolist() == [[0] * 12] * 2
+
+
+def test_recurrent_policies_need_no_preparation():
+    (batch, *_) = ours(cart, made(recurrent(LSTMModule)))
+    assert {"is_init", "recurrent_state_h", "recurrent_state_c"} <= keys(batch)
+    begins = batch["is_init"][:, 0]
+    assert not batch["recurrent_state_h"][begins].any()
+    goes_on = ~batch["next", "done"][:-1, 0]
+    assert torch.equal(
+        batch["recurrent_state_h"][1:][goes_on], batch["next", "recurrent_state_h"][:-1][goes_on]
+    )
+
+
+def test_a_compact_batch_has_no_stale_memory():
+    (batch, *_) = ours(primed(LSTMModule), made(recurrent(LSTMModule)), compact_obs=True)
+    assert ("next", "recurrent_state_h") not in keys(batch)
+    assert batch["recurrent_state_h"].any()
+
+
+def test_any_state_can_be_loaded_again():
+    def env():
+        return TransformedEnv(pendulum(), RewardSum())
+
+    with trawl.collectors.Collector(env, RandomPolicy(), **SIZE) as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+    with trawl.collectors.Collector(env, RandomPolicy(), **SIZE) as resumed:
+        resumed.load_state_dict(state)
+        assert len(list(resumed)) == 1
+
+
+def test_rows_without_a_step_are_no_trajectory():
+    class Third:
+        asked = 0
+
+        def collection_stopped(self):
+            self.asked += 1
+            return self.asked == 3
+
+    with pytest.warns(UserWarning, match=r"split_trajs"):
+        (batch, *_) = ours(pendulum, interruptor=Third(), split_trajs=True)
+    assert batch.batch_size == (1, 3)
+
+
+def test_steps_are_not_counted_twice():
+    with pytest.raises(ValueError, match=r"max_frames_per_traj=3 counts steps under 'step_count'"):
+        ours(transformed, max_frames_per_traj=3)
+
+
+def test_arguments_for_an_environment_that_is_made_are_refused():
+    env = cart()
+    with pytest.raises(RuntimeError, match=r"create_env_kwargs .* made already"):
+        ours(env, create_env_kwargs={"frame_skip": 2})
+    env.close()
+
+
+def test_statistics_say_why_the_fast_path_is_not_taken():
+    with trawl.collectors.Collector(cart, frames_per_batch=4) as collector:
+        next(iter(collector))
+        stats = collector.stats()
+    assert stats["env_path"] == "tensordict"
+    assert "GymEnv is no Gymnasium environment" in stats["env_path_reason"]

@@ -1,0 +1,113 @@
+"""What may stand for an environment."""
+
+import gymnasium
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from trawl.envs import GymEnv, SerialEnv
+from trawl.envs.build import build_env, is_tensordict_env
+from trawl.testing import NumberedEnv, RaggedEnv
+
+
+def vector():
+    return SyncVectorEnv([NumberedEnv] * 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "batch_size"),
+    [
+        ("CartPole-v1", ()),
+        (NumberedEnv(), ()),
+        (NumberedEnv, ()),
+        (lambda: NumberedEnv(), ()),
+        (lambda: "CartPole-v1", ()),
+        (lambda: GymEnv(NumberedEnv()), ()),
+        (gymnasium.make("CartPole-v1"), ()),
+        (vector(), (2,)),
+        (vector, (2,)),
+        (GymEnv("CartPole-v1", num_envs=3), (3,)),
+        (["CartPole-v1"] * 2, (2,)),
+        ([NumberedEnv(), NumberedEnv, lambda: GymEnv(NumberedEnv())], (3,)),
+        ((NumberedEnv, NumberedEnv), (2,)),
+        ([vector, vector, vector()], (3, 2)),
+        ([RaggedEnv, RaggedEnv], (2,)),
+        (SerialEnv(2, NumberedEnv), (2,)),
+    ],
+)
+def test_environments_come_in_many_ways(source, batch_size):
+    env = build_env(source)
+    assert env.batch_size == batch_size
+    assert env.rollout(2).batch_size == (*batch_size, 2)
+
+
+def test_a_tensordict_environment_stays_as_it_is():
+    env = GymEnv(NumberedEnv())
+    assert build_env(env) is env
+    assert build_env(lambda: env) is env
+
+
+def test_arguments_reach_what_makes_the_environment():
+    assert build_env(NumberedEnv, {"lengths": [2]}).env.lengths == (2,)
+    env = build_env("CartPole-v1", {"categorical_action_encoding": True})
+    assert env.action_spec.shape == ()
+
+
+def test_arguments_may_differ_within_a_list():
+    env = build_env([NumberedEnv] * 2, [{"number": 4}, {"number": 7}])
+    assert [child.env.number for child in env.envs] == [4, 7]
+    env = build_env([NumberedEnv] * 2, {"number": 5})
+    assert [child.env.number for child in env.envs] == [5, 5]
+
+
+def test_there_are_as_many_arguments_as_environments():
+    with pytest.raises(
+        ValueError, match="create_env_kwargs has 1 entries, but create_env_fn has 2"
+    ):
+        build_env([NumberedEnv] * 2, [{}])
+
+
+def test_arguments_cannot_reach_an_environment_that_is_made():
+    with pytest.raises(RuntimeError, match=r"\['number'\] were given with .* made already"):
+        build_env(NumberedEnv(), {"number": 3})
+
+
+def test_an_empty_list_makes_no_environment():
+    with pytest.raises(ValueError, match="empty list"):
+        build_env([])
+
+
+@pytest.mark.parametrize("source", [3, None, {}, object()])
+def test_something_else_is_no_environment(source):
+    with pytest.raises(TypeError, match=f"but got {type(source).__name__}"):
+        build_env(source)
+
+
+def test_a_function_must_make_an_environment():
+    with pytest.raises(TypeError, match="what it made.*but got int: 3"):
+        build_env(lambda: 3)
+
+
+def test_a_class_is_no_environment_but_makes_one():
+    assert not is_tensordict_env(GymEnv)
+    assert is_tensordict_env(GymEnv(NumberedEnv()))
+
+
+torchrl_envs = pytest.importorskip("torchrl.envs")
+
+
+def wrapper():
+    return torchrl_envs.GymWrapper(NumberedEnv())
+
+
+def test_torchrls_environments_are_known_by_their_protocol():
+    env = wrapper()
+    assert is_tensordict_env(env)
+    assert build_env(env) is env
+    assert build_env(wrapper).batch_size == ()
+    assert build_env(torchrl_envs.GymEnv, {"env_name": "CartPole-v1"}).batch_size == ()
+
+
+def test_a_list_of_torchrls_environments_is_batched_by_torchrl():
+    env = build_env([wrapper, wrapper()])
+    assert isinstance(env, torchrl_envs.SerialEnv)
+    assert env.batch_size == (2,)

@@ -1,0 +1,543 @@
+"""A Gymnasium environment as a TensorDict environment."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from tensordict import TensorDict
+
+from trawl.envs import GymEnv
+from trawl.testing import ImageEnv, NestedEnv, NumberedEnv, RaggedEnv
+from trawl.testing.envs import read_image
+
+STEP, TOTAL = 2, 3
+
+KINDS = pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv])
+
+
+@pytest.fixture
+def registered():
+    """The id of a registered environment."""
+    gymnasium.register("Numbered-v0", NumberedEnv, kwargs={"lengths": (7,)})
+    yield "Numbered-v0"
+    gymnasium.registry.pop("Numbered-v0")
+
+
+def vector(kind=NumberedEnv, count=2, **options):
+    return SyncVectorEnv([lambda i=i: kind(i, lengths=[2 + i], **options) for i in range(count)])
+
+
+def keys(tensordict):
+    return set(tensordict.keys(True, True))
+
+
+# --- resetting and stepping
+
+
+@KINDS
+def test_a_reset_gives_observations_and_flags(kind):
+    env = GymEnv(kind())
+    root = env.reset()
+    assert root.batch_size == ()
+    assert env.observation_spec.is_in(root)
+    assert all(root[key].tolist() == [False] for key in ("done", "terminated", "truncated"))
+
+
+@KINDS
+def test_a_step_puts_what_came_of_it_under_next(kind):
+    env = GymEnv(kind(lengths=[1]))
+    root = env.rand_action(env.reset())
+    frame = env.step(root)
+    assert frame is root
+    following = frame["next"]
+    assert env.observation_spec.is_in(following)
+    assert following["reward"].tolist() == [1.0]
+    assert following["reward"].dtype == torch.float32
+    assert following["done"].tolist() == following["terminated"].tolist() == [True]
+    assert following["truncated"].tolist() == [False]
+
+
+def test_the_observation_is_a_copy_of_the_environments():
+    class Reusing(NumberedEnv):
+        """Writes each observation into the same memory."""
+
+        def _observe(self):
+            self.memory = getattr(self, "memory", np.zeros(5, dtype=np.float32))
+            self.memory[:] = super()._observe()
+            return self.memory
+
+    env = GymEnv(Reusing(lengths=[100]))
+    frames = env.rollout(4)
+    assert NumberedEnv.numbers(frames)[:, STEP].tolist() == [0, 1, 2, 3]
+    assert NumberedEnv.numbers(frames["next"])[:, STEP].tolist() == [1, 2, 3, 4]
+
+
+def test_a_sequence_is_a_copy_of_the_environments():
+    class Reusing(RaggedEnv):
+        def _observe(self):
+            obs = super()._observe()
+            self.memory = getattr(self, "memory", [])
+            self.memory[:] = obs["taken"]
+            return obs | {"taken": self.memory}
+
+    env = GymEnv(Reusing(lengths=[100]))
+    frames = env.rollout(3)
+    assert [len(frames[i]["taken"]) for i in range(3)] == [0, 1, 2]
+
+
+def test_an_action_that_is_missing_is_named():
+    env = GymEnv("CartPole-v1")
+    root = env.reset()
+    with pytest.raises(KeyError, match="no action 'action' in the TensorDict, which has done, obs"):
+        env.step(root)
+
+
+def test_a_step_keeps_what_is_under_next_already():
+    env = GymEnv(NumberedEnv())
+    root = env.rand_action(env.reset()).set(("next", "hidden"), torch.ones(3))
+    frame = env.step(root)
+    assert frame["next", "hidden"].tolist() == [1, 1, 1]
+    assert "observation" in frame["next"].keys()  # noqa: SIM118 - a TensorDict is no dict
+
+
+def test_an_observation_of_another_shape_is_refused():
+    class Short(RaggedEnv):
+        def _observe(self):
+            obs = super()._observe()
+            return obs | {"observation": obs["observation"][:3]}
+
+    with pytest.raises(ValueError, match=r"'observation' has shape \(3,\).*says \(5,\)"):
+        GymEnv(Short()).reset()
+
+
+@KINDS
+def test_a_step_may_reset_what_is_done(kind):
+    env = GymEnv(kind(lengths=[1, 2]))
+    frame, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    assert kind.numbers(frame["next"])[1:3].tolist() == [0, 1]
+    assert kind.numbers(root)[1:3].tolist() == [1, 0]
+    assert not root["done"].any()
+    assert "reward" not in keys(root)
+    frame, root = env.step_and_maybe_reset(env.rand_action(root))
+    assert torch.equal(kind.numbers(root), kind.numbers(frame["next"]))
+
+
+@KINDS
+def test_a_step_of_a_vector_resets_only_what_is_done(kind):
+    env = GymEnv(vector(kind))
+    root = env.reset()
+    for _ in range(2):
+        frame, root = env.step_and_maybe_reset(env.rand_action(root))
+    assert frame["next", "done"].tolist() == [[True], [False]]
+    assert kind.numbers(frame["next"])[:, STEP].tolist() == [2, 2]
+    assert kind.numbers(root)[:, STEP].tolist() == [0, 2]
+    assert root["done"].tolist() == [[False], [False]]
+
+
+@KINDS
+def test_a_partial_reset_leaves_the_other_rows(kind):
+    env = GymEnv(vector(kind, 3))
+    root = env.reset()
+    for _ in range(2):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+    assert kind.numbers(root)[:, STEP].tolist() == [0, 2, 2]
+    mask = torch.tensor([[False], [True], [False]])
+    fresh = env.reset(root.copy().set("_reset", mask))
+    assert kind.numbers(fresh)[:, STEP].tolist() == [0, 0, 2]
+    assert "_reset" not in keys(fresh)
+
+
+def test_a_partial_reset_of_nothing_changes_nothing():
+    env = GymEnv(vector())
+    root = env.reset()
+    _, root = env.step_and_maybe_reset(env.rand_action(root))
+    same = env.reset(root.copy().set("_reset", torch.zeros(2, 1, dtype=torch.bool)))
+    assert (same == root).all()
+
+
+def test_a_reset_takes_gymnasiums_arguments():
+    options = []
+
+    class Listening(NumberedEnv):
+        def reset(self, *, seed=None, options_seen=options, options=None):
+            options_seen.append((seed, options))
+            return super().reset(seed=seed)
+
+    GymEnv(Listening()).reset(seed=3, options={"easy": True})
+    GymEnv(SyncVectorEnv([Listening])).reset(seed=4, options={"easy": False})
+    assert options == [(3, {"easy": True}), (4, {"easy": False})]
+
+
+# --- rollouts
+
+
+@KINDS
+def test_a_rollout_stops_at_the_end_of_an_episode(kind):
+    frames = GymEnv(kind(lengths=[3])).rollout(10)
+    assert frames.batch_size == (3,)
+    assert frames.names == ["time"]
+    assert frames["next", "done"].flatten().tolist() == [False, False, True]
+
+
+@KINDS
+def test_a_rollout_may_go_on_over_episodes(kind):
+    env = GymEnv(vector(kind))
+    frames = env.rollout(6, break_when_any_done=False)
+    assert frames.batch_size == (2, 6)
+    assert frames.names == [None, "time"]
+    assert kind.numbers(frames)[..., STEP].tolist() == [[0, 1, 0, 1, 0, 1], [0, 1, 2, 0, 1, 2]]
+
+
+def test_a_rollout_takes_a_policy():
+    def policy(tensordict):
+        return tensordict.set("action", torch.tensor([0, 0, 1, 0]))
+
+    env = NumberedEnv()
+    GymEnv(env).rollout(4, policy)
+    assert env.actions == [2, 2, 2, 2]
+
+
+def test_a_rollout_may_begin_where_another_ended():
+    env = GymEnv(NumberedEnv(lengths=[100]))
+    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    frames = env.rollout(3, tensordict=root)
+    assert NumberedEnv.numbers(frames)[:, TOTAL].tolist() == [1, 2, 3]
+
+
+def test_a_random_step_needs_nothing():
+    env = GymEnv(NumberedEnv())
+    env.reset()
+    assert env.rand_step()["next", "reward"].tolist() == [1.0]
+
+
+# --- specs
+
+
+@KINDS
+@pytest.mark.parametrize("batched", [False, True])
+def test_specs_describe_what_comes(kind, batched):
+    env = GymEnv(vector(kind) if batched else kind())
+    frame = env.rand_action(env.reset())
+    assert env.full_action_spec.is_in(frame)
+    frame = env.step(frame)
+    assert env.full_observation_spec.is_in(frame["next"])
+    assert env.full_reward_spec.is_in(frame["next"])
+    assert env.full_done_spec.is_in(frame["next"])
+    assert env.observation_spec == env.full_observation_spec
+
+
+@KINDS
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_fake_frame_is_laid_out_as_a_real_one(kind, batched):
+    env = GymEnv(vector(kind) if batched else kind())
+    fake = env.fake_tensordict()
+    real = env.step(env.rand_action(env.reset()))
+    assert keys(fake) == keys(real)
+    assert fake.batch_size == real.batch_size
+    for key in keys(real):
+        assert fake.get(key).shape == real.get(key).shape
+        assert fake.get(key).dtype == real.get(key).dtype
+
+
+def test_keys_say_what_is_what():
+    env = GymEnv(NestedEnv())
+    assert env.action_keys == [("pick", "0"), ("pick", "1"), "push"]
+    assert set(env.action_spec.keys(True, True)) == set(env.action_keys)
+    assert env.done_keys == ["done", "terminated", "truncated"]
+    assert env.done_keys_groups == [env.done_keys]
+    assert env.reset_keys == ["_reset"]
+    assert env.reward_keys == ["reward"]
+    assert list(env.input_spec) == ["full_action_spec", "full_state_spec"]
+    assert len(env.full_state_spec) == 0
+    assert list(env.output_spec) == ["full_observation_spec", "full_reward_spec", "full_done_spec"]
+
+
+def test_a_single_action_has_a_spec_and_a_key():
+    env = GymEnv(vector())
+    assert env.action_key == "action"
+    assert env.action_spec.shape == (2, 4)
+    assert env.action_spec_unbatched.shape == (4,)
+    assert env.reward_spec.shape == env.done_spec.shape == (2, 1)
+    assert env.done_spec.dtype == torch.bool
+
+
+def test_discrete_values_may_be_indices():
+    inner = NumberedEnv()
+    env = GymEnv(inner, categorical_action_encoding=True)
+    assert env.action_spec.shape == ()
+    root = env.reset().set("action", torch.tensor(3))
+    env.step(root)
+    assert inner.actions == [3]
+
+
+# --- options
+
+
+def test_an_id_is_made_with_its_arguments(registered):
+    env = GymEnv(registered, lengths=(3,), number=9)
+    frames = env.rollout(10)
+    assert frames.batch_size == (3,)
+    assert NumberedEnv.numbers(frames)[0, 0] == 9
+
+
+def test_an_unknown_id_is_gymnasiums_error():
+    with pytest.raises(gymnasium.error.Error, match="Nowhere"):
+        GymEnv("Nowhere-v0")
+
+
+def test_something_else_is_no_environment():
+    with pytest.raises(TypeError, match=r"env must be a Gymnasium id.*int: 3"):
+        GymEnv(3)
+
+
+def test_arguments_cannot_reach_an_environment_that_is_made():
+    with pytest.raises(TypeError, match=r"\['lengths'\] need an environment's id.*NumberedEnv"):
+        GymEnv(NumberedEnv(), lengths=[3])
+    with pytest.raises(TypeError, match=r"\['num_envs'\] need an environment's id"):
+        GymEnv(NumberedEnv(), num_envs=3)
+
+
+def test_several_environments_are_made_of_an_id(registered):
+    env = GymEnv(registered, num_envs=3)
+    assert env.batch_size == (3,)
+    assert env.rollout(4).batch_size == (3, 4)
+
+
+def test_several_environments_of_one_kernel_may_be_made_of_an_id():
+    env = GymEnv("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+    assert env.rollout(4).batch_size == (3, 4)
+
+
+@pytest.mark.parametrize("skip", [1, 3])
+def test_actions_are_repeated_and_rewards_summed(skip):
+    inner = NumberedEnv(lengths=[6])
+    frames = GymEnv(inner, frame_skip=skip).rollout(20)
+    assert len(frames) == 6 // skip
+    assert frames["next", "reward"].sum() == sum(range(1, 7))
+    chosen = NumberedEnv.action_numbers(frames).tolist()
+    assert inner.actions == [action for action in chosen for _ in range(skip)]
+
+
+def test_repeating_an_action_ends_with_the_episode():
+    inner = NumberedEnv(lengths=[4], ends=["truncated"])
+    frames = GymEnv(inner, frame_skip=3).rollout(20)
+    assert len(inner.actions) == 4
+    assert frames["next", "reward"].flatten().tolist() == [1 + 2 + 3, 4]
+    assert frames["next", "truncated"].flatten().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("skip", [0, -1, 1.5, "two"])
+def test_a_number_of_repetitions_is_positive(skip):
+    with pytest.raises(ValueError, match="frame_skip must be a positive integer"):
+        GymEnv(NumberedEnv(), frame_skip=skip)
+
+
+def test_the_rendered_image_may_be_an_observation():
+    env = GymEnv(NumberedEnv(4, render_mode="rgb_array"), from_pixels=True)
+    assert env.observation_spec["pixels"].dtype == torch.uint8
+    frames = env.rollout(3)
+    assert frames["pixels"].dtype == torch.uint8
+    assert torch.equal(read_image(frames["pixels"]), NumberedEnv.numbers(frames))
+    assert torch.equal(read_image(frames["next", "pixels"]), NumberedEnv.numbers(frames["next"]))
+
+
+def test_the_rendered_image_may_be_the_only_observation():
+    env = GymEnv(NumberedEnv(render_mode="rgb_array"), from_pixels=True, pixels_only=True)
+    assert list(env.observation_spec) == ["pixels"]
+    assert env.rollout(3)["pixels"].shape == (3, 8, 8, 3)
+
+
+def test_the_rendered_image_stands_beside_named_observations():
+    env = GymEnv(NestedEnv(render_mode="rgb_array"), from_pixels=True)
+    assert set(env.observation_spec) == {"env", "when", "last", "pixels"}
+
+
+def test_an_id_is_made_to_render(registered):
+    env = GymEnv(registered, from_pixels=True)
+    assert env.reset()["pixels"].shape == (8, 8, 3)
+
+
+def test_only_pixels_needs_pixels():
+    with pytest.raises(ValueError, match="pixels_only=True needs from_pixels=True"):
+        GymEnv(NumberedEnv(), pixels_only=True)
+
+
+@pytest.mark.parametrize("option", [{"frame_skip": 2}, {"from_pixels": True}])
+def test_some_options_need_a_single_environment(option):
+    with pytest.raises(ValueError, match="need a single environment"):
+        GymEnv(vector(), **option)
+
+
+def test_tensordicts_may_be_put_on_a_device():
+    env = GymEnv(NumberedEnv(lengths=[2]), device="cpu")
+    frames = env.rollout(5, break_when_any_done=False)
+    assert frames.device == torch.device("cpu")
+    assert env.full_observation_spec["observation"].device == torch.device("cpu")
+    assert GymEnv(NumberedEnv()).reset().device is None
+
+
+def test_the_device_may_change():
+    env = GymEnv(NumberedEnv()).to("cpu")
+    assert env.reset().device == torch.device("cpu")
+
+
+# --- seeds
+
+
+def starts(env, resets=3):
+    return torch.stack([env.reset()["observation"] for _ in range(resets)])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_envs": 3}])
+def test_one_seed_gives_the_same_episodes(options):
+    first, second = (GymEnv("CartPole-v1", **options) for _ in range(2))
+    assert first.set_seed(3) == second.set_seed(3)
+    assert torch.equal(starts(first), starts(second))
+    first.set_seed(4)
+    second.set_seed(3)
+    assert not torch.equal(starts(first), starts(second))
+
+
+def test_a_seed_is_gymnasiums():
+    env = GymEnv("CartPole-v1")
+    env.set_seed(11)
+    expected, _ = gymnasium.make("CartPole-v1").reset(seed=11)
+    assert np.array_equal(env.reset()["observation"], expected)
+
+
+def test_a_seed_is_used_once():
+    env = GymEnv("CartPole-v1")
+    env.set_seed(3)
+    first, second, third = starts(env)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_environments_of_a_vector_have_seeds_of_their_own():
+    env = GymEnv("CartPole-v1", num_envs=3)
+    env.set_seed(3)
+    assert len(env.reset()["observation"].unique(dim=0)) == 3
+    assert env.set_seed(3, static_seed=True) == 3
+    assert len(env.reset()["observation"].unique(dim=0)) == 1
+
+
+def test_a_seed_is_for_a_reset_of_everything():
+    env = GymEnv("CartPole-v1", num_envs=2)
+    root = env.reset()
+    env.set_seed(3)
+    mask = torch.tensor([[True], [False]])
+    partly = env.reset(root.copy().set("_reset", mask))
+    assert torch.equal(partly["observation"][1], root["observation"][1])
+    twin = GymEnv("CartPole-v1", num_envs=2)
+    twin.set_seed(3)
+    assert torch.equal(env.reset()["observation"], twin.reset()["observation"])
+
+
+@pytest.mark.parametrize("seed", [1.5, "3", None, True])
+def test_a_seed_must_be_an_integer(seed):
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        GymEnv(NumberedEnv()).set_seed(seed)
+
+
+def test_a_seed_must_not_be_negative():
+    with pytest.raises(ValueError, match="seed must not be negative, but it is -1"):
+        GymEnv(NumberedEnv()).set_seed(-1)
+
+
+# --- the rest
+
+
+def test_closing_closes_the_environment_once():
+    closed = []
+
+    class Closing(NumberedEnv):
+        def close(self):
+            closed.append(True)
+
+    env = GymEnv(Closing())
+    env.close()
+    env.close(raise_if_closed=False)
+    assert env.is_closed
+    assert closed == [True]
+    with pytest.raises(RuntimeError, match="closed already"):
+        env.close()
+
+
+def test_it_tells_what_it_is(registered):
+    assert repr(GymEnv(registered)) == "GymEnv(Numbered-v0)"
+    assert repr(GymEnv(NumberedEnv())) == "GymEnv(NumberedEnv)"
+    assert repr(GymEnv(vector())) == "GymEnv(SyncVectorEnv, batch_size=[2])"
+
+
+def test_there_is_no_state_to_save():
+    env = GymEnv(NumberedEnv())
+    env.load_state_dict(env.state_dict())
+    assert env.state_dict() == {}
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_large_unsigned_integers_are_observed(dtype):
+    class Deep(NumberedEnv):
+        def __init__(self):
+            super().__init__(lengths=[100])
+            top = int(np.iinfo(dtype).max)
+            self.observation_space = spaces.Box(0, top, (5,), dtype)
+
+        def _observe(self):
+            return np.iinfo(dtype).max - np.array([*self._now()[:4], 0]).astype(dtype)
+
+    frames = GymEnv(Deep()).rollout(3)
+    expected = [np.iinfo(dtype).max - step for step in range(3)]
+    assert frames["observation"][:, STEP].tolist() == expected
+
+
+def test_an_action_may_be_text():
+    class Listening(NumberedEnv):
+        def __init__(self):
+            super().__init__()
+            self.action_space = spaces.Text(8)
+
+        def _as_number(self, action):
+            assert self.action_space.contains(action)
+            return len(action)
+
+    inner = Listening()
+    frames = GymEnv(inner).rollout(4)
+    assert inner.actions == [len(text) for text in frames["action"]]
+
+
+torchrl_envs = pytest.importorskip("torchrl.envs")
+
+
+def replay(actions):
+    """A policy that takes these actions."""
+    remaining = iter(actions)
+
+    def policy(tensordict):
+        return tensordict.set("action", next(remaining))
+
+    return policy
+
+
+@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1", "MountainCar-v0"])
+def test_frames_are_those_of_torchrls_environment(name):
+    ours, theirs = GymEnv(name), torchrl_envs.GymEnv(name)
+    actions = ours.full_action_spec.rand((20,))["action"]
+    frames = []
+    for env in (ours, theirs):
+        env.set_seed(5)
+        if env is ours:
+            env.reset()  # TorchRL's does so when it is seeded
+        frames.append(env.rollout(20, replay(actions)))
+    assert keys(frames[0]) == keys(frames[1])
+    for key in keys(frames[0]):
+        assert frames[0][key].dtype == frames[1][key].dtype
+        assert torch.equal(frames[0][key], frames[1][key]), key
+
+
+def test_an_empty_tensordict_is_enough_for_random_actions():
+    env = GymEnv(vector())
+    assert env.rand_action(TensorDict({}, [2]))["action"].shape == (2, 4)
+    assert env.rand_action()["action"].shape == (2, 4)

@@ -1,0 +1,254 @@
+"""Specs: random values in their domain, and what they say of themselves."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from space_strategies import fixed
+
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    Unbounded,
+)
+
+batches = st.lists(st.integers(1, 3), max_size=2).map(tuple)
+
+
+@given(space=fixed, categorical=st.booleans(), batch=batches, more=batches)
+def test_random_values_lie_in_their_specs(space, categorical, batch, more):
+    spec = SpaceCodec(space, "observation", categorical).composite(batch)
+    drawn = spec.rand(more)
+    assert drawn.batch_size == (*more, *batch)
+    assert spec.is_in(drawn)
+    for key, leaf in spec.items(True, True):
+        assert drawn.get(key).shape == (*more, *leaf.shape)
+        assert drawn.get(key).dtype == leaf.dtype
+
+
+@given(space=fixed, categorical=st.booleans())
+def test_one_seed_gives_the_same_random_values(space, categorical):
+    spec = SpaceCodec(space, "observation", categorical).composite()
+    torch.manual_seed(3)
+    first = spec.rand()
+    torch.manual_seed(3)
+    assert (spec.rand() == first).all()
+
+
+@given(space=fixed, categorical=st.booleans(), batch=batches)
+def test_zeros_have_the_shapes_and_dtypes_of_random_values(space, categorical, batch):
+    spec = SpaceCodec(space, "observation", categorical).composite(batch)
+    zero, drawn = spec.zero(), spec.rand()
+    for key in spec.keys(True, True):
+        assert not zero.get(key).any()
+        assert zero.get(key).shape == drawn.get(key).shape
+        assert zero.get(key).dtype == drawn.get(key).dtype
+
+
+@given(space=fixed, categorical=st.booleans(), batch=batches)
+def test_specs_of_one_space_are_equal(space, categorical, batch):
+    first, second = (SpaceCodec(space, "x", categorical).composite(batch) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first.clone() == first
+    assert first.expand(4) != first
+
+
+LEAVES = {
+    "unbounded": Unbounded((2,)),
+    "unbounded integers": Unbounded((2,), torch.int32),
+    "bounded": Bounded(torch.zeros(2), torch.ones(2), torch.float32),
+    "integers": Bounded(torch.zeros(2).int(), torch.full((2,), 9).int(), torch.int32),
+    "categorical": Categorical(3, (2,)),
+    "multi-categorical": MultiCategorical(torch.tensor([2, 3])),
+    "one-hot": OneHot(3),
+    "multi-one-hot": MultiOneHot([2, 3]),
+    "binary": Binary((2,)),
+}
+
+
+@pytest.mark.parametrize("first", LEAVES)
+@pytest.mark.parametrize("second", LEAVES)
+def test_specs_are_equal_only_to_those_of_their_sort(first, second):
+    assert (LEAVES[first] == LEAVES[second]) == (first == second)
+
+
+@pytest.mark.parametrize(
+    ("spec", "outside"),
+    [
+        (LEAVES["bounded"], torch.tensor([0.5, 1.5])),
+        (LEAVES["bounded"], torch.tensor([0.5, float("nan")])),
+        (LEAVES["bounded"], torch.tensor([0.5, 0.5, 0.5])),
+        (LEAVES["bounded"], torch.tensor([0.5, 0.5], dtype=torch.float64)),
+        (LEAVES["integers"], torch.tensor([-1, 3], dtype=torch.int32)),
+        (LEAVES["categorical"], torch.tensor([0, 3])),
+        (LEAVES["multi-categorical"], torch.tensor([2, 0])),
+        (LEAVES["one-hot"], torch.tensor([1, 1, 0])),
+        (LEAVES["one-hot"], torch.tensor([0, 0, 0])),
+        (LEAVES["one-hot"], torch.tensor([2, -1, 0])),
+        (LEAVES["multi-one-hot"], torch.tensor([1, 1, 0, 0, 0])),
+        (LEAVES["binary"], torch.tensor([0, 2], dtype=torch.int8)),
+    ],
+)
+def test_what_lies_outside_is_known(spec, outside):
+    assert not spec.is_in(outside)
+
+
+def test_bounds_that_differ_in_one_entry_make_another_spec():
+    low, high = torch.tensor([-2.0, -2.0]), torch.tensor([2.0, 2.0])
+    narrow = torch.tensor([-1.0, -2.0])
+    assert Bounded(low, high, torch.float32) != Bounded(narrow, high, torch.float32)
+
+
+def test_bounds_that_differ_make_another_composite():
+    low, high = torch.tensor([-2.0, -2.0]), torch.tensor([2.0, 2.0])
+    first = Composite({"a": Bounded(low, high, torch.float32)})
+    assert first != Composite({"a": Bounded(torch.tensor([-1.0, -2.0]), high, torch.float32)})
+
+
+def test_random_values_fill_their_bounds():
+    drawn = Bounded(torch.tensor([-3.0]), torch.tensor([5.0]), torch.float32).rand((4000,))
+    assert -3 <= drawn.min() < -2.9
+    assert 4.9 < drawn.max() <= 5
+    assert abs(drawn.mean() - 1) < 0.2
+
+
+def test_random_integers_reach_both_bounds():
+    spec = Bounded(torch.tensor([2]), torch.tensor([5]), torch.int64)
+    assert sorted(set(spec.rand((400,)).flatten().tolist())) == [2, 3, 4, 5]
+
+
+def test_random_bytes_reach_both_bounds():
+    spec = Bounded(*torch.tensor([[0], [255]], dtype=torch.uint8), torch.uint8)
+    drawn = spec.rand((20000,))
+    assert drawn.min() == 0
+    assert drawn.max() == 255
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_random_integers_may_span_their_dtype(dtype):
+    info = torch.iinfo(dtype)
+    low, high = torch.tensor([[info.min], [info.max]], dtype=dtype)
+    spec = Bounded(low, high, dtype)
+    drawn = spec.rand((100,))
+    assert spec.is_in(drawn)
+    assert len(drawn.unique()) > 20
+
+
+def test_bounds_as_wide_as_the_dtype_do_not_overflow():
+    high = torch.tensor([torch.finfo(torch.float32).max])
+    drawn = Bounded(-high, high, torch.float32).rand((100,))
+    assert drawn.isfinite().all()
+
+
+@pytest.mark.parametrize("spec", [OneHot(4), Categorical(4), MultiOneHot([4, 2]), Binary((3,))])
+def test_each_choice_is_drawn(spec):
+    drawn = spec.rand((400,)).reshape(400, -1)
+    assert len(drawn.unique(dim=0)) == {4: 4, 6: 8, 3: 8, 1: 4}[drawn.shape[1]]
+
+
+def test_text_is_drawn_by_torchs_generator():
+    spec = NonTensor(spaces.Text(20))
+    torch.manual_seed(1)
+    first = spec.rand().data
+    spec.space.sample()
+    torch.manual_seed(1)
+    assert spec.rand().data == first
+    assert spec.rand().data != first
+
+
+def test_drawing_text_leaves_the_environments_space_alone():
+    space, other = spaces.Text(20), spaces.Text(20)
+    space.seed(5)
+    other.seed(5)
+    NonTensor(space).rand()
+    assert space.sample() == other.sample()
+
+
+def test_a_batch_of_text_is_a_stack():
+    spec = NonTensor(spaces.Text(20)).expand(2)
+    drawn = spec.rand((3,))
+    assert drawn.batch_size == (3, 2)
+    assert spec.is_in(drawn)
+    assert not NonTensor(spaces.Text(1)).expand(2).is_in(drawn)
+
+
+def test_a_blank_of_text_draws_nothing():
+    spec = NonTensor(spaces.Text(20))
+    torch.manual_seed(1)
+    expected = torch.rand(())
+    torch.manual_seed(1)
+    assert spec.zero().data == spec.zero().data
+    assert torch.rand(()) == expected
+
+
+def test_a_composite_is_read_by_keys():
+    inner = Composite({"b": LEAVES["one-hot"]})
+    spec = Composite({"a": inner, "c": LEAVES["binary"]})
+    assert spec["a", "b"] is spec["a"]["b"] is LEAVES["one-hot"]
+    assert list(spec.keys()) == list(spec) == ["a", "c"]
+    assert list(spec.keys(True)) == ["a", ("a", "b"), "c"]
+    assert list(spec.keys(True, True)) == [("a", "b"), "c"]
+    assert list(spec.values(True, True)) == [LEAVES["one-hot"], LEAVES["binary"]]
+    assert ("a", "b") in spec
+    assert "b" not in spec
+    assert len(spec) == 2
+
+
+def test_a_composite_is_written_by_keys():
+    spec = Composite(shape=(2,))
+    spec["a", "b", "c"] = LEAVES["binary"]
+    assert spec["a", "b"].shape == (2,)
+    assert spec["a", "b", "c"] is LEAVES["binary"]
+
+
+def test_a_leaf_of_a_composite_holds_nothing_else():
+    spec = Composite({"a": LEAVES["binary"]})
+    with pytest.raises(KeyError, match=r"'a' already holds a leaf"):
+        spec["a", "b"] = LEAVES["binary"]
+
+
+def test_a_copy_of_a_composite_is_its_own():
+    spec = Composite({"a": Composite({"b": LEAVES["binary"]})})
+    copy = spec.clone()
+    copy["a", "c"] = LEAVES["one-hot"]
+    assert ("a", "c") not in spec
+
+
+def test_a_composite_lacks_what_is_missing_or_wrong():
+    spec = Composite({"a": LEAVES["one-hot"], "b": Composite({"c": LEAVES["binary"]})})
+    drawn = spec.rand()
+    assert spec.is_in(drawn)
+    assert not spec.is_in(drawn.exclude("a"))
+    assert not spec.is_in(drawn.clone().set(("b", "c"), torch.tensor([3, 0], dtype=torch.int8)))
+
+
+def test_a_composite_shows_its_leaves():
+    spec = Composite({"a": Composite({"b": LEAVES["bounded"]}), "c": NonTensor(spaces.Text(3))})
+    shown = repr(spec)
+    assert "b: Bounded(shape=(2,), low=0.0, high=1.0, dtype=torch.float32)" in shown
+    assert "c: NonTensor(Text(" in shown
+
+
+def test_moving_a_spec_moves_what_it_draws():
+    spec = Composite({"a": LEAVES["bounded"]}).to("meta")
+    assert spec.zero()["a"].device.type == "meta"
+    assert LEAVES["bounded"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_what_a_large_unsigned_integer_may_be_is_known(dtype):
+    low, high = (torch.from_numpy(np.array([bound], dtype=dtype)) for bound in (3, 60000))
+    spec = Bounded(low, high, low.dtype)
+    assert spec.is_in(spec.rand())
+    assert not spec.is_in(torch.from_numpy(np.array([2], dtype=dtype)))
+    assert spec == spec.clone()
