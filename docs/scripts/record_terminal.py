@@ -29,7 +29,7 @@ COMMANDS = (
     "trawl collect Pendulum-v1 --frames 10000 --out runs/demo",
     "trawl show runs/demo --plot runs/demo/returns.png",
 )
-WIDTH, HEIGHT = 92, 60
+WIDTH, HEIGHT = 96, 60
 # What a live display sends before it draws itself anew over what it drew before.
 ERASE_LINE = "\x1b[2K"
 CURSOR = re.compile(r"\x1b\[\?25[lh]")

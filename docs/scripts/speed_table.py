@@ -5,7 +5,7 @@
 
 The text between ``<!-- speed:begin -->`` and ``<!-- speed:end -->`` is replaced: in README.md by
 how many times as fast as the others Trawl is, in docs/performance.md by every contender's speed.
-The results are what ``benchmarks/run.py`` writes.
+The results are what ``benchmarks/run.py`` writes, and so is the picture that goes with them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "single.json"
 BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+PICTURE = "![Frames per second, the hand-written loop being 1]({}/speed.png)"
 TRAWL = "Trawl"
-# What the contenders' names begin with.
 TITLES = {"hand-written": "hand-written loop"}
+# What the contenders' names begin with.
 OTHERS = ("hand-written", "TorchRL", "Stable-Baselines3", "Tianshou")
 
 
@@ -40,7 +41,7 @@ def short_table(results: dict[str, Any]) -> str:
         "that were measured in several ways the fastest counts, even if it delivers less than "
         f"Trawl does. {_measured(results)}"
     )
-    return f"{_table(rows, numbers_from=1)}\n\n{about}"
+    return "\n\n".join([_table(rows, numbers_from=1), about, PICTURE.format("docs/assets")])
 
 
 def full_table(results: dict[str, Any]) -> str:
@@ -56,6 +57,7 @@ def full_table(results: dict[str, Any]) -> str:
     versions = results["versions"].items()
     packages = ", ".join(f"{name} {version}" for name, version in versions if version)
     parts = [_table(rows, numbers_from=2), f"{_measured(results)} {packages}."]
+    parts.append(PICTURE.format("assets"))
     imports = [each for each in results["import"] if each["median_ms"] is not None]
     if imports:
         times = [[f"`{each['statement']}`", f"{each['median_ms']:.0f}"] for each in imports]

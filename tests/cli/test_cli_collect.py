@@ -110,6 +110,7 @@ def test_whole_batches_are_collected_and_that_is_said(trawl):
     assert len(load("d")) == 300
     (note,) = [line for line in err.splitlines() if line.startswith("trawl: note: ")]
     assert "300 frames will be collected" in note
+    assert "300/300 frames" in err
 
 
 @pytest.mark.parametrize(("frames", "envs"), [(3000, 1), (40, 3), (1, 2)])
@@ -220,3 +221,22 @@ def test_a_limit_on_file_sizes_keeps_what_fits(trawl):
         "trawl: d can't be written: File too large; kept the 16,000 frames collected before, in d"
     )
     assert len(load("d")) == 16_000
+
+
+def test_a_policy_that_leaves_the_program_is_an_error(trawl):
+    code, _, err = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:leaves",
+                         "--frames", 1000, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
+    assert code == 2
+    assert "collection failed: SystemExit: enough" in err.splitlines()[-1]
+    assert len(load("d")) == 100
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(trawl):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, _, _ = trawl("collect", "Pendulum-v1", "--policy", "cli_policies:ctrl_c",
+                           "--frames", 300, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 0
+    assert len(load("d")) == 300

@@ -25,8 +25,9 @@ from trawl.envs import SerialEnv as TrawlSerialEnv
 
 torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
-from torchrl.data import Bounded, OneHot  # noqa: E402
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded  # noqa: E402
 from torchrl.envs import (  # noqa: E402
+    EnvBase,
     GymEnv,
     GymWrapper,
     InitTracker,
@@ -82,6 +83,52 @@ class Dicts(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         return self.observation_space.sample(), 1.0, self.steps >= 5, False, {}
+
+
+class Agents(EnvBase):
+    """Two agents, whose data is nested; episodes take three steps.
+
+    Args:
+        nested: whether each agent has done flags of its own, in place of the environment's.
+    """
+
+    def __init__(self, nested):
+        super().__init__()
+        flag = Categorical(2, (1,), dtype=torch.bool)
+        flags = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())
+        self.nested = nested
+        self.observation_spec = Composite(
+            agents=Composite(observation=Unbounded((2, 3)), shape=(2,))
+        )
+        self.action_spec = Composite(agents=Composite(action=OneHot(4, (2, 4)), shape=(2,)))
+        self.reward_spec = Composite(agents=Composite(reward=Unbounded((2, 1)), shape=(2,)))
+        if nested:
+            flag = Categorical(2, (2, 1), dtype=torch.bool)
+            flags = Composite(
+                done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(2,)
+            )
+        self.done_spec = Composite(agents=flags) if nested else flags
+        self.steps = 0
+
+    def _flags(self, done):
+        flags = self.full_done_spec.zero()
+        for key in flags.keys(True, True):
+            if (key if isinstance(key, str) else key[-1]) != "truncated":
+                flags.get(key).fill_(done)
+        return flags
+
+    def _reset(self, tensordict, **kwargs):
+        self.steps = 0
+        return self._flags(False).update(self.full_observation_spec.zero())
+
+    def _step(self, tensordict):
+        self.steps += 1
+        found = self.full_observation_spec.zero() + self.steps
+        found.update(self.full_reward_spec.zero() + self.steps)
+        return found.update(self._flags(self.steps == 3))
+
+    def _set_seed(self, seed):
+        pass
 
 
 def cart():
@@ -145,6 +192,13 @@ def compare(env, own_env=None, policy=lambda: None, **options):
     return found, expected
 
 
+def assert_equal(one, other, but):
+    """The same keys, and the same values of all but one."""
+    assert keys(one) == keys(other)
+    for key in keys(one) - {but}:
+        assert torch.equal(one[key], other[key]), key
+
+
 # --- environments
 
 
@@ -192,6 +246,22 @@ def test_a_list_of_torchrl_environments_is_a_batch():
 
 def test_a_list_of_transformed_environments_is_a_batch():
     compare(SerialEnv(2, transformed), [transformed(), transformed()])
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["one flag", "a flag for each agent"])
+@pytest.mark.parametrize("options", [{}, {"set_truncated": True}, {"compact_obs": True}], ids=str)
+def test_agents_give_the_same_batches(nested, options):
+    found, expected = compare(lambda: Agents(nested), **options)
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other, but=("agents", "action"))
+    assert found[0][TRAJ_IDS].tolist() == [i // 3 for i in range(24)]
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["one flag", "a flag for each agent"])
+def test_agents_of_several_environments_give_the_same_batches(nested):
+    found, expected = compare(lambda: SerialEnv(2, lambda: Agents(nested)))
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other, but=("agents", "action"))
 
 
 # --- options
@@ -570,8 +640,7 @@ def test_a_deterministic_policy_gives_the_same_frames(own, options):
     expected = torchrl_values(cart, deterministic(), 5, **options)
     found = trawl_values(own or cart, deterministic(), 5, **options)
     for one, other in zip(found, expected, strict=True):
-        assert keys(one) == keys(other)
-        assert (one.exclude(TRAJ_IDS) == other.exclude(TRAJ_IDS)).all()
+        assert_equal(one, other, but=TRAJ_IDS)
         # Ids differ by what the reset before used up, and nothing else.
         assert torch.equal(one[TRAJ_IDS] - one[TRAJ_IDS][0], other[TRAJ_IDS] - other[TRAJ_IDS][0])
 

@@ -257,6 +257,14 @@ def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     assert not missing
 
 
+def test_links_of_the_readme_lead_somewhere() -> None:
+    # MkDocs looks after those of the pages.
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 PUBLIC = ["trawl", "trawl.collectors", "trawl.data", "trawl.envs", "trawl.observe", "trawl.testing"]
 
 

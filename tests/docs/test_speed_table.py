@@ -79,7 +79,8 @@ def test_short_table(script: ModuleType, results: dict[str, Any]) -> None:
         "| 1 Pendulum | 20,000 | 1.00 | 2.50 |",
         "| images | 1,000 | 0.50 |  |",
     ]
-    assert "2026-01-02" in lines[-1]
+    assert "2026-01-02" in lines[-3]
+    assert lines[-1].endswith("](docs/assets/speed.png)")
 
 
 def test_full_table(script: ModuleType, results: dict[str, Any]) -> None:
@@ -88,6 +89,7 @@ def test_full_table(script: ModuleType, results: dict[str, Any]) -> None:
     assert "|  | TorchRL | 250.0 | 4,000 | 5.00 | 2.50 – 7.50 | as it comes |" in lines
     assert "| images | Trawl | 1000.0 | 1,000 |  |  |  |" in lines
     assert "| `import trawl` | 12 |" in lines
+    assert any(line.endswith("](assets/speed.png)") for line in lines)
     assert any(line.endswith("torch 2.9.") for line in lines)
     assert not any("Tianshou" in line or "gone" in line for line in lines)
 

@@ -17,7 +17,7 @@ def pool():
 
 def dynamics(state, push):
     """The state after one step (R. Sutton's cart-pole, by Euler's method as in Gymnasium)."""
-    x, x_dot, theta, theta_dot = state.double().unbind(-1)
+    _, x_dot, theta, theta_dot = state.double().unbind(-1)
     force = torch.where(push.bool(), 10.0, -10.0).double()
     cos, sin = theta.cos(), theta.sin()
     temp = (force + 0.05 * theta_dot**2 * sin) / 1.1

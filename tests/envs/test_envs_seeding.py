@@ -17,15 +17,9 @@ def test_equal_paths_give_equal_seeds(seed, path):
 
 
 def test_seeds_are_the_same_on_every_machine():
-    assert [derive(0, "torch"), derive(0, "worker", 3), next_seed(7)] == [
-        derive(0, "torch"),
-        derive(0, "worker", 3),
-        derive(7, "next"),
-    ]
-    assert derive(12, "policy") == EXPECTED
-
-
-EXPECTED = derive(12, "policy")
+    assert derive(12, "policy") == 1684568564
+    assert derive(0, "torch") == 1670228095
+    assert derive(0, "worker", 3) == 50163198
 
 
 @given(seed=seeds)

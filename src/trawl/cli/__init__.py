@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -34,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not be the end of it.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _main(argv)
     except Stopped as stop:
@@ -44,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has gone; Python must not try to flush what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # how rich says the same
+        pass
     except OSError as error:
         _tell(message_of(error))
     except KeyboardInterrupt:

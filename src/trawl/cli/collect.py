@@ -103,7 +103,7 @@ class _Run:
                     return
         except CliError as error:
             self.error = error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.error = CliError(f"collection failed: {describe(error)}")
             self.error.__cause__ = error
 

@@ -28,7 +28,10 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         # Python leaves signals to the main thread.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            for number in _SIGNALS:
+                # A shell's background job is started with Ctrl-C ignored, and goes on so.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -74,7 +74,7 @@ def _find(text: str, module: str, factory: str) -> Any:
         raise CliError(f"--policy {text}: {message_of(error)}") from error
     except ModuleNotFoundError as error:
         raise CliError(f"--policy {text}: {message_of(error)} (here, or installed)") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CliError(f"--policy {text}: importing {module} failed: {describe(error)}") from error
 
 
@@ -87,7 +87,7 @@ def _made(text: str, factory: Any, env: Any) -> Any:
         return factory(env) if _takes_env(text, factory) else factory()
     except CliError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CliError(f"--policy {text} failed: {describe(error)}") from error
 
 

@@ -72,7 +72,7 @@ def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
         "environment": info.get("env"),
         "policy": info.get("policy"),
         "seed": info.get("seed"),
-        "made": info.get("date"),
+        "made": str(info.get("date") or "").replace("T", " ").replace("+00:00", " UTC"),
         "with": ", ".join(f"{name} {v}" for name, v in info.get("versions", {}).items()),
         "frames": frames,
     }

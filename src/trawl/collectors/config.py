@@ -48,7 +48,7 @@ class CollectorConfig:
         trust_policy: uses the policy as it is: a function of a TensorDict.
         compile_policy: compiles the policy; a mapping gives arguments of ``torch.compile``.
         cudagraph_policy: runs the policy as a CUDA graph (policy on a CUDA device).
-        no_cuda_sync: doesn't wait for copies between devices (at your own risk).
+        no_cuda_sync: changes nothing: a step needs its action, so there is no waiting to leave out.
         auto_register_policy_transforms: whether frames say that they begin an episode
             (``is_init``); None: if the policy reads it.
         track_policy_version: writes ``"policy_version"`` into each frame; a

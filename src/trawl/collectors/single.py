@@ -493,7 +493,9 @@ class Collector(BaseCollector):
 
         Beside what every collector tells: ``env_path`` (``"array"`` is the fast one) and
         ``policy_path`` (``"direct"`` is the fast one), each with a ``_reason`` where it is not
-        the fast one; ``env_time_share``, the environment's share of the loop's time.
+        the fast one; ``env_time_share``, the environment's share of the loop's time; on the
+        array path ``batches_held``, the batches that somebody refers to, and ``memory_bytes``, the
+        memory of these and of the spare ones.
         """
         facts = super().stats()
         facts.update(self._rollout.frames.describe())

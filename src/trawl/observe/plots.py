@@ -90,8 +90,8 @@ def _draw(axes: Any, episodes: Episodes) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    # Over the axes, where it hides no episode.
-    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
+    # Beside the axes, where it hides no episode.
+    axes.figure.legend(frameon=False, loc="outside lower right", ncols=2)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

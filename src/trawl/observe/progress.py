@@ -62,7 +62,7 @@ class CollectionProgress:
         self._note = ""
         self._live: Live | None = None
         self._printed = (self._started, 0)
-        total = self._facts.get("total_frames")
+        self._total = _whole_batches(self._facts)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -72,7 +72,7 @@ class CollectionProgress:
             auto_refresh=False,
             console=self._console,
         )
-        self._task = self._bar.add_task(title, total=total, frames=self._count())
+        self._task = self._bar.add_task(title, total=self._total, frames=self._count())
 
     def update(self, batch: TensorDictBase) -> None:
         """Takes in a batch that the collector gave."""
@@ -111,8 +111,8 @@ class CollectionProgress:
         return parts
 
     def _count(self) -> str:
-        frames, total = self._facts["frames"], self._facts.get("total_frames")
-        return f"{frames:,} frames" if total is None else f"{frames:,}/{total:,} frames"
+        frames = self._facts["frames"]
+        return f"{frames:,} frames" if self._total is None else f"{frames:,}/{self._total:,} frames"
 
     # --- on a terminal
 
@@ -135,17 +135,24 @@ class CollectionProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            self._console.print()
 
     # --- elsewhere
 
     def _maybe_print(self, now: float, frames: int) -> None:
         then, before = self._printed
-        total = self._facts.get("total_frames")
+        total = self._total
         tenth = total is not None and frames * _LINES // total > before * _LINES // total
         if tenth or now - then >= _SECONDS:
             self._printed = now, frames
             line = "  ".join([self._count(), *self.figures()])
             self._console.print(Text(line), soft_wrap=True)
+
+
+def _whole_batches(facts: dict[str, Any]) -> int | None:
+    """The frames that will be collected: whole batches; None if there is no end."""
+    total, batch = facts.get("total_frames"), facts["requested_frames_per_batch"]
+    return None if total is None else math.ceil(total / batch) * batch
 
 
 def short(value: float) -> str:
