@@ -66,6 +66,14 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
     envs = [build_env(item, arguments) for item, arguments in zip(source, each, strict=True)]
     if all(isinstance(env, TensorDictEnv) for env in envs):
         return SerialEnv(count, envs)
+    if any(isinstance(env, TensorDictEnv) for env in envs):
+        kinds = ", ".join(type(env).__name__ for env in envs)
+        for env in envs:
+            env.close(raise_if_closed=False)
+        raise TypeError(
+            "create_env_fn must not mix environments of TorchRL with others in one batch, but "
+            f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
+        )
     # TorchRL's own environments are batched by TorchRL.
     from torchrl.envs import SerialEnv as TorchRLSerialEnv
 

@@ -98,7 +98,12 @@ class Rollout:
         steps = self.options.steps
         for start in range(0, steps, _STRETCH):
             stop = min(start + _STRETCH, steps)
+            before = perf_counter()
             act, step = self.frames.bind(start, stop, random)
+            if act is None:
+                # Random actions are drawn together; the share is that of the steps timed below.
+                timed = min(_TIMED, stop - start) / (stop - start)
+                self._act_time += (perf_counter() - before) * timed
             done = self._stretch(act, step, start, stop - start, stopped)
             if done < stop - start:
                 return start + done
@@ -136,7 +141,11 @@ class Rollout:
                     step(t)
         except Exception as error:
             number = self.steps_done + start + t
-            add_note(error, f"while collecting from {self.env!r}, at its step {number} (from 0)")
+            note = f"while collecting from {self.env!r}, at its step {number} (from 0)"
+            if isinstance(error, StopIteration):
+                # It would end the user's loop as if all had been collected.
+                raise RuntimeError(f"environment or policy raised StopIteration {note}") from error
+            add_note(error, note)
             raise
         return count
 

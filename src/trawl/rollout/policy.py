@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
+from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
@@ -105,7 +106,16 @@ class Policy:
             The values that the policy wrote, by key.
         """
         given = dict(root.items(True, True, is_leaf=_is_leaf))
-        result = self.module(root if self.device is None else root.to(self.device))
+        try:
+            result = self.module(root if self.device is None else root.to(self.device))
+        except Exception as error:
+            shapes = {k: tuple(getattr(v, "shape", ())) for k, v in root.items(True, True)}
+            add_note(
+                error,
+                f"while calling policy {_name(self.module)} once, to see what it writes, with a "
+                f"TensorDict of batch size {list(root.batch_size)} and shapes {shapes}",
+            )
+            raise
         if not is_tensor_collection(result):
             raise TypeError(
                 f"policy must return a TensorDict, but {_name(self.module)} returned "
