@@ -81,7 +81,7 @@ def test_something_else_is_no_environment(source):
 
 
 def test_a_function_must_make_an_environment():
-    with pytest.raises(TypeError, match="what it made.*but got int: 3"):
+    with pytest.raises(TypeError, match=r"what it made.*but got int: 3"):
         build_env(lambda: 3)
 
 

@@ -6,6 +6,7 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.legacy import lookup as _lookup
 from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
 from trawl.rollout.random_policy import RandomPolicy
@@ -15,6 +16,7 @@ __all__ = [
     "Collector",
     "CollectorConfig",
     "PolicyVersion",
+    "ProfileConfig",
     "RandomPolicy",
     "split_trajectories",
 ]

@@ -15,6 +15,7 @@ from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.paths import call_path, get_path
 from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.profile import ProfileConfig, RolloutProfiler
 
 
 class BaseCollector(ABC):
@@ -47,6 +48,8 @@ class BaseCollector(ABC):
         self._frames = 0
         self._batches = 0
         self._background: Background | None = None
+        self._profiler: RolloutProfiler | None = None
+        self._profile_config: ProfileConfig | None = None
         self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
 
     if not TYPE_CHECKING:
@@ -98,9 +101,10 @@ class BaseCollector(ABC):
 
     def _collect_or_close(self) -> Any:
         try:
-            if self.pre_collect_hook is not None:
-                self.pre_collect_hook()
-            return self._collect()
+            with nullcontext() if self._profiler is None else self._profiler.turn():
+                if self.pre_collect_hook is not None:
+                    self.pre_collect_hook()
+                return self._collect()
         except BaseException:
             # What failed stays the error that the user sees, whatever closing does.
             self.shutdown(raise_on_error=False)
@@ -302,6 +306,36 @@ class BaseCollector(ABC):
         if self.config.replay_buffer is None:
             raise AttributeError(f"there is no replay buffer to get {path!r} from")
         return get_path(self.config.replay_buffer, path)
+
+    # --- profiles
+
+    def enable_profile(self, **options: Any) -> None:
+        """Profiles the first batches with ``torch.profiler``.
+
+        Args:
+            **options: the attributes of :class:`~trawl.collectors.ProfileConfig`.
+
+        Raises:
+            RuntimeError: if batches were collected already.
+            ValueError: if the options leave nothing to profile.
+        """
+        config = ProfileConfig(**options)
+        if self._batches or self.is_running():
+            raise RuntimeError("enable_profile() must be called before the first batch")
+        worker = self.config.worker_idx or 0
+        self._profiler = RolloutProfiler(config, worker) if worker in config.workers else None
+        self._profile_config = config
+
+    def disable_profile(self) -> None:
+        """Ends the profile that :meth:`enable_profile` began, and saves what there is."""
+        profiler, self._profiler, self._profile_config = self._profiler, None, None
+        if profiler is not None:
+            profiler.finish()
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """What :meth:`enable_profile` was given; None if there is no profile."""
+        return self._profile_config
 
     # --- statistics
 

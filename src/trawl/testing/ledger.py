@@ -62,6 +62,7 @@ class Ledger:
 
     @property
     def steps(self) -> dict[int, int]:
+        """Steps that each environment has taken, by its number."""
         return {number: lane.now[3] if lane.now else 0 for number, lane in self._lanes.items()}
 
     def reset(self, number: int | None = None) -> None:

@@ -1,0 +1,76 @@
+"""Profiles of collection."""
+
+import json
+
+import pytest
+from collector_parts import by_step
+
+from trawl.collectors import Collector, ProfileConfig
+from trawl.testing import NumberedEnv
+
+
+def collector() -> Collector:
+    return Collector(lambda: NumberedEnv(), by_step(), frames_per_batch=10, total_frames=60)
+
+
+def test_a_trace_is_written_after_the_batches_asked_for(tmp_path) -> None:
+    path = tmp_path / "deep" / "trace_{worker_idx}.json"
+    with collector() as source:
+        source.enable_profile(num_rollouts=3, save_path=path, with_stack=False)
+        batches = iter(source)
+        next(batches), next(batches)
+        assert not path.parent.exists()
+        next(batches)
+    events = json.loads((tmp_path / "deep" / "trace_0.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::unbind" for event in events)
+
+
+def test_the_trace_goes_to_the_function_given() -> None:
+    profiles = []
+    with collector() as source:
+        source.enable_profile(num_rollouts=1, warmup_rollouts=0, on_trace_ready=profiles.append)
+        source.next()
+    assert profiles[0].key_averages()
+
+
+def test_disabling_ends_the_profile() -> None:
+    profiles = []
+    with collector() as source:
+        source.enable_profile(num_rollouts=9, warmup_rollouts=0, on_trace_ready=profiles.append)
+        assert source.profile_config == ProfileConfig(
+            num_rollouts=9, warmup_rollouts=0, on_trace_ready=profiles.append
+        )
+        source.next()
+        source.disable_profile()
+        assert len(profiles) == 1
+        assert source.profile_config is None
+
+
+def test_other_workers_are_not_profiled() -> None:
+    profiles = []
+    with collector() as source:
+        source.enable_profile(
+            workers=[1], num_rollouts=1, warmup_rollouts=0, on_trace_ready=profiles.append
+        )
+        source.next()
+    assert not profiles
+
+
+def test_it_must_be_enabled_before_the_first_batch() -> None:
+    with collector() as source:
+        source.next()
+        with pytest.raises(RuntimeError, match="before the first batch"):
+            source.enable_profile()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_rollouts": 1, "warmup_rollouts": 1}, "nothing would be profiled"),
+        ({"warmup_rollouts": -1}, "must not be negative"),
+        ({"activities": ["gpu"]}, "'cpu' or 'cuda'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProfileConfig(**options)
