@@ -280,6 +280,11 @@ def test_a_pickle_is_loaded_if_asked_for(loaded):
     assert os.path.exists("ran")
 
 
+def test_a_module_is_put_into_evaluation(loaded):
+    torch.save(nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5)), "p")
+    assert (loaded("p", unsafe=True)["action"] != 0).all()
+
+
 def test_weights_alone_are_no_policy(loaded):
     torch.save(Net().state_dict(), "p")
     with pytest.raises(CliError, match="OrderedDict: save the whole module"):

@@ -59,7 +59,7 @@ def test_other_workers_are_not_profiled() -> None:
 def test_it_must_be_enabled_before_the_first_batch() -> None:
     with collector() as source:
         source.next()
-        with pytest.raises(RuntimeError, match="before the first batch"):
+        with pytest.raises(RuntimeError, match=r"before the first batch"):
             source.enable_profile()
 
 

@@ -31,11 +31,13 @@ from torchrl.envs import (  # noqa: E402
     GymEnv,
     GymWrapper,
     InitTracker,
+    ObservationNorm,
     RewardSum,
     SerialEnv,
     StepCounter,
     TransformedEnv,
 )
+from torchrl.envs.llm.transforms import PolicyVersion  # noqa: E402
 from torchrl.modules import (  # noqa: E402
     MLP,
     ActorValueOperator,
@@ -514,6 +516,19 @@ def test_other_exploration_types_give_the_same_layout(own, kind):
     compare(cart, own, policy=actor, exploration_type=kind)
 
 
+def test_a_policy_for_torchrl_environments_is_compiled():
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    policy = TensorDictModule(first_choice, in_keys=["observation"], out_keys=["action"])
+    (batch, *_) = ours(cart, policy, compile_policy={"backend": backend})
+    assert graphs
+    assert batch["action"].argmax(-1).tolist() == [0] * 24
+
+
 # --- recurrent policies
 
 
@@ -751,6 +766,28 @@ def test_any_state_can_be_loaded_again():
     with trawl.collectors.Collector(env, RandomPolicy(), **SIZE) as resumed:
         resumed.load_state_dict(state)
         assert len(list(resumed)) == 1
+
+
+def test_the_state_of_transforms_is_saved_and_loaded():
+    def env(loc):
+        return TransformedEnv(
+            pendulum(), ObservationNorm(loc=loc, scale=1.0, in_keys=["observation"])
+        )
+
+    with trawl.collectors.Collector(env(100.0), **SIZE) as collector:
+        state = collector.state_dict()
+    with trawl.collectors.Collector(env(0.0), **SIZE) as resumed:
+        resumed.load_state_dict(state)
+        resumed.reset()
+        assert (next(iter(resumed))["observation"] > 50).all()
+
+
+def test_a_version_that_the_environment_writes_itself_may_be_passed():
+    version = PolicyVersion()
+    env = TransformedEnv(SerialEnv(2, cart), version)
+    with trawl.collectors.Collector(env, **SIZE, track_policy_version=version) as collector:
+        collector.increment_version()
+        assert next(iter(collector))["policy_version"].tolist() == [[1] * 12] * 2
 
 
 def test_rows_without_a_step_are_no_trajectory():

@@ -190,6 +190,8 @@ def test_a_batch_that_does_not_fit_on_the_disk_is_as_if_not_added(tmp_path):
                 writer.add(frames(5000, 20_000))
         writer.finish(complete=False)
     assert (load(tmp_path / "d") == frames(0, 5000)).all()
+    sizes = [path.stat().st_size for path in (tmp_path / "d").rglob("*.memmap")]
+    assert sorted(sizes) == [40_000, 40_000, 40_000], "there is more than the frames"
 
 
 def test_after_a_batch_that_did_not_fit_others_go_on(tmp_path):

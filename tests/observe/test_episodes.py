@@ -97,6 +97,12 @@ def test_ends_are_counted_in_frames():
     assert found.ends.tolist() == (data["next", "done"].flatten().nonzero() + 1).flatten().tolist()
 
 
+def test_episodes_come_in_the_order_of_their_ends():
+    found = EpisodeStats().update(lanes(3, 4, 30).transpose(0, 1))
+    assert (np.diff(found.ends) > 0).all()
+    assert (np.diff(found.traj_ids) < 0).any()
+
+
 def test_a_trajectory_may_end_more_than_once_in_a_batch():
     """As with ``set_truncated``, where the id goes on after the end."""
     data = lanes(0, 1, 6)[0]

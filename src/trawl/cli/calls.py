@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_unflatten
 
 from trawl.cli.errors import CliError, describe
 from trawl.envs.specs import MultiOneHot
@@ -226,10 +227,10 @@ def _by_row(call: Call) -> Call:
 def _inputs(path: str, program: Any) -> list[tuple[str, Any]]:
     """Names of the program's inputs, and tensors of their shapes and dtypes."""
     by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    _, keywords = program.call_spec.in_spec.children()
     found = [by_name.get(name) for name in program.graph_signature.user_inputs]
     values = [None if node is None else node.meta.get("val") for node in found]
-    if keywords.num_leaves or not all(isinstance(value, Tensor) for value in values):
+    positional, keywords = tree_unflatten(values, program.call_spec.in_spec)
+    if keywords or not all(isinstance(value, Tensor) for value in positional):
         raise CliError(
             f"{path} must take its observations as positional tensors: export it with "
             "torch.export.export(module, (observation, ...))"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from trawl.collectors.config import CollectorConfig
+
 DIRECT = "direct"
+_ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _KNOWN = ("process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
 
 
@@ -19,8 +23,7 @@ def check_backend(allowed: bool, options: dict[str, Any]) -> None:
         TypeError: if a number of collectors is no integer, or the class takes no backend.
         ValueError: for another backend than ``"direct"``, or arguments that it has no use for.
     """
-    names = ("backend", "backend_options", "num_collectors", "sync")
-    given = {name: options.pop(name) for name in names if name in options}
+    given = {name: options.pop(name) for name in _ARGUMENTS if name in options}
     given = {name: value for name, value in given.items() if value is not None}
     if given and not allowed:
         raise TypeError(f"{', '.join(given)} can be given to Collector itself only")
@@ -40,3 +43,18 @@ def check_backend(allowed: bool, options: dict[str, Any]) -> None:
     for name in ("sync", "backend_options"):
         if name in given:
             raise ValueError(f"{name} has no meaning with backend 'direct'")
+
+
+def full_signature() -> inspect.Signature:
+    """The signature of ``Collector``, with the options that its configuration holds."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = inspect.signature(CollectorConfig).parameters.values()
+    return inspect.Signature(
+        [
+            inspect.Parameter("create_env_fn", kind),
+            inspect.Parameter("policy", kind, default=None),
+            *[option.replace(kind=keyword) for option in options],
+            *[inspect.Parameter(name, keyword, default=None) for name in _ARGUMENTS],
+        ]
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,14 +13,13 @@ from tensordict.nn import CudaGraphModule
 
 from trawl.collectors.base import BaseCollector, drop_private, module_of
 from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
-from trawl.collectors.dispatch import check_backend
+from trawl.collectors.delivery import Delivery, count_frames, experience
+from trawl.collectors.dispatch import check_backend, full_signature
 from trawl.collectors.paths import get_path
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
-from trawl.collectors.returned import Returned
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
-from trawl.collectors.utils import split_trajectories
-from trawl.collectors.weights import load_weights
+from trawl.collectors.weights import chosen_weights, load_weights
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import build_env
 from trawl.envs.seeding import check_seed, derive
@@ -104,14 +102,10 @@ class Collector(BaseCollector):
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
         self._add_transforms()
-        self.postproc = config.postproc
-        move = getattr(self.postproc, "to", None)
-        if storing_device is not None and move is not None:
-            move(storing_device)
+        self._delivery = Delivery(config, storing_device, self._truncated_keys())
         lanes = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(lanes)
         self.frames_per_batch = each
-        self._returned = Returned()
         self._at_start = True
         self._rollout = Rollout(
             self.env,
@@ -242,10 +236,9 @@ class Collector(BaseCollector):
         if self._adds_steps:
             return self._collect_steps()
         batch = self._run()
-        delivered = self._count(batch)
-        batch = self._processed(batch, self._rollout.filled)
-        if self.config.return_same_td and isinstance(batch, TensorDictBase):
-            batch = self._returned.put(batch)
+        filled = self._rollout.filled
+        delivered = count_frames(batch, filled)
+        batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             self.config.replay_buffer.extend(batch)
         self._frames += delivered
@@ -260,14 +253,16 @@ class Collector(BaseCollector):
         last = False
         for t in range(self.frames_per_batch):
             step = self._run()
-            frames = self._count(step)
+            frames = count_frames(step, self._rollout.filled)
             last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
             if last and self.config.set_truncated:
-                self._truncate_last(step, 1)
+                self._delivery.truncate_last(step, 1)
             # A buffer keeps what it is given; the step's memory is used again.
-            frame = drop_private(self._stored(step)).clone()
+            frame = drop_private(experience(self._delivery.stored(step))).clone()
             if self.env.batch_size:
-                self.config.replay_buffer.extend(frame)
+                # There is none where all environments spent the step on resetting.
+                if frames:
+                    self.config.replay_buffer.extend(frame)
             else:
                 frame = frame[0]
                 self.config.replay_buffer.add(frame)
@@ -277,42 +272,6 @@ class Collector(BaseCollector):
             if last:
                 break
         self._batches += 1
-
-    def _count(self, batch: TensorDictBase) -> int:
-        """Frames of experience in a batch, before it is processed."""
-        mask = batch.get(("collector", "mask"), None)
-        if mask is not None:
-            return int(mask[..., : self._rollout.filled].sum())
-        return int(batch.shape[:-1].numel()) * self._rollout.filled
-
-    def _processed(self, batch: TensorDictBase, filled: int) -> Any:
-        """The batch as the user wants it; its first ``filled`` rows are frames."""
-        config = self.config
-        if config.set_truncated:
-            self._truncate_last(batch, filled)
-        batch = self._stored(batch)
-        if config.split_trajs or config.replay_buffer is not None:
-            batch = batch if filled == batch.shape[-1] else batch[..., :filled]
-        if config.split_trajs:
-            batch = split_trajectories(batch, prefix="collector")
-        if self.postproc is not None:
-            batch = self.postproc(batch)
-        return drop_private(batch) if isinstance(batch, TensorDictBase) else batch
-
-    def _stored(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch on the storing device; without one it is on no device in particular."""
-        if batch.device == self.storing_device:
-            return batch
-        if self.storing_device is None:
-            return batch.clear_device_()
-        return batch.to(self.storing_device)
-
-    def _truncate_last(self, batch: TensorDictBase, filled: int) -> None:
-        last = batch[..., filled - 1].get("next")
-        for key in self._truncated_keys():
-            done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
-            last.get(key).fill_(True)
-            last.get(done_key).fill_(True)
 
     # --- control
 
@@ -385,32 +344,22 @@ class Collector(BaseCollector):
             TypeError: if the policy has no weights, or there are no workers to choose from.
             KeyError: if names of the weights don't fit, or a model is unknown.
         """
-        if policy_weights is not None:
-            warn(
-                "policy_weights is an older name of policy_or_weights: use that",
-                DeprecationWarning,
-            )
-        forms = {
-            "policy_or_weights": policy_or_weights,
-            "policy": policy,
-            "weights": weights,
-            "weights_dict": weights_dict,
-            "policy_weights": policy_weights,
-        }
-        given = {name: form for name, form in forms.items() if form is not None}
-        if len(given) > 1:
-            raise ValueError(f"give one of {', '.join(given)}, not several")
-        if weights_dict is not None and model_id is not None:
-            raise ValueError(f"weights_dict names its models; leave model_id={model_id!r} out")
         if worker_ids is not None:
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
-        for name in {*(weights_dict or {}), model_id or "policy"} - {"policy"}:
-            raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
-        new = next(iter(given.values()), None)
+        new = chosen_weights(
+            {
+                "policy_or_weights": policy_or_weights,
+                "policy": policy,
+                "weights": weights,
+                "weights_dict": weights_dict,
+                "policy_weights": policy_weights,
+            },
+            model_id,
+        )
         with self._held():
-            self._load(new if weights_dict is None else weights_dict.get("policy"))
+            self._load(new)
             self.increment_version()
 
     def _load(self, new: Any) -> None:
@@ -473,7 +422,7 @@ class Collector(BaseCollector):
         """A batch of zeros with the layout of one that is delivered."""
         batch = self._rollout.frames.fake()
         self._stamp(batch)
-        fake: TensorDictBase = self._processed(batch, batch.shape[-1])
+        fake: TensorDictBase = self._delivery.process(batch, batch.shape[-1])
         return fake
 
     def get_model(self, model_id: str) -> Any:
@@ -514,21 +463,7 @@ class Collector(BaseCollector):
         )
 
 
-def _signature() -> inspect.Signature:
-    """All options by name, though they live in the configuration."""
-    options = inspect.signature(CollectorConfig).parameters.values()
-    keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    first = inspect.Parameter("create_env_fn", kind)
-    second = inspect.Parameter("policy", kind, default=None)
-    backend = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-        for name in ("backend", "backend_options", "num_collectors", "sync")
-    ]
-    return inspect.Signature([first, second, *keywords, *backend])
-
-
-Collector.__signature__ = _signature()  # type: ignore[attr-defined]
+Collector.__signature__ = full_signature()  # type: ignore[attr-defined]
 
 
 def _tell(target: Any, collector: Collector) -> None:

@@ -9,7 +9,32 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from trawl.collectors.config import warn
 from trawl.keys import as_key
+
+
+def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> Any:
+    """The weights for the policy, from the one form in which they were given; or None.
+
+    Args:
+        forms: the arguments that weights may be given by, by name.
+        model_id: the model that they are for.
+
+    Raises:
+        ValueError: if there are several, or ``weights_dict`` comes with a ``model_id``.
+        KeyError: if a model is unknown.
+    """
+    given = {name: form for name, form in forms.items() if form is not None}
+    if "policy_weights" in given:
+        warn("policy_weights is an older name of policy_or_weights: use that", DeprecationWarning)
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(given)}, not several")
+    by_model = given.get("weights_dict")
+    if by_model is not None and model_id is not None:
+        raise ValueError(f"weights_dict names its models; leave model_id={model_id!r} out")
+    for name in {*(by_model or {}), model_id or "policy"} - {"policy"}:
+        raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
+    return next(iter(given.values()), None) if by_model is None else by_model.get("policy")
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
-"""Collected frames on disk."""
+"""Collected frames on disk, and whole trajectories out of batches."""
 
 from trawl.data.dataset import DatasetWriter, info, load
+from trawl.data.trajectories import TrajectoryAssembler, join
 
-__all__ = ["DatasetWriter", "info", "load"]
+__all__ = ["DatasetWriter", "TrajectoryAssembler", "info", "join", "load"]
