@@ -88,24 +88,3 @@ def test_a_function_must_make_an_environment():
 def test_a_class_is_no_environment_but_makes_one():
     assert not is_tensordict_env(GymEnv)
     assert is_tensordict_env(GymEnv(NumberedEnv()))
-
-
-torchrl_envs = pytest.importorskip("torchrl.envs")
-
-
-def wrapper():
-    return torchrl_envs.GymWrapper(NumberedEnv())
-
-
-def test_torchrls_environments_are_known_by_their_protocol():
-    env = wrapper()
-    assert is_tensordict_env(env)
-    assert build_env(env) is env
-    assert build_env(wrapper).batch_size == ()
-    assert build_env(torchrl_envs.GymEnv, {"env_name": "CartPole-v1"}).batch_size == ()
-
-
-def test_a_list_of_torchrls_environments_is_batched_by_torchrl():
-    env = build_env([wrapper, wrapper()])
-    assert isinstance(env, torchrl_envs.SerialEnv)
-    assert env.batch_size == (2,)

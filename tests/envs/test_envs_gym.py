@@ -508,35 +508,6 @@ def test_an_action_may_be_text():
     assert inner.actions == [len(text) for text in frames["action"]]
 
 
-torchrl_envs = pytest.importorskip("torchrl.envs")
-
-
-def replay(actions):
-    """A policy that takes these actions."""
-    remaining = iter(actions)
-
-    def policy(tensordict):
-        return tensordict.set("action", next(remaining))
-
-    return policy
-
-
-@pytest.mark.parametrize("name", ["Pendulum-v1", "CartPole-v1", "MountainCar-v0"])
-def test_frames_are_those_of_torchrls_environment(name):
-    ours, theirs = GymEnv(name), torchrl_envs.GymEnv(name)
-    actions = ours.full_action_spec.rand((20,))["action"]
-    frames = []
-    for env in (ours, theirs):
-        env.set_seed(5)
-        if env is ours:
-            env.reset()  # TorchRL's does so when it is seeded
-        frames.append(env.rollout(20, replay(actions)))
-    assert keys(frames[0]) == keys(frames[1])
-    for key in keys(frames[0]):
-        assert frames[0][key].dtype == frames[1][key].dtype
-        assert torch.equal(frames[0][key], frames[1][key]), key
-
-
 def test_an_empty_tensordict_is_enough_for_random_actions():
     env = GymEnv(vector())
     assert env.rand_action(TensorDict({}, [2]))["action"].shape == (2, 4)

@@ -232,13 +232,3 @@ def test_it_tells_what_it_is():
     assert serial().name == "NumberedEnv"
     assert serial().fixed_layout
     assert not serial(RaggedEnv).fixed_layout
-
-
-torchrl_envs = pytest.importorskip("torchrl.envs")
-
-
-def test_torchrls_environments_may_be_rows():
-    env = SerialEnv(2, lambda: torchrl_envs.GymWrapper(NumberedEnv(lengths=[2])))
-    frames = env.rollout(5, break_when_any_done=False)
-    assert frames.batch_size == (2, 5)
-    assert NumberedEnv.numbers(frames)[..., STEP].tolist() == [[0, 1, 0, 1, 0]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,10 @@ from trawl.envs.vector import VectorAdapter
 DONE_KEYS = ("done", "terminated", "truncated")
 
 
-class TensorDictEnv:
+class TensorDictEnv(ABC):
     """What :class:`~trawl.envs.GymEnv` and :class:`~trawl.envs.SerialEnv` have in common.
 
-    A subclass sets the attributes below and implements the methods that raise
-    ``NotImplementedError`` here.
+    A subclass sets the attributes below and implements the abstract methods.
 
     Attributes:
         batch_size: number of environments stepped as one, ``()`` for a single one.
@@ -35,34 +35,34 @@ class TensorDictEnv:
 
     # --- what a subclass implements
 
+    @abstractmethod
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         """Observations after a reset, of all environments or where the mask says."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         """Observations, reward, terminated and truncated after the actions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the next reset; returns the seed for another environment."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment.
 
         Raises:
             RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
         """
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def vectors(self) -> list[VectorAdapter]:
         """The vector environments that this one consists of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spent(self) -> Tensor | None:
         """Where the last step was spent on a reset and is no experience; None if never."""
-        raise NotImplementedError
 
     # --- specs
 
@@ -293,7 +293,13 @@ class TensorDictEnv:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
-        """Loads what :meth:`state_dict` gave."""
+        """Loads what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: if there is more in it than nothing.
+        """
+        if state_dict:
+            raise ValueError(f"a simulator has no state to load, but got {sorted(state_dict)}")
 
     def _placed(self, tensordict: TensorDict) -> TensorDict:
         return tensordict if self.device is None else tensordict.to(self.device)

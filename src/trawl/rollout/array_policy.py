@@ -140,28 +140,24 @@ class PolicyBinder:
         rows = split_rows(block.rows[key][start:stop])
         convert = self.leaves.convert[key]
         also = self._also(block, key, shape, start, stop)
-        if also is None:
 
-            def write(t: int, value: Any) -> None:
-                try:
-                    array = convert(value)
-                except (TypeError, RuntimeError):
-                    array = _unusual(value, key)
-                if array.shape != shape:
-                    raise _wrong_shape(key, array.shape, shape)
-                rows[t][...] = array
-
-            return write
-
-        def write_both(t: int, value: Any) -> None:
+        def checked(value: Any) -> Array:
             try:
                 array = convert(value)
             except (TypeError, RuntimeError):
                 array = _unusual(value, key)
             if array.shape != shape:
                 raise _wrong_shape(key, array.shape, shape)
-            rows[t][...] = array
-            also[t][...] = array
+            return array
+
+        def write(t: int, value: Any) -> None:
+            rows[t][...] = checked(value)
+
+        if also is None:
+            return write
+
+        def write_both(t: int, value: Any) -> None:
+            rows[t][...] = also[t][...] = checked(value)
 
         return write_both
 

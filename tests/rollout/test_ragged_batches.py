@@ -1,0 +1,135 @@
+"""Data without a fixed layout: it stays what it was, frame by frame."""
+
+import itertools
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import LazyStackedTensorDict
+from tensordict.nn import TensorDictModule
+
+from trawl.collectors import Collector
+from trawl.testing import Ledger, RaggedEnv, SelfResettingVectorEnv
+
+STEP = 2
+
+
+def envs(count=3):
+    return [RaggedEnv(number, lengths=[3, 1 + number]) for number in range(count)]
+
+
+def as_vector(mode):
+    return lambda made: SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=mode)
+
+
+def self_resetting(made):
+    return SelfResettingVectorEnv([lambda env=env: env for env in made])
+
+
+BUILDS = {
+    "single": lambda made: made[0],
+    "list": list,
+    **{mode.name: as_vector(mode) for mode in AutoresetMode},
+    "self-resetting": self_resetting,
+    "nested": lambda made: [as_vector(AutoresetMode.SAME_STEP)([env]) for env in made],
+}
+
+
+def frames(batch):
+    """The frames of a batch one by one, before and after their steps."""
+    for index in itertools.product(*map(range, batch.shape)):
+        yield batch[index]
+        yield batch["next"][index]
+
+
+def check(batch):
+    """Text, sequence and graph belong to the numbers beside them."""
+    for frame in frames(batch):
+        number, episode, step, *_ = RaggedEnv.numbers(frame).tolist()
+        assert frame["text"] == f"{number}.{episode}.{step}"
+        assert list(frame["taken"]) == list(range(step))
+        assert frame["graph"].nodes[:, 0].tolist() == list(range(step + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [*((name, None) for name in BUILDS), *((name, 2) for name in BUILDS if name[:4] != "self")],
+)
+def test_all_parts_of_an_observation_belong_together(name, limit):
+    made = envs(1 if name == "single" else 3)
+    ledger = Ledger(made, limit)
+    options = {"frames_per_batch": 12, "max_frames_per_traj": limit}
+    with Collector(BUILDS[name](made), **options) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            check(batch)
+            ledger.add(batch)
+
+
+def test_after_a_reset_they_belong_together_too():
+    with Collector(envs(), frames_per_batch=6) as collector:
+        collector.next()
+        collector.reset(1)
+        check(collector.next())
+        collector.reset()
+        check(collector.next())
+
+
+def growing(observation):
+    """Writes something of another shape at each step."""
+    action = torch.eye(4, dtype=torch.int64)[0].expand(*observation.shape[:-1], 4)
+    length = int(observation.reshape(-1, 5)[0, STEP])
+    return action, torch.ones(*observation.shape[:-1], length + 1)
+
+
+def policy():
+    return TensorDictModule(growing, ["observation"], ["action", "grown"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_entries_of_different_shapes_make_a_lazy_stack(count):
+    made = envs(count)
+    ledger = Ledger(made)
+    with Collector(made[0] if count == 1 else made, policy(), frames_per_batch=8) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            assert isinstance(batch, LazyStackedTensorDict)
+            assert batch.names[-1] == "time"
+            check(batch)
+            ledger.add(batch)
+            lengths = [len(batch[..., t].reshape(-1)[0]["grown"]) for t in range(batch.shape[-1])]
+            assert lengths == [
+                int(batch[..., t].reshape(-1)[0]["observation"][STEP]) + 1
+                for t in range(batch.shape[-1])
+            ]
+
+
+@pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
+def test_a_batch_that_is_changed_in_place_changes_no_later_one(act):
+    made = envs(2)
+    ledger = Ledger(made)
+    with Collector(made, act, frames_per_batch=8) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            ledger.add(batch)
+            for frame in frames(batch):
+                frame.get("observation").zero_()
+                frame.get("done").fill_(True)
+
+
+@pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
+def test_a_frame_that_is_changed_in_place_changes_not_the_one_after_it(act):
+    with Collector(RaggedEnv(lengths=[100]), act, frames_per_batch=4) as collector:
+        batch = collector.next()
+        batch[0]["next"].get("observation").fill_(7)
+        assert RaggedEnv.numbers(batch[1])[STEP] == 1
+
+
+@pytest.mark.parametrize("act", [None, policy()], ids=["dense", "lazy"])
+def test_marking_the_last_step_as_truncated_leaves_the_next_batch_alone(act):
+    env = RaggedEnv(lengths=[100])
+    with Collector(env, act, frames_per_batch=4, set_truncated=True) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert [bool(frame["truncated"]) for frame in frames(batch)] == [*[False] * 7, True]
+            assert [bool(frame["done"]) for frame in frames(batch)] == [*[False] * 7, True]
