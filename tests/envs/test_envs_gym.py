@@ -512,3 +512,32 @@ def test_an_empty_tensordict_is_enough_for_random_actions():
     env = GymEnv(vector())
     assert env.rand_action(TensorDict({}, [2]))["action"].shape == (2, 4)
     assert env.rand_action()["action"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["reward", "done", "truncated", "next", "collector", "action"])
+def test_an_observation_under_a_key_that_is_taken_is_refused(name):
+    class Clashing(NumberedEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict({name: self.observation_space})
+
+    with pytest.raises(ValueError, match=f"observes '{name}'"):
+        GymEnv(Clashing())
+
+
+def test_an_observation_beside_a_nested_action_is_fine():
+    class Nested(NumberedEnv):
+        def __init__(self):
+            super().__init__()
+            box = self.observation_space
+            self.observation_space = spaces.Dict({"agent": spaces.Dict({"sees": box})})
+            self.action_space = spaces.Dict({"agent": spaces.Dict({"does": spaces.Discrete(2)})})
+
+        def _observe(self):
+            return {"agent": {"sees": super()._observe()}}
+
+        def _as_number(self, action):
+            return int(action["agent"]["does"])
+
+    frames = GymEnv(Nested()).rollout(3)
+    assert keys(frames) >= {("agent", "sees"), ("agent", "does"), ("next", "agent", "sees")}

@@ -9,7 +9,7 @@ from torch import nn
 
 from trawl.collectors import Collector
 from trawl.envs import GymEnv
-from trawl.testing import NumberedEnv, RaggedEnv
+from trawl.testing import ImageEnv, NumberedEnv, RaggedEnv
 
 TOTAL = 3  # the place of the steps in all among the numbers
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
@@ -237,3 +237,48 @@ def test_what_a_policy_writes_over_an_observation_is_recorded(kind):
     )
     batch = first_batch(kind(lengths=[100]), module)
     assert torch.equal(batch["observation"][1:], 2 * batch["next", "observation"][:-1])
+
+
+@KINDS
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_a_policy_may_read_the_count_of_steps(kind, limit):
+    module = TensorDictModule(
+        lambda obs, count: (by_step(obs), count.clone()),
+        ["observation", "step_count"],
+        ["action", "seen"],
+    )
+    options = {"frames_per_batch": 14, "max_frames_per_traj": limit}
+    with Collector(two(kind), module, **options) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            step = kind.numbers(batch)[..., 2:3]
+            assert torch.equal(batch["step_count"], step)
+            assert torch.equal(batch["seen"], step)
+
+
+@KINDS
+def test_a_policy_may_read_that_an_episode_begins(kind):
+    module = TensorDictModule(
+        lambda obs, start: (by_step(obs), start.clone()),
+        ["observation", "is_init"],
+        ["action", "seen"],
+    )
+    with Collector(two(kind), module, frames_per_batch=14) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            assert torch.equal(batch["seen"], kind.numbers(batch)[..., 2:3] == 0)
+
+
+def test_an_observation_may_be_written_over_with_another_layout():
+    module = TensorDictModule(
+        lambda image: (torch.eye(4, dtype=torch.int64)[0], image[:5, 0, 0].double() / 2),
+        ["observation"],
+        ["action", "observation"],
+    )
+    with Collector(ImageEnv(lengths=[3]), module, frames_per_batch=4) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert batch["observation"].dtype == torch.float64
+            assert batch["next", "observation"].shape == (4, 8, 8, 3)
+    # One more than the steps in all, halved.
+    assert batch["observation"][:, TOTAL].tolist() == [2.5, 3.0, 3.5, 4.0]

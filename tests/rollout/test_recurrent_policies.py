@@ -22,7 +22,7 @@ class Counter(nn.Module):
 
     def forward(self, observation, hidden):
         batch = observation.shape[:-1]
-        action = torch.zeros(*batch, 4, dtype=torch.int64)
+        action = torch.eye(4, dtype=torch.int64)[0].expand(*batch, 4)
         if hidden is None:
             hidden = torch.zeros(*batch, *self.shape, dtype=self.dtype)
         return action, hidden + 1

@@ -6,12 +6,14 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from tensordict.nn import InteractionType
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class CollectorConfig:
         kind = self.exploration_type or InteractionType.RANDOM
         if not isinstance(kind, InteractionType):
             raise TypeError(
-                "exploration_type must be an ExplorationType (or None for RANDOM), but it is "
-                f"{self.exploration_type!r}"
+                "exploration_type must be an ExplorationType, as trawl.ExplorationType.MEAN (or "
+                f"None for RANDOM), but it is {self.exploration_type!r}"
             )
         object.__setattr__(self, "exploration_type", kind)
         self._check_callables()
@@ -123,6 +125,11 @@ class CollectorConfig:
                 raise TypeError(
                     f"{name} must be callable, but it is {type(value).__name__}: {value!r}"
                 )
+        if isinstance(self.policy_factory, nn.Module):
+            raise TypeError(
+                "policy_factory must be a function that makes the policy, but it is a module, "
+                f"{type(self.policy_factory).__name__}; give it as policy"
+            )
         stop = self.interruptor
         if stop is not None and not (callable(stop) or hasattr(stop, "collection_stopped")):
             raise TypeError(
@@ -186,6 +193,13 @@ class CollectorConfig:
 def option_names() -> list[str]:
     """The names of all options."""
     return [field.name for field in fields(CollectorConfig)]
+
+
+def did_you_mean(unknown: Sequence[str]) -> str:
+    """The options whose names are close to unknown ones, as the end of a message."""
+    close = [get_close_matches(name, option_names(), 1) for name in unknown]
+    found = [name for names in close for name in names]
+    return f"; did you mean {', '.join(found)}?" if found else ""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -254,6 +268,8 @@ def _device(name: str, value: torch.device | str | int | None) -> torch.device |
         device = torch.device(value)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"{name} {value!r} is no device: {error}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{name} is {value!r}, but torch finds no CUDA device")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", 0)
     # There is one CPU: what torch calls "cpu:0" is where tensors on "cpu" are.

@@ -56,6 +56,8 @@ class Delivery:
             batch = experience(batch)
         if self.postproc is not None:
             batch = self.postproc(batch)
+            if batch is None:
+                raise TypeError("postproc returned None; it must return the batch to deliver")
         return drop_private(batch) if isinstance(batch, TensorDictBase) else batch
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:

@@ -37,7 +37,8 @@ def check_backend(allowed: bool, options: dict[str, Any]) -> None:
     if backend != DIRECT:
         known = backend in _KNOWN
         why = "is not available in this release" if known else "is unknown"
-        raise ValueError(f"backend {backend!r} {why}; there is {DIRECT!r}")
+        asked = f" (num_collectors={count} asks for it)" if "backend" not in given else ""
+        raise ValueError(f"backend {backend!r}{asked} {why}; there is {DIRECT!r}")
     if count is not None and count > 1:
         raise ValueError(f"backend 'direct' takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):

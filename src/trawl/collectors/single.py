@@ -12,7 +12,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
 
 from trawl.collectors.base import BaseCollector, drop_private, module_of
-from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
+from trawl.collectors.config import (
+    CollectorConfig,
+    did_you_mean,
+    option_names,
+    resolve_devices,
+    warn,
+)
 from trawl.collectors.delivery import Delivery, count_frames, experience
 from trawl.collectors.dispatch import check_backend, full_signature
 from trawl.collectors.paths import get_path
@@ -73,7 +79,10 @@ class Collector(BaseCollector):
         check_backend(type(self) is Collector, options)
         unknown = sorted(set(options) - set(option_names()))
         if unknown:
-            raise TypeError(f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}")
+            raise TypeError(
+                f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}"
+                f"{did_you_mean(unknown)}"
+            )
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
         config = CollectorConfig(**options)

@@ -16,12 +16,15 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.base import TensorDictEnv
+from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
-from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
+from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
 from trawl.keys import as_key, show_key
+
+# What a frame has beside observations and actions.
+_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
 class GymEnv(TensorDictEnv):
@@ -83,6 +86,7 @@ class GymEnv(TensorDictEnv):
         observed, acted = _single_spaces(self.env, batched)
         self.observation_codec = SpaceCodec(observed, "observation", categorical_action_encoding)
         self.action_codec = SpaceCodec(acted, "action", categorical_action_encoding)
+        _check_keys(self.observation_codec, self.action_codec)
         self.vector: VectorAdapter | None = (
             adapt(self.env, self.observation_codec) if batched else None
         )
@@ -244,6 +248,15 @@ def _wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: b
             "env must be a Gymnasium id, a gymnasium.Env, a gymnasium.vector.VectorEnv or an "
             f"EnvPool environment, but it is {type(env).__name__}: {env!r}"
         )
+    if is_envpool(env) and not hasattr(env, "num_envs"):
+        raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")
+    if not is_vector_env(env):
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise TypeError(
+                    f"{type(env.unwrapped).__name__}.{name} must be a gymnasium.Space, but it is "
+                    f"{getattr(env, name, None)!r}"
+                )
     if is_vector_env(env):
         if frame_skip not in (None, 1) or from_pixels:
             raise ValueError("frame_skip and from_pixels need a single environment, not a vector")
@@ -261,6 +274,18 @@ def _wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: b
     elif pixels_only:
         raise ValueError("pixels_only=True needs from_pixels=True")
     return env
+
+
+def _check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
+    """Refuses observations under a key that a frame has for something else."""
+    taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
+    for key in (leaf.key for leaf in observed.leaves):
+        parts = {key[:length] for length in range(1, len(key) + 1)}
+        if parts & taken or any(other[: len(key)] == key for other in taken):
+            raise ValueError(
+                f"the environment observes {show_key(key)}, but a frame has that key for an "
+                f"action, or for something else ({', '.join(_RESERVED)}); rename it with a wrapper"
+            )
 
 
 def _single_spaces(env: Any, batched: bool) -> Sequence[Any]:

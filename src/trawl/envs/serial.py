@@ -176,6 +176,7 @@ def _build(factory: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Tens
 
 
 def _check_alike(envs: list[TensorDictEnv]) -> None:
+    _check_distinct(envs)
     first = envs[0]
     for index, env in enumerate(envs[1:], 1):
         for what in ("batch_size", "full_observation_spec", "full_action_spec"):
@@ -185,3 +186,23 @@ def _check_alike(envs: list[TensorDictEnv]) -> None:
                     f"environments of one batch must be alike, but environment {index} has "
                     f"{what} {other}, and environment 0 has {mine}"
                 )
+
+
+def _check_distinct(envs: list[TensorDictEnv]) -> None:
+    """Refuses a simulator that stands for two environments: each would change the other."""
+    seen: dict[int, int] = {}
+    for index, env in enumerate(envs):
+        for simulator in _simulators(env):
+            other = seen.setdefault(id(simulator), index)
+            if other != index:
+                raise ValueError(
+                    f"environments {other} and {index} of one batch are the same object, "
+                    f"{simulator!r}: give an id, or a function that makes a new one each time"
+                )
+
+
+def _simulators(env: Any) -> list[Any]:
+    if isinstance(env, SerialEnv):
+        return [simulator for child in env.envs for simulator in _simulators(child)]
+    inner = getattr(env, "env", env)
+    return [getattr(inner, "unwrapped", inner)]

@@ -51,7 +51,7 @@ class Spec:
     def is_in(self, value: Tensor) -> bool:
         """Whether ``value`` has this spec's trailing shape, its dtype and lies in its domain."""
         tail = value.shape[value.ndim - len(self.shape) :]
-        return tail == self.shape and value.dtype == self.dtype and self._contains(value)
+        return tail == self.shape and value.dtype == self.dtype and self.contains(value)
 
     def expand(self, *shape: int) -> Spec:
         """The same spec with ``shape`` put in front, for a batch of environments."""
@@ -74,7 +74,8 @@ class Spec:
     def _draw(self, shape: torch.Size) -> Tensor:
         raise TypeError(f"{type(self).__name__} has no random draw")
 
-    def _contains(self, value: Tensor) -> bool:
+    def contains(self, value: Tensor) -> bool:
+        """Whether all values lie in the domain, whatever their dtype."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -149,7 +150,8 @@ class Bounded(Spec):
         drawn = (low + torch.rand(shape, dtype=torch.float64) * (high - low + 1)).floor()
         return torch.minimum(drawn, high).to(self.dtype)
 
-    def _contains(self, value: Tensor) -> bool:
+    @override
+    def contains(self, value: Tensor) -> bool:
         # By numpy, because torch does not compare the larger unsigned integers.
         low, high, array = (tensor.cpu().numpy() for tensor in (self.low, self.high, value))
         return bool(((array >= low) & (array <= high)).all())
@@ -187,7 +189,8 @@ class Categorical(Spec):
     def _draw(self, shape: torch.Size) -> Tensor:
         return torch.randint(0, self.n, shape).to(self.dtype)
 
-    def _contains(self, value: Tensor) -> bool:
+    @override
+    def contains(self, value: Tensor) -> bool:
         return bool(((value >= 0) & (value < self.n)).all())
 
     def _describe(self) -> str:
@@ -210,7 +213,8 @@ class MultiCategorical(Spec):
         drawn = (torch.rand(shape, dtype=torch.float64) * self.nvec).floor().to(self.dtype)
         return torch.minimum(drawn, self.nvec.to(self.dtype) - 1)
 
-    def _contains(self, value: Tensor) -> bool:
+    @override
+    def contains(self, value: Tensor) -> bool:
         return bool(((value >= 0) & (value < self.nvec)).all())
 
     def _describe(self) -> str:
@@ -233,7 +237,8 @@ class MultiOneHot(Spec):
         parts = [torch.nn.functional.one_hot(torch.randint(0, n, shape[:-1]), n) for n in self.nvec]
         return torch.cat(parts, -1).to(self.dtype)
 
-    def _contains(self, value: Tensor) -> bool:
+    @override
+    def contains(self, value: Tensor) -> bool:
         return all(
             bool((part.bool().sum(-1) == 1).all() and ((part == 0) | (part == 1)).all())
             for part in value.split(self.nvec, -1)
@@ -273,7 +278,8 @@ class Binary(Spec):
     def _draw(self, shape: torch.Size) -> Tensor:
         return torch.randint(0, 2, shape).to(self.dtype)
 
-    def _contains(self, value: Tensor) -> bool:
+    @override
+    def contains(self, value: Tensor) -> bool:
         return bool(((value == 0) | (value == 1)).all())
 
 

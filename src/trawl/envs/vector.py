@@ -55,7 +55,9 @@ class VectorAdapter:
             **kwargs: arguments of the environment's reset.
         """
         if seeds is not None:
-            kwargs.setdefault("seed", list(seeds))
+            # Only these two take a seed for each sub-environment; others make them from one.
+            several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+            kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         obs, _ = self.env.reset(**kwargs)
         return self.codec.encode(obs)
 
@@ -240,8 +242,18 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
 
 
 def adapt(env: Any, codec: SpaceCodec) -> VectorAdapter:
-    """The adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment."""
+    """The adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment.
+
+    Raises:
+        ValueError: for an EnvPool environment that steps only some of its environments at once.
+    """
     if is_envpool(env):
+        together = env.config["batch_size"]
+        if together != env.num_envs:
+            raise ValueError(
+                f"an EnvPool environment must step all of its environments at once, but it has "
+                f"batch_size={together} and num_envs={env.num_envs}; make it without batch_size"
+            )
         return EnvPoolVector(env, codec)
     mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
     if mode is AutoresetMode.SAME_STEP:

@@ -112,6 +112,9 @@ class ArrayFrames(Frames):
         self.policy.writes = tuple(found)
         check_actions(self.env, self.policy.module, found)
         written = {key: self._leaf_of(key, value) for key, value in found.items()}
+        for key in written.keys() & self._roots.keys():
+            if written[key] != self._roots[key]:
+                raise NotFixed(f"the policy writes {show_key(key)} over with another layout")
         states = [key[1:] for key in written if key[0] == "next"]
         known = {*self._roots, *states}
         memories = [

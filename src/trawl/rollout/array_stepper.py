@@ -30,6 +30,8 @@ TERMINATED: Key = ("next", "terminated")
 TRUNCATED: Key = ("next", "truncated")
 DONE: Key = ("next", "done")
 
+_RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
+
 
 class ArrayStepper(Protocol):
     """Steps an environment, or several, on the arrays of a batch.
@@ -70,10 +72,14 @@ class SingleStepper(ArrayStepper):
         seeds = self.env.take_seeds()
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
-        obs, _ = self.env.env.reset(**kwargs)
-        self._observed.check_dtypes(obs)
-        for index, value in enumerate(self._observed.encode(obs)):
-            view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
+        try:
+            obs, _ = self.env.env.reset(**kwargs)
+            self._observed.check_dtypes(obs)
+            for index, value in enumerate(self._observed.encode(obs)):
+                view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
+        except Exception as error:
+            add_note(error, f"while resetting {self.env!r}; {_RESET_GIVES}")
+            raise
 
     @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:

@@ -40,6 +40,15 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
                 f"policy wrote {show_key(key)} as {value.dtype}, but the environment's action "
                 f"spec says {spec.dtype}: {spec}"
             )
+        if isinstance(spec, (MultiOneHot, Categorical, MultiCategorical)) and not (
+            spec.contains(value)
+        ):
+            what = "one-hot" if isinstance(spec, MultiOneHot) else "an index in its range"
+            raise ValueError(
+                f"policy wrote {show_key(key)} = {value.flatten()[:8].tolist()}, which is not "
+                f"{what}, as the environment's action spec says: {spec}. Choose an action, by an "
+                "argmax or a sample, and encode it (torch.nn.functional.one_hot)."
+            )
 
 
 def _hint(spec: Any) -> str:

@@ -32,6 +32,7 @@ from trawl.rollout.tensordict_frames import TensorDictFrames
 _STRETCH = 512
 # Of each stretch, so many steps are timed: the clock is cheap, but not free.
 _TIMED = 8
+_STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
 
 class Rollout:
@@ -146,6 +147,10 @@ class Rollout:
                 # It would end the user's loop as if all had been collected.
                 raise RuntimeError(f"environment or policy raised StopIteration {note}") from error
             add_note(error, note)
+            if isinstance(error, ValueError) and "unpack" in str(error):
+                add_note(error, f"step must return {_STEP_GIVES}; older Gym's API is another")
+            elif isinstance(error, (TypeError, ValueError)) and "array element" in str(error):
+                add_note(error, "the reward (key ('next', 'reward')) must be a number")
             raise
         return count
 

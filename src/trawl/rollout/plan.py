@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
@@ -150,6 +152,8 @@ def unwrap(value: Any, key: Key) -> Tensor:
     inner = value
     if isinstance(value, (tuple, dict, TensorDictBase)):
         inner = dict(_by_key(value, [key])).get(key)
+    if isinstance(inner, np.ndarray):
+        inner = torch.from_numpy(inner)
     if not isinstance(inner, Tensor):
         raise TypeError(
             f"policy wrote {show_key(key)} as {type(value).__name__}, where a tensor was expected"

@@ -109,12 +109,17 @@ class Policy:
         try:
             result = self.module(root if self.device is None else root.to(self.device))
         except Exception as error:
-            shapes = {k: tuple(getattr(v, "shape", ())) for k, v in root.items(True, True)}
             add_note(
                 error,
-                f"while calling policy {_name(self.module)} once, to see what it writes, with a "
-                f"TensorDict of batch size {list(root.batch_size)} and shapes {shapes}",
+                f"while calling policy {_name(self.module)} once, to see what it writes, with "
+                f"batch size {list(root.batch_size)} and {_describe(root)}",
             )
+            if any(v.dtype is torch.float64 for v in root.values(True, True) if _is_tensor(v)):
+                add_note(
+                    error,
+                    "observations of float64 are given as they are: convert them in the policy "
+                    "(x.float()), or its weights (policy.double())",
+                )
             raise
         if not is_tensor_collection(result):
             raise TypeError(
@@ -304,6 +309,20 @@ def _is_leaf(cls: type) -> bool:
     from tensordict import NonTensorData, NonTensorStack
 
     return issubclass(cls, (NonTensorData, NonTensorStack)) or not issubclass(cls, TensorDictBase)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _describe(root: TensorDictBase) -> str:
+    """The entries that a policy was given."""
+    parts = [
+        f"{show_key(as_key(key))}: {value.dtype} {tuple(value.shape)}"
+        for key, value in root.items(True, True)
+        if _is_tensor(value)
+    ]
+    return ", ".join(parts)
 
 
 def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:

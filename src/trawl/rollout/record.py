@@ -137,6 +137,8 @@ class Episodes:
                 view.arrays[STEP_COUNT][..., 0],
                 view.arrays[next_of(STEP_COUNT)][..., 0],
             )
+        for lane in range(len(self._ids)):
+            self._count_ahead(lane, 0)
 
     def cutoff(self, lane: int) -> int:
         """The row at whose step the lane's episode reaches the limit."""
@@ -154,12 +156,10 @@ class Episodes:
         """The step in ``row`` was none of an episode: the lane spent it on resetting."""
         if self._traj_ids is not None:
             self._traj_ids[row, lane] = NO_TRAJECTORY
-        for counts in self._counts or ():
-            counts[row, lane] = 0
         self._start(lane, row + 1)
 
     def restart(self, lane: int) -> None:
-        """Between batches, the lane was reset: a new trajectory begins, unless it just had."""
+        """Between batches, the lane was reset: a new trajectory begins."""
         self._renew(lane)
 
     def finish(self, steps: int) -> None:
@@ -192,15 +192,23 @@ class Episodes:
         began = self._began[lane]
         if self._traj_ids is not None:
             self._traj_ids[began:stop, lane] = self._ids[lane]
-        if self._counts is not None:
-            first = self._steps[lane]
-            counts = np.arange(first, first + stop - began + 1)
-            self._counts[0][began:stop, lane] = counts[:-1]
-            self._counts[1][began:stop, lane] = counts[1:]
+
+    def _count_ahead(self, lane: int, row: int) -> None:
+        """Numbers the steps from ``row`` on as far as the episode may go: a policy may read it."""
+        if self._counts is None or self.limit is None:
+            return
+        before, after = self._counts
+        first = self._steps[lane]
+        stop = min(row + self.limit - first, len(before))
+        if row < stop:
+            numbers = np.arange(first, first + stop - row)
+            before[row:stop, lane] = numbers
+            after[row:stop, lane] = numbers + 1
 
     def _start(self, lane: int, row: int) -> None:
         """Makes ``row`` the first of an episode."""
         self._began[lane] = row
+        self._count_ahead(lane, row)
         for start in self._starts:
             rows = start.rows
             (start.carry if rows is None or row == len(rows) else rows[row])[lane] = start.value
