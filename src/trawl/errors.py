@@ -8,4 +8,5 @@ def add_note(error: BaseException, note: str) -> None:
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]
+        notes = [*getattr(error, "__notes__", []), note]
+        setattr(error, "__notes__", notes)  # noqa: B010 - mypy knows it from 3.11 on only

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakMethod, WeakSet
+
+# What still runs when the interpreter ends: a thread that is stopped within torch aborts it.
+_running: WeakSet[Background] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for background in list(_running):
+        background.stop()
 
 
 class Background:
     """Runs a function again and again in a thread, until it says that there is no more to do.
 
     Args:
-        turn: does one piece of work; returns whether there is more.
+        turn: refers to what does one piece of work, and returns whether there is more. The
+            thread ends when that is gone: it keeps nobody alive.
         name: name of the thread.
 
     Attributes:
         running: whether there is more to do.
     """
 
-    def __init__(self, turn: Callable[[], bool], name: str) -> None:
+    def __init__(self, turn: WeakMethod[Callable[[], bool]], name: str) -> None:
         self.running = True
         self._turn = turn
         self._changed = threading.Condition()
@@ -28,6 +40,7 @@ class Background:
         self._stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _running.add(self)
         self._thread.start()
 
     @contextmanager
@@ -76,7 +89,10 @@ class Background:
         while self._begin_turn():
             more = False
             try:
-                more = self._turn()
+                turn = self._turn()
+                more = turn is not None and turn()
+                # Between turns the thread must not keep the collector.
+                del turn
             except BaseException as error:
                 # Shown now, and raised at the next call: nobody is waiting for this thread.
                 self._error, self.running = error, False

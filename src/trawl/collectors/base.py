@@ -6,7 +6,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -48,6 +50,7 @@ class BaseCollector(ABC):
         self._frames = 0
         self._batches = 0
         self._background: Background | None = None
+        self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
         self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
@@ -128,12 +131,14 @@ class BaseCollector(ABC):
         """
         if self.config.replay_buffer is None:
             raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
-        if self._background is not None:
-            self._background.check()
-            if self._background.running:
-                return
-        self._check_open("start()")
-        self._background = Background(self._background_turn, f"{type(self).__name__}.start")
+        with self._lock:
+            if self._background is not None:
+                self._background.check()
+                if self._background.running:
+                    return
+            self._check_open("start()")
+            name = f"{type(self).__name__}.start"
+            self._background = Background(WeakMethod(self._background_turn), name)
 
     def _background_turn(self) -> bool:
         if self._has_budget():
@@ -156,9 +161,9 @@ class BaseCollector(ABC):
             raise RuntimeError("pause() holds what start() began: call start() before")
         return self._background.held()
 
-    def _held(self) -> AbstractContextManager[None]:
-        """Holds background collection, if there is any."""
-        return nullcontext() if self._background is None else self._background.held()
+    def _held(self) -> AbstractContextManager[Any]:
+        """Keeps other threads from collecting, and from changing what a batch is made with."""
+        return self._lock if self._background is None else self._background.held()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """Ends background collection after the batch it is at, and shuts down.
@@ -237,7 +242,8 @@ class BaseCollector(ABC):
     def increment_version(self) -> None:
         """Goes on to the next version of the policy, if it is tracked."""
         if self._version is not None:
-            self._version.increment_version()
+            with self._held():
+                self._version.increment_version()
 
     # --- access by path
 

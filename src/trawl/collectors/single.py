@@ -200,10 +200,11 @@ class Collector(BaseCollector):
     def rollout(self) -> TensorDictBase:
         """Collects a batch as it comes: not counted, not processed."""
         self._check_open("rollout()")
-        if self.pre_collect_hook is not None:
-            self.pre_collect_hook()
-        self._reset_if_asked()
-        return self._run()
+        with self._held():
+            if self.pre_collect_hook is not None:
+                self.pre_collect_hook()
+            self._reset_if_asked()
+            return self._run()
 
     def _reset_if_asked(self) -> None:
         """What comes before a batch."""
@@ -216,13 +217,15 @@ class Collector(BaseCollector):
 
     def _run(self) -> TensorDictBase:
         self._at_start = False
-        batch = self._rollout.run(self._is_random(), self._stopped())
-        self._stamp(batch)
+        # The version that acts is the one at the start, whatever others do meanwhile.
+        version = None if self._version is None else self._version.version
+        batch = self._rollout.run(self._is_random(), self._stopped(), not self.is_running())
+        self._stamp(batch, version)
         return batch
 
-    def _stamp(self, batch: TensorDictBase) -> None:
-        if self._version is not None:
-            stamp(batch, self._version.version, after=not self.config.compact_obs)
+    def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
+        if version is not None:
+            stamp(batch, version, after=not self.config.compact_obs)
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames
@@ -306,6 +309,8 @@ class Collector(BaseCollector):
 
         Two collectors of the same arguments give equal batches from the same seed. Random
         numbers of this collector are a stream of their own: drawing elsewhere changes nothing.
+        Between :meth:`start` and the end of background collection that can't be: threads share
+        the generators, so what the policy draws there depends on what others draw.
 
         Args:
             seed: not negative.
@@ -430,7 +435,7 @@ class Collector(BaseCollector):
     def fake_tensordict(self) -> TensorDictBase:
         """A batch of zeros with the layout of one that is delivered."""
         batch = self._rollout.frames.fake()
-        self._stamp(batch)
+        self._stamp(batch, None if self._version is None else self._version.version)
         fake: TensorDictBase = self._delivery.process(batch, batch.shape[-1])
         return fake
 

@@ -52,8 +52,10 @@ def load_weights(module: nn.Module, weights: Any) -> None:
         ValueError: if a shape differs.
     """
     new = _by_name(weights)
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    parameters = set(dict(module.named_parameters()))
+    own = _named(module)
+    # A tensor under two names needs to be given once.
+    given = {id(own[name]) for name in set(new) & set(own)}
+    parameters = {name for name, p in module.named_parameters() if id(p) not in given}
     unknown, missing = set(new) - set(own), parameters - set(new)
     if unknown or missing:
         raise KeyError(
@@ -70,9 +72,16 @@ def load_weights(module: nn.Module, weights: Any) -> None:
         own[name].copy_(value)
 
 
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, tied ones under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {**dict(parameters), **dict(buffers)}
+
+
 def _by_name(weights: Any) -> dict[str, Tensor]:
     if isinstance(weights, nn.Module):
-        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        return _named(weights)
     if isinstance(weights, TensorDictBase):
         return {".".join(as_key(k)): v for k, v in weights.items(True, True)}
     if isinstance(weights, Mapping):

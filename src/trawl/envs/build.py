@@ -63,7 +63,14 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
         raise ValueError(
             f"create_env_kwargs has {len(each)} entries, but create_env_fn has {count}"
         )
-    envs = [build_env(item, arguments) for item, arguments in zip(source, each, strict=True)]
+    envs: list[Any] = []
+    try:
+        for item, arguments in zip(source, each, strict=True):
+            envs.append(build_env(item, arguments))
+    except BaseException:
+        for env in envs:
+            env.close(raise_if_closed=False)
+        raise
     if all(isinstance(env, TensorDictEnv) for env in envs):
         return SerialEnv(count, envs)
     if any(isinstance(env, TensorDictEnv) for env in envs):

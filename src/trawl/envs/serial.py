@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.seeding import check_seed
+from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.vector import VectorAdapter
 
 
@@ -97,8 +98,10 @@ class SerialEnv(TensorDictEnv):
                 raise RuntimeError("the environments are closed already")
             return
         self.is_closed = True
-        for env in self.envs:
-            env.close(raise_if_closed=False)
+        # Each is closed, whatever happens to the others.
+        with ExitStack() as stack:
+            for env in reversed(self.envs):
+                stack.callback(env.close, raise_if_closed=False)
 
     @property
     @override
@@ -131,6 +134,9 @@ class SerialEnv(TensorDictEnv):
             else:
                 # Its row is not used, only its shape.
                 results.append(env.fake_tensordict())
+            if kwargs.get("seed") is not None:
+                # One seed for all would make them alike.
+                kwargs["seed"] = next_seed(kwargs["seed"])
         return self._joined(results, list(self.full_observation_spec.keys()))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:

@@ -52,10 +52,11 @@ class SpaceLeaf:
     spec: Spec
 
     def check(self, array: Array, batch: Sequence[int] = ()) -> None:
-        """Refuses an array of another shape than ``batch`` and the space say.
+        """Refuses an array of another shape or kind than ``batch`` and the space say.
 
         Raises:
             ValueError: naming the key, the shape and what was expected.
+            TypeError: naming the key, the dtype and what was expected.
         """
         expected = (*batch, *self.spec.shape)
         if array.shape != expected:
@@ -63,6 +64,16 @@ class SpaceLeaf:
                 f"observation {show_key(self.key)} has shape {array.shape}, but the "
                 f"environment's observation space says {expected}"
             )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"observation {show_key(self.key)} is {array.dtype}, but its space says "
+                f"{self.dtype}"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the encoded array."""
+        return torch.empty(0, dtype=self.spec.dtype).numpy().dtype
 
 
 class SpaceCodec:

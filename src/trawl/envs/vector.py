@@ -289,5 +289,9 @@ def _row(sample: Any, row: int) -> Any:
     """Sub-environment ``row``'s part of an info entry, as ``VectorEnv`` merges them."""
     if isinstance(sample, dict):
         # Beside each entry, "_entry" says which sub-environments gave one.
-        return {k: _row(v, row) for k, v in sample.items() if str(k)[1:] not in sample}
+        return {k: _row(v, row) for k, v in sample.items() if not _tells(k, sample)}
     return sample[row]
+
+
+def _tells(key: Any, sample: dict[Any, Any]) -> bool:
+    return str(key).startswith("_") and str(key)[1:] in sample

@@ -69,6 +69,8 @@ class ArrayFrames(Frames):
             self._carry[IS_INIT][:] = True
         self.stepper.reset(View({}, self._carry), None)
         self._policy_leaves = self._discover()
+        # A policy that doesn't say what it reads may read all there is.
+        self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
         self._binder = PolicyBinder(env, policy, self._policy_leaves, set(self._roots), self._carry)
         layout = Layout(self._all_leaves(), self.batch, options.steps)
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))

@@ -138,14 +138,17 @@ class PolicyBinder:
     def _writer(self, block: Block, key: Key, start: int, stop: int) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
-        convert = self.leaves.convert[key]
+        leaf, convert = self.leaves.written[key], self.leaves.convert[key]
+        dtype = block.rows[key].dtype
         also = self._also(block, key, shape, start, stop)
 
         def checked(value: Any) -> Array:
             try:
                 array = convert(value)
             except (TypeError, RuntimeError):
-                array = _unusual(value, key)
+                array = _unusual(value, key, leaf.dtype)
+            if array.dtype is not dtype:
+                array = _unusual(value, key, leaf.dtype)
             if array.shape != shape:
                 raise _wrong_shape(key, array.shape, shape)
             return array
@@ -187,16 +190,25 @@ class _Copies:
 def converter(sample: Tensor) -> Callable[[Any], Array]:
     """The cheapest way from tensors like ``sample`` to numpy arrays."""
     if sample.dtype is torch.bfloat16:
-        return lambda value: value.detach().cpu().view(torch.int16).numpy()
+        return lambda value: as_array(value.detach().cpu())
     if sample.requires_grad or sample.device.type != "cpu":
         return lambda value: value.detach().cpu().numpy()
     return Tensor.numpy
 
 
-def _unusual(value: Any, key: Key) -> Array:
-    """An output that is not what it was at first: wrapped, elsewhere, or with a gradient."""
+def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
+    """An output that is not what it was at first: wrapped, elsewhere, or of another dtype.
+
+    Raises:
+        TypeError: if it is no tensor, or its dtype can't become what it was.
+    """
     tensor = value if isinstance(value, Tensor) else unwrap(value, key)
-    return as_array(tensor.detach().cpu())
+    if not torch.can_cast(tensor.dtype, dtype):
+        raise TypeError(
+            f"policy wrote {show_key(key)} as {tensor.dtype}; it was {dtype} at first, and must "
+            "stay so"
+        )
+    return as_array(tensor.detach().cpu().to(dtype))
 
 
 def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:

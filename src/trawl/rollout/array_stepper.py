@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.seeding import next_seed
 from trawl.envs.serial import SerialEnv
 from trawl.envs.spaces import Array, SpaceCodec
 from trawl.errors import add_note
-from trawl.keys import Key, as_key, next_of, show_key
+from trawl.keys import Key, as_key, next_of
 from trawl.rollout.record import MASK, Episodes, View
 
 StepFn = Callable[[int], None]
@@ -74,7 +74,6 @@ class SingleStepper(ArrayStepper):
             kwargs.setdefault("seed", seeds[0])
         try:
             obs, _ = self.env.env.reset(**kwargs)
-            self._observed.check_dtypes(obs)
             for index, value in enumerate(self._observed.encode(obs)):
                 view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
         except Exception as error:
@@ -107,11 +106,14 @@ class SingleStepper(ArrayStepper):
         if self._observed.is_array:
             (next_row,), (root_row,) = next_rows, root_rows
             (shape,), checked = self._observed.shapes, self._observed.checked
+            (dtype,) = self._observed.dtypes
 
             def step_array(t: int) -> None:
+                nonlocal dtype
                 obs, rewards[t], terminated, truncated, _ = gym_step(read_action(t))
-                if obs.__class__ is not np.ndarray or obs.shape != shape:
+                if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
                     obs = checked(0, obs)
+                    dtype = obs.dtype
                 next_row[t][...] = obs
                 if terminated or truncated or t >= cutoff:
                     obs = checked(0, restart(t, terminated, truncated))
@@ -151,6 +153,9 @@ class SerialStepper(ArrayStepper):
         for child, first in self._parts():
             part = None if mask is None else mask[first : first + child.lanes]
             child.reset(view.part(first, child.lanes), part, **kwargs)
+            if kwargs.get("seed") is not None:
+                # One seed for all would make them alike.
+                kwargs["seed"] = next_seed(kwargs["seed"])
 
     @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
@@ -249,25 +254,19 @@ class _Observations:
         self.keys = [leaf.key for leaf in codec.leaves]
         self._leaves = codec.leaves
         self.shapes = [(*batch, *leaf.spec.shape) for leaf in codec.leaves]
-
-    def check_dtypes(self, obs: Any) -> None:
-        """Refuses a first observation whose values the space's dtype can't hold."""
-        for leaf, value in zip(self._leaves, self.encode(obs), strict=True):
-            given, kept = np.asarray(value).dtype, _numpy_dtype(leaf.spec.dtype)
-            if not np.can_cast(given, kept, "same_kind"):
-                raise TypeError(
-                    f"observation {show_key(leaf.key)} is {given}, but its space says {kept}"
-                )
+        self.dtypes = [leaf.dtype for leaf in codec.leaves if codec.fixed]
 
     def writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
         """Writes encoded leaves into row ``t``."""
         targets = list(zip(range(len(rows)), rows, self.shapes, strict=True))
-        checked = self.checked
+        checked, dtypes = self.checked, list(self.dtypes)
 
         def write(t: int, leaves: list[Any]) -> None:
             for (index, target, shape), value in zip(targets, leaves, strict=True):
-                if value.__class__ is not np.ndarray or value.shape != shape:
+                known = value.__class__ is np.ndarray and value.dtype is dtypes[index]
+                if not known or value.shape != shape:
                     value = checked(index, value)
+                    dtypes[index] = value.dtype
                 target[t][...] = value
 
         return write
@@ -282,10 +281,6 @@ class _Observations:
 def _from_bfloat16(array: Array) -> Array:
     """Float32 of the same values as a bfloat16 array's bytes, which are float32's upper half."""
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Callable[[int], Any]:

@@ -74,15 +74,20 @@ class Rollout:
         return self._step_time / total if total else 0.0
 
     def run(
-        self, random: bool = False, stopped: Callable[[], bool] | None = None
+        self,
+        random: bool = False,
+        stopped: Callable[[], bool] | None = None,
+        alone: bool = True,
     ) -> TensorDictBase:
         """Fills a batch.
 
         Args:
             random: whether actions are random, and the policy is left alone.
             stopped: asked before each step but the first; if true, the batch ends there.
+            alone: whether no other thread draws random numbers meanwhile. The generators are
+                global: only then may they be this collector's own for as long as it takes.
         """
-        turn = nullcontext() if self.stream is None else self.stream.turn()
+        turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
             self.frames.begin()
             self.filled = self._fill(random, stopped)

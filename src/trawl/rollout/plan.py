@@ -26,7 +26,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.unroll import unroll
+from trawl.rollout.unroll import is_special, unroll
 
 Values = dict[Key, Any]
 Operation = Callable[[Values], None]
@@ -52,19 +52,21 @@ class NotPlannable(Exception):
     """Says why a policy can't be called on tensors directly."""
 
 
-def make_plan(module: Any, exploration: InteractionType) -> Plan:
+def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) -> Plan:
     """The plan of a policy.
 
     Args:
         module: the policy.
         exploration: how probabilistic modules are to act.
+        unrolled: whether inner modules are taken apart, as they are now; otherwise they are
+            called, so that the plan stays true when they change.
 
     Raises:
         NotPlannable: if the policy has to see a TensorDict; the message says why.
     """
     steps = list(_steps(module))
     if len(steps) == 1 and isinstance(steps[0], TensorDictModule):
-        single = _single(steps[0])
+        single = _single(steps[0], unrolled)
         if single is not None:
             return single
     operations: list[Operation] = []
@@ -74,7 +76,7 @@ def make_plan(module: Any, exploration: InteractionType) -> Plan:
         for key in map(as_key, step.in_keys):
             if key not in writes and key not in reads:
                 reads.append(key)
-        operations.append(_operation(step, exploration))
+        operations.append(_operation(step, exploration, unrolled))
         writes += [key for key in _out_keys(step) if key not in writes]
     if not writes:
         raise NotPlannable("the policy says that it writes nothing")
@@ -104,8 +106,8 @@ def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> 
 
 def _steps(module: Any) -> Iterable[Any]:
     """The modules that run one after the other, sequences unrolled."""
-    if _has_hooks(module):
-        raise NotPlannable(f"{type(module).__name__} has hooks")
+    if isinstance(module, nn.Module) and (is_special(module) or _overrides(module)):
+        raise NotPlannable(f"{type(module).__name__} has hooks, or methods of its own")
     forward = getattr(type(module), "forward", None)
     if forward in (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward):
         if module.partial_tolerant or module._select_before_return or module.inplace is not None:
@@ -119,9 +121,11 @@ def _steps(module: Any) -> Iterable[Any]:
         raise NotPlannable(f"{type(module).__name__} has a forward of its own")
 
 
-def _has_hooks(module: Any) -> bool:
-    return bool(
-        getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
+def _overrides(module: nn.Module) -> bool:
+    """Whether a subclass changes how a TensorDictModule calls, or writes."""
+    return isinstance(module, TensorDictModule) and any(
+        getattr(type(module), name) is not getattr(TensorDictModule, name)
+        for name in ("_call_module", "_write_to_tensordict")
     )
 
 
@@ -129,7 +133,7 @@ def _out_keys(module: Any) -> list[Key]:
     return [key for key in map(as_key, module.out_keys) if key != ("_",)]
 
 
-def _single(module: TensorDictModule) -> Plan | None:
+def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
     """The commonest policy, one tensor in and one out, without anything around the call."""
     if len(module.in_keys) != 1 or len(module.out_keys) != 1 or _out_keys(module) == []:
         return None
@@ -138,7 +142,7 @@ def _single(module: TensorDictModule) -> Plan | None:
     if module.inplace is not True:
         return None
     reads, writes = (as_key(module.in_keys[0]),), (as_key(module.out_keys[0]),)
-    return Plan(reads, writes, _function(module))
+    return Plan(reads, writes, _function(module, unrolled))
 
 
 def unwrap(value: Any, key: Key) -> Tensor:
@@ -165,20 +169,20 @@ def _keywords(module: TensorDictModule) -> list[str] | None:
     return getattr(module, "_kwargs", None)
 
 
-def _function(module: TensorDictModule) -> Callable[..., Any]:
+def _function(module: TensorDictModule, unrolled: bool) -> Callable[..., Any]:
     inner = module.module
     if module.method is None:
-        return unroll(inner)
+        return unroll(inner) if unrolled else inner
     method: Callable[..., Any] = getattr(inner, module.method)
     return method
 
 
-def _operation(module: Any, exploration: InteractionType) -> Operation:
+def _operation(module: Any, exploration: InteractionType, unrolled: bool) -> Operation:
     if isinstance(module, ProbabilisticTensorDictModule):
         return _sampling(module, exploration)
     if module.inplace is not True or module._get_kwargs:
         raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
-    function, fixed = _function(module), dict(module.method_kwargs)
+    function, fixed = _function(module, unrolled), dict(module.method_kwargs)
     in_keys = [as_key(key) for key in module.in_keys]
     out_keys = [as_key(key) for key in module.out_keys]
     names = _keywords(module)

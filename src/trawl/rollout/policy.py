@@ -155,7 +155,7 @@ class Policy:
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         try:
-            plan = make_plan(self.module, self.exploration)
+            plan = make_plan(self.module, self.exploration, self.transform is None)
             missing = set(plan.reads) - available
             if missing:
                 raise NotPlannable(f"it reads {show_keys(missing)}, which nothing gives")

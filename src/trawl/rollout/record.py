@@ -110,10 +110,13 @@ class Episodes:
 
     Attributes:
         next_id: the id that the next new trajectory gets.
+        counts_ahead: whether steps are numbered before they are taken, for a policy that reads
+            the count; otherwise once the episode has ended, which costs less.
     """
 
     def __init__(self, lanes: int, limit: int | None) -> None:
         self.limit = limit
+        self.counts_ahead = False
         self.next_id = lanes
         self._ids = list(range(lanes))
         self._began = [0] * lanes  # row of this batch at which what is not yet written begins
@@ -192,18 +195,23 @@ class Episodes:
         began = self._began[lane]
         if self._traj_ids is not None:
             self._traj_ids[began:stop, lane] = self._ids[lane]
+        if not self.counts_ahead:
+            self._count(lane, began, stop)
 
     def _count_ahead(self, lane: int, row: int) -> None:
         """Numbers the steps from ``row`` on as far as the episode may go: a policy may read it."""
-        if self._counts is None or self.limit is None:
+        if self.counts_ahead and self._counts is not None and self.limit is not None:
+            self._count(lane, row, min(row + self.limit - self._steps[lane], len(self._counts[0])))
+
+    def _count(self, lane: int, start: int, stop: int) -> None:
+        """Numbers the steps of the lane's episode in these rows."""
+        if self._counts is None or start >= stop:
             return
         before, after = self._counts
         first = self._steps[lane]
-        stop = min(row + self.limit - first, len(before))
-        if row < stop:
-            numbers = np.arange(first, first + stop - row)
-            before[row:stop, lane] = numbers
-            after[row:stop, lane] = numbers + 1
+        numbers = np.arange(first, first + stop - start)
+        before[start:stop, lane] = numbers
+        after[start:stop, lane] = numbers + 1
 
     def _start(self, lane: int, row: int) -> None:
         """Makes ``row`` the first of an episode."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trawl.keys import Key
-from trawl.rollout.layout import Layout
+from trawl.rollout.layout import Layout, Place
 
 # Two blocks serve the usual loop: one is being filled while the last is still held.
 _KEEP = 2
@@ -29,16 +29,22 @@ class Lease:
     """
 
     def __init__(self, layout: Layout, owner: NDArray[np.uint8]) -> None:
-        # Plain bytes in between keep numpy from seeing through to the block, so that `owner`
-        # dies with the last of these tensors.
         self.layout = layout
-        base = torch.from_numpy(owner)
         self.tensors: dict[Key, Tensor] = {
-            key: base[place.offset : place.offset + place.nbytes]
-            .view(place.dtype)
-            .view(place.shape)
-            for key, place in layout.places.items()
+            key: _tensor(owner.data, place) for key, place in layout.places.items()
         }
+
+
+def _tensor(memory: memoryview, place: Place) -> Tensor:
+    """A leaf, with a storage of its own: what is saved or copied of it is not the whole block.
+
+    The view of memory in between keeps numpy from seeing through to the block, so that the
+    lease lasts as long as any of its tensors.
+    """
+    if not place.nbytes:
+        return torch.empty(place.shape, dtype=place.dtype)
+    part = np.frombuffer(memory[place.offset : place.offset + place.nbytes], dtype=np.uint8)
+    return torch.from_numpy(part).view(place.dtype).view(place.shape)
 
 
 class SlabPool:

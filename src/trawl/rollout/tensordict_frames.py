@@ -17,6 +17,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     is_leaf_nontensor,
+    is_tensor_collection,
     pad,
 )
 from torch import Tensor
@@ -294,9 +295,12 @@ class TensorDictFrames(Frames):
             self._carrier = self._begun(self.env.reset(**kwargs))
         else:
             chosen = torch.from_numpy(mask).reshape(*self.batch, 1)
-            fresh = self._begun(
-                self.env.reset(self._carrier.copy().set("_reset", chosen), **kwargs)
-            )
+            partly = self._carrier.copy()
+            for key, group in zip(self.env.reset_keys, self.env.done_keys_groups, strict=True):
+                shape = self.env.full_done_spec[group[0]].shape
+                flags = chosen.reshape(*self.batch, *[1] * (len(shape) - len(self.batch)))
+                partly.set(key, flags.expand(shape).clone())
+            fresh = self._begun(self.env.reset(partly, **kwargs))
             if isinstance(self.env, TensorDictEnv):
                 self._keep_own(chosen, fresh)
             self._carrier = fresh
@@ -357,5 +361,10 @@ def _stack(records: list[TensorDictBase], axis: int) -> TensorDictBase:
     except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
         # Copies: a lazy stack holds its frames, and what follows them shares their tensors.
         return TensorDict.maybe_dense_stack([record.clone() for record in records], axis)
-    size = (*first.batch_size, len(records)) if axis == len(first.batch_size) else None
-    return TensorDict(stacked, size, device=first.device)
+    result = TensorDict(stacked, (*first.batch_size, len(records)), device=first.device)
+    for key in first.keys(True):
+        inner = first.get(key)
+        if is_tensor_collection(inner) and key not in columns:
+            size = inner.batch_size
+            result.get(key).batch_size = (*size[:axis], len(records), *size[axis:])
+    return result

@@ -31,7 +31,7 @@ def unroll(module: Any) -> Function:
     Args:
         module: a callable; one that is no ordinary module is given back as it is.
     """
-    if not isinstance(module, nn.Module) or _is_special(module):
+    if not isinstance(module, nn.Module) or is_special(module):
         return module  # type: ignore[no-any-return]
     kind = type(module)
     if isinstance(module, nn.Sequential) and kind is nn.Sequential:
@@ -45,7 +45,7 @@ def unroll(module: Any) -> Function:
     return module.forward
 
 
-def _is_special(module: nn.Module) -> bool:
+def is_special(module: nn.Module) -> bool:
     """Whether calling the module is more than calling its ``forward``."""
     return (
         type(module).__call__ is not nn.Module.__call__
