@@ -1,0 +1,127 @@
+"""What changes after the first step: dtypes of outputs and observations, weights, methods."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import Collector
+from trawl.testing import NumberedEnv
+
+
+def linear() -> TensorDictModule:
+    return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", ["Pendulum-v1"] * 2], ids=["one", "two"])
+def test_outputs_of_a_lower_precision_keep_their_values(env) -> None:
+    policy = linear()
+    with Collector(env, policy, frames_per_batch=8) as collector:
+        with torch.autocast("cpu", torch.bfloat16):
+            batch = collector.next()
+        with torch.no_grad():
+            expected = policy.module(batch["observation"])
+    torch.testing.assert_close(batch["action"], expected, rtol=0.05, atol=0.05)
+
+
+def test_outputs_that_can_not_become_what_they_were_are_refused() -> None:
+    calls = []
+
+    def act(observation):
+        calls.append(1)
+        return torch.tensor([1.75]) if len(calls) > 2 else torch.tensor([1])
+
+    policy = TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+    with (
+        Collector("Pendulum-v1", policy, frames_per_batch=8) as collector,
+        pytest.raises(TypeError, match=r"'action' as torch.float32; it was torch.int64"),
+    ):
+        collector.next()
+
+
+class Fading(gymnasium.Env):
+    """Gives uint8 images, and other numbers from the second step on."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2, 2), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, later) -> None:
+        self.later = later
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 2), np.uint8), {}
+
+    def step(self, action):
+        self.steps += 1
+        obs = self.later if self.steps > 1 else np.ones((2, 2), np.uint8)
+        return obs, 0.0, False, False, {}
+
+
+def test_observations_of_another_kind_are_refused() -> None:
+    env = Fading(np.full((2, 2), 0.7))
+    with (
+        Collector(env, frames_per_batch=8) as collector,
+        pytest.raises(TypeError, match="'observation' is float64, but its space says uint8"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("compiled", [None, {"backend": "eager"}], ids=["plain", "compiled"])
+def test_replaced_weights_act_from_the_next_batch_on(compiled) -> None:
+    policy = linear()
+    with Collector("Pendulum-v1", policy, frames_per_batch=4, compile_policy=compiled) as collector:
+        assert collector.next()["action"].abs().sum() > 0
+        TensorDict.from_module(policy).apply(torch.zeros_like).to_module(policy)
+        assert collector.next()["action"].abs().sum() == 0
+
+
+class Halving(TensorDictModule):
+    def __call__(self, *args, **kwargs):
+        result = super().__call__(*args, **kwargs)
+        return result.set("action", torch.full_like(result["action"], 0.5))
+
+
+class Writing(TensorDictModule):
+    def _write_to_tensordict(self, tensordict, tensors, *args, **kwargs):
+        return tensordict.set("action", torch.full_like(tensors[0], 0.5))
+
+
+@pytest.mark.parametrize("kind", [Halving, Writing])
+def test_a_subclass_that_calls_or_writes_in_its_own_way_is_heeded(kind) -> None:
+    policy = kind(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+    with Collector("Pendulum-v1", policy, frames_per_batch=4) as collector:
+        assert collector.next()["action"].unique().tolist() == [0.5]
+        assert "methods of its own" in collector.stats()["policy_path_reason"]
+
+
+@pytest.mark.parametrize("row", [1, 511, 512, 513])
+def test_an_interruptor_is_asked_before_every_row(row) -> None:
+    asked = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == row
+
+    with Collector(lambda: NumberedEnv(), frames_per_batch=1000, interruptor=stop) as collector:
+        collector.next()
+        assert collector.stats()["frames"] == row
+
+
+def test_one_leaf_does_not_carry_the_whole_batch() -> None:
+    with Collector("CartPole-v1", frames_per_batch=1000) as collector:
+        reward = collector.next()["next", "reward"]
+    assert reward.untyped_storage().nbytes() == 4000
+
+
+def test_environments_that_are_reset_with_one_seed_differ() -> None:
+    for env in (["Pendulum-v1"] * 3, gymnasium.make_vec("Pendulum-v1", 3)):
+        with Collector(env, frames_per_batch=3) as collector:
+            collector.reset(seed=5)
+            first = collector.next()["observation"][:, 0]
+        assert len(first.unique(dim=0)) == 3
