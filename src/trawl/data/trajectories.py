@@ -30,8 +30,8 @@ class TrajectoryAssembler:
         ...         assembler.add(batch)
         ...         if len(assembler) >= 3:
         ...             break
-        >>> [bool(t["next", "done"][-1]) for t in assembler.take(3)]
-        [True, True, True]
+        >>> all(t["next", "done"][-1] for t in assembler.take(3))
+        True
     """
 
     def __init__(self) -> None:
