@@ -106,6 +106,15 @@ def test_each_batch_may_begin_anew():
     assert [batch[TRAJ_IDS].tolist() for batch in found] == [[0] * 4, [1] * 4, [2] * 4]
 
 
+def test_a_batch_does_not_begin_anew_twice():
+    with Collector(
+        NumberedEnv(lengths=[100]), frames_per_batch=4, reset_at_each_iter=True
+    ) as collector:
+        next(iter(collector))
+        collector.reset()
+        assert NumberedEnv.numbers(next(iter(collector)))[:, 1].tolist() == [1] * 4
+
+
 def test_the_last_step_of_a_batch_may_be_marked_as_truncated():
     one, two = batches(
         Collector(

@@ -597,10 +597,12 @@ def test_transforms_for_recurrent_policies_are_added_when_asked_for(cls, own):
 def test_added_transforms_are_not_added_twice():
     policy = made(recurrent(LSTMModule))
     env = primed(LSTMModule)()
+    before = len(env.transform)
     with trawl.collectors.Collector(
         env, policy, frames_per_batch=8, auto_register_policy_transforms=True
     ) as collector:
         assert collector.env is env
+        assert len(env.transform) == before
 
 
 def test_ornstein_uhlenbeck_noise_is_the_same():
