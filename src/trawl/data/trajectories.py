@@ -30,7 +30,7 @@ class TrajectoryAssembler:
         ...         assembler.add(batch)
         ...         if len(assembler) >= 3:
         ...             break
-        >>> all(t["next", "done"][-1] for t in assembler.take(3))
+        >>> all(t.get(("next", "done"))[-1] for t in assembler.take(3))
         True
     """
 
