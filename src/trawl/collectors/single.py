@@ -269,8 +269,7 @@ class Collector(BaseCollector):
             last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
             if last and self.config.set_truncated:
                 self._delivery.truncate_last(step, 1)
-            # A buffer keeps what it is given; the step's memory is used again.
-            frame = drop_private(experience(self._delivery.stored(step))).clone()
+            frame = drop_private(experience(self._delivery.stored(step)))
             if self.env.batch_size:
                 # There is none where all environments spent the step on resetting.
                 if frames:
