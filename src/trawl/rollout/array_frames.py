@@ -15,10 +15,10 @@ from typing_extensions import override
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.keys import Key, as_key, next_of, show_key
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
-from trawl.rollout.array_stepper import REWARD, StepFn, make_stepper
+from trawl.rollout.array_stepper import REWARD, make_stepper
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards, spends_steps
-from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed
+from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import (

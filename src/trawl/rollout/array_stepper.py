@@ -21,9 +21,8 @@ from trawl.envs.serial import SerialEnv
 from trawl.envs.spaces import Array, SpaceCodec
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
+from trawl.rollout.frames import StepFn
 from trawl.rollout.record import MASK, Episodes, View
-
-StepFn = Callable[[int], None]
 
 REWARD: Key = ("next", "reward")
 TERMINATED: Key = ("next", "terminated")

@@ -25,9 +25,8 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, next_of
-from trawl.rollout.array_stepper import StepFn
 from trawl.rollout.checks import check_actions, check_rewards, spends_steps
-from trawl.rollout.frames import ActFn, FrameOptions, Frames
+from trawl.rollout.frames import ActFn, FrameOptions, Frames, StepFn
 from trawl.rollout.plan import Plan, unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import (
