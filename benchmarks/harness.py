@@ -78,11 +78,11 @@ def measure(case: Case, rounds: int, seconds: float, clock: Clock = "wall") -> R
     sources = _open(case, result)
     try:
         for source in sources.values():
-            _speed(source, seconds, clock)  # warm-up: caches, lazy initialisation, page faults
+            speed(source, seconds, clock)  # warm-up: caches, lazy initialisation, page faults
         result.speeds = {name: [] for name in sources}
         for turn in range(rounds):
             for name in list(sources) if turn % 2 == 0 else reversed(sources):
-                result.speeds[name].append(_speed(sources[name], seconds, clock))
+                result.speeds[name].append(speed(sources[name], seconds, clock))
     finally:
         for source in sources.values():
             source.close()
@@ -104,12 +104,12 @@ def _open(case: Case, result: Result) -> dict[str, Source]:
             continue
         sources[contender.name] = source
         if batch is not None:
-            layouts[contender.name] = _layout(batch)
-    _check_same_work(case.name, layouts)
+            layouts[contender.name] = layout_of(batch)
+    check_same_work(case.name, layouts)
     return sources
 
 
-def _layout(batch: TensorDictBase) -> dict[str, str]:
+def layout_of(batch: TensorDictBase) -> dict[str, str]:
     """Shape and dtype of every leaf."""
     return {
         ".".join((key,) if isinstance(key, str) else key): f"{list(leaf.shape)} {leaf.dtype}"
@@ -117,7 +117,7 @@ def _layout(batch: TensorDictBase) -> dict[str, str]:
     }
 
 
-def _check_same_work(case: str, layouts: dict[str, dict[str, str]]) -> None:
+def check_same_work(case: str, layouts: dict[str, dict[str, str]]) -> None:
     """Who delivers less than the hand-written loop has not done the same work."""
     wanted = layouts.get(HAND, {})
     for name, layout in layouts.items():
@@ -129,15 +129,19 @@ def _check_same_work(case: str, layouts: dict[str, dict[str, str]]) -> None:
                 )
 
 
-def _speed(source: Source, seconds: float, clock: Clock) -> float:
+def speed(source: Source, seconds: float, clock: Clock) -> float:
     """Frames per second over about `seconds` of work."""
     now = time.perf_counter if clock == "wall" else time.process_time
-    # Nobody pays for collecting what others left behind, and everybody pays for their own.
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+    tidy()
     frames = 0
     start = now()
     while (elapsed := now() - start) < seconds:
         frames += next(source)[0]
     return frames / elapsed
+
+
+def tidy() -> None:
+    """Nobody pays for collecting what others left behind, and everybody pays for their own."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

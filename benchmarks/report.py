@@ -112,10 +112,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Everything measured, with what is needed to read it later."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": _machine(),
-        "versions": _versions(),
-        "settings": settings,
+        **circumstances(settings),
         "cases": {result.case.name: _case_json(result) for result in results},
         "import": [
             {
@@ -127,6 +124,16 @@ def as_json(
             }
             for startup in startups
         ],
+    }
+
+
+def circumstances(settings: dict[str, Any]) -> dict[str, Any]:
+    """When, where and with what something was measured."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": _machine(),
+        "versions": _versions(),
+        "settings": settings,
     }
 
 

@@ -1,13 +1,16 @@
 """Compare Trawl with its peers and with hand-written loops.
 
-    python benchmarks/run.py                        # all cases: some minutes
+    python benchmarks/run.py                        # all cases: about a quarter of an hour
     python benchmarks/run.py --quick                # a glance; writes no files
-    python benchmarks/run.py --cases pendulum batch8
+    python benchmarks/run.py --cases pendulum sync2
+    python benchmarks/run.py --group multi          # those of many processes
     python benchmarks/run.py --memory               # does memory stay flat?
 
-Everything runs in one process on one thread. Absolute speeds depend on the machine and on what
-else it does; the ratios are what counts. Needs, besides Trawl: envpool, matplotlib, psutil, rich,
-stable-baselines3, tianshou, torchrl and tyro; a peer that is missing is left out with a note.
+The cases of one process run in this one, on one thread. In those of many processes each contender
+has a process of its own, which is stopped, with its workers, while it is another's turn. Absolute
+speeds depend on the machine and on what else it does; the ratios are what counts. Needs, besides
+Trawl: envpool, matplotlib, psutil, rich, stable-baselines3, tianshou, torchrl and tyro; a peer
+that is missing is left out with a note.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
-CaseName = Literal[
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "assets"
+SingleName = Literal[
     "pendulum",
     "batch8",
     "envpool",
@@ -32,24 +37,47 @@ CaseName = Literal[
     "torchrl_env",
     "import",
 ]
+MultiName = Literal[
+    "sync2",
+    "async2",
+    "images2",
+    "delivery",
+    "vector2",
+    "first_batch",
+    "parallel2",
+    "straggler",
+    "workers",
+    "sizes",
+]
+GROUPS: dict[str, tuple[str, ...]] = {
+    "single": get_args(SingleName),
+    "multi": get_args(MultiName),
+    "all": (*get_args(SingleName), *get_args(MultiName)),
+}
 
 
 @dataclass(frozen=True)
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[CaseName, ...] = get_args(CaseName)
-    """What to measure."""
+    cases: tuple[SingleName | MultiName, ...] = ()
+    """What to measure; the whole group if none is named."""
+    group: Literal["single", "multi", "all"] = "all"
+    """The cases of one process, those of many, or both."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
     """How long a turn is."""
     clock: Literal["wall", "cpu"] = "wall"
-    """Wall time, or this process's processor time (steadier on a busy machine)."""
-    json: Path = ROOT / "benchmarks" / "results" / "single.json"
-    """Where the numbers go."""
-    chart: Path = ROOT / "docs" / "assets" / "speed.png"
-    """Where the picture goes."""
+    """Wall time, or this process's processor time: steadier on a busy machine, not for many."""
+    json: Path = RESULTS / "single.json"
+    """Where the numbers of one process go."""
+    chart: Path = PICTURES / "speed.png"
+    """Where the picture of one process goes."""
+    multi_json: Path = RESULTS / "multi.json"
+    """Where the numbers of many processes go."""
+    growth: Path = PICTURES / "growth.png"
+    """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
     """3 rounds of 0.2 s, and no files."""
     memory: bool = False
@@ -75,18 +103,24 @@ def main(options: Options) -> None:
         return
     if options.quick:
         options = dataclasses.replace(options, rounds=3, seconds=0.2)
-    compare(options, console)
+    names = options.cases or GROUPS[options.group]
+    single = [name for name in names if name in GROUPS["single"]]
+    multi = [name for name in names if name in GROUPS["multi"]]
+    if single:
+        compare(single, options, console)
+    if multi:
+        compare_multi(multi, options, console)
 
 
-def compare(options: Options, console: Console) -> None:
-    """Run the cases, print the table, write the files."""
+def compare(names: list[str], options: Options, console: Console) -> None:
+    """Run the cases of one process, print the table, write the files."""
     from cases import CASES
     from harness import measure
     from report import as_json, print_startup, table, write_chart, write_json
     from startup import measure_startup
 
     results, startups = [], []
-    for name in options.cases:
+    for name in names:
         with console.status(name):
             if name == "import":
                 startups = measure_startup(options.rounds)
@@ -99,10 +133,44 @@ def compare(options: Options, console: Console) -> None:
         print_startup(console, startups)
     if options.quick:
         return
-    settings = {"rounds": options.rounds, "seconds": options.seconds, "clock": options.clock}
+    settings = {**_settings(options), "clock": options.clock}
     write_json(options.json, as_json(results, startups, settings))
     write_chart(options.chart, results)
     console.print(f"\nWritten: {options.json}, {options.chart}")
+
+
+def compare_multi(names: list[str], options: Options, console: Console) -> None:
+    """Run the cases of many processes, print the tables, write the files."""
+    from multi import report
+    from multi.cases import RACES
+    from multi.chart import write_growth
+    from multi.growth import COUNTS, per_worker, sizes, workers
+    from multi.race import Race, measure
+    from report import write_json
+
+    def run(race: Race) -> Any:
+        with console.status(race.name):
+            return measure(race, options.rounds, options.seconds)
+
+    results = [run(RACES[name]()) for name in names if name in RACES]
+    by_count = [run(workers(count)) for count in COUNTS] if "workers" in names else []
+    by_size = run(sizes()) if "sizes" in names else None
+    results += [by_size] if by_size else []
+    added = per_worker(by_count)
+    for table in report.tables(results, by_count, added):
+        console.print(table)
+    if options.quick:
+        return
+    settings = _settings(options)
+    write_json(options.multi_json, report.as_json([*results, *by_count], added, settings))
+    console.print(f"\nWritten: {options.multi_json}")
+    if by_count or by_size:
+        write_growth(options.growth, by_count, by_size)
+        console.print(f"Written: {options.growth}")
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    return {"rounds": options.rounds, "seconds": options.seconds}
 
 
 if __name__ == "__main__":

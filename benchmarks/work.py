@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -24,6 +25,11 @@ POOL_SIZE = 64
 def pendulum() -> gymnasium.Env[Any, Any]:
     """Gymnasium's Pendulum, without the checker that only warns about faulty environments."""
     return gymnasium.make("Pendulum-v1", disable_env_checker=True)
+
+
+def slow_pendulum() -> gymnasium.Env[Any, Any]:
+    """A Pendulum that takes 50 ms to step."""
+    return Slow(pendulum())
 
 
 def cartpole_pool() -> Any:
@@ -59,6 +65,57 @@ class ImageEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
         frame = self._frame.copy()
         frame[0, 0, 0] = self._step & 255  # so that no two neighbours are equal
         return frame, 1.0, False, self._step >= self.length, {}
+
+
+class StampedImageEnv(ImageEnv):
+    """Frames whose first bytes tell when they were made."""
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        result[0].reshape(-1)[:8].view(np.float64)[0] = time.monotonic()
+        return result
+
+
+def stamped(frames: Tensor) -> float:
+    """When the last of some frames of `StampedImageEnv` was made, by `time.monotonic`."""
+    stamps = frames.flatten(-3)[..., :8].contiguous().view(torch.float64)
+    return float(stamps.max())
+
+
+class BytesEnv(gymnasium.Env[NDArray[np.uint8], NDArray[np.float32]]):
+    """Observations of so many bytes, each a fresh copy."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    length = 1000
+
+    def __init__(self, size: int) -> None:
+        self.observation_space = Box(0, 255, (size,), np.uint8)
+        self._observation = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        self._step = 0
+        return self._observation.copy(), {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return self._observation.copy(), 1.0, False, self._step >= self.length, {}
+
+
+class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Each step waits for something else than the processor."""
+
+    seconds = 0.05
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return super().step(action)
 
 
 class ConstantEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):

@@ -5,7 +5,9 @@
 
 The text between ``<!-- speed:begin -->`` and ``<!-- speed:end -->`` is replaced: in README.md by
 how many times as fast as the others Trawl is, in docs/performance.md by every contender's speed.
-The results are what ``benchmarks/run.py`` writes, and so is the picture that goes with them.
+There, what is between ``<!-- multi:begin -->`` and ``<!-- multi:end -->`` becomes the speed of many
+processes. The results are what ``benchmarks/run.py`` writes, and so are the pictures that go with
+them.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "single.json"
-BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 PICTURE = "![Frames per second, the hand-written loop being 1]({}/speed.png)"
+GROWTH = "![Speed, start and memory by the number of workers and the size of observations]({})"
 TRAWL = "Trawl"
 TITLES = {"hand-written": "hand-written loop"}
 # What the contenders' names begin with.
@@ -94,13 +97,17 @@ def _speed(each: dict[str, Any]) -> float:
 
 
 def _measured(results: dict[str, Any]) -> str:
+    return _circumstances(results, "with one thread")
+
+
+def _circumstances(results: dict[str, Any], threads: str) -> str:
     settings, machine = results["settings"], results["machine"]
-    clock = {"wall": "wall clock", "cpu": "processor time"}[settings["clock"]]
+    clocks = {"wall": "wall clock", "cpu": "processor time"}
     return (
-        f"Measured on {results['date'][:10]} with one thread on {machine['processor']} "
+        f"Measured on {results['date'][:10]} {threads} on {machine['processor']} "
         f"({machine['cores']} cores), Python {machine['python']}: medians of "
-        f"{settings['rounds']} rounds, {settings['seconds']} s each ({clock}), all in one run "
-        "and in turns."
+        f"{settings['rounds']} rounds, {settings['seconds']} s each "
+        f"({clocks[settings.get('clock', 'wall')]}), all in one run and in turns."
     )
 
 
@@ -111,29 +118,108 @@ def _table(rows: list[list[str]], numbers_from: int) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
 
 
-def replaced(page: str, block: str) -> str:
+def multi_table(results: dict[str, Any]) -> str:
+    """One row for each contender and measure of each kind of work, and how things grow."""
+    rows = [["Work", "Who", "Measured", "Trawl is × as good", "least – most", "How"]]
+    by_count = {}
+    for name, case in results["cases"].items():
+        if name.startswith("workers_"):
+            by_count[int(name.removeprefix("workers_"))] = case
+            continue
+        title = case["title"]
+        for row in _measured_rows(case):
+            rows.append([title, *row])
+            title = ""
+    parts = [_table(rows, numbers_from=2)]
+    if by_count:
+        parts.append(_count_table(by_count))
+    added = results["per_further_worker"].get(TRAWL)
+    if added:
+        parts.append(
+            f"Between {added['fewest']} and {added['most']} workers, each further one takes "
+            f"{added['start_ms']:.0f} ms to start, and {added['rss_mib']:.2f} MiB in the parent "
+            f"({added['batch_mib']:.2f} MiB of them for its part of each batch)."
+        )
+    parts.append(_circumstances(results, "with one thread in each process"))
+    parts.append(GROWTH.format("assets/growth.png"))
+    return "\n\n".join(parts)
+
+
+def _measured_rows(case: dict[str, Any]) -> list[list[str]]:
+    trawl = next((each for each in case["contenders"] if each["name"] == TRAWL), None)
+    rows = []
+    for each in case["contenders"]:
+        name, note = each["name"], each["note"]
+        for key, measure in case["measures"].items():
+            values = each["rounds"].get(key)
+            if not values:
+                continue
+            value = f"{statistics.median(values):,.{measure['digits']}f} {measure['unit']}"
+            ratios = _ratios(trawl, each, key, measure["less"])
+            median = f"{statistics.median(ratios):.2f}" if ratios else ""
+            span = f"{min(ratios):.2f} – {max(ratios):.2f}" if ratios else ""
+            rows.append([name, value, median, span, note])
+            name = note = ""
+    return rows
+
+
+def _ratios(
+    trawl: dict[str, Any] | None, other: dict[str, Any], key: str, less: bool
+) -> list[float]:
+    """How many times as good Trawl was, in each round; nothing if there is nothing to compare."""
+    if trawl is None or other is trawl or not trawl["rounds"].get(key):
+        return []
+    pairs = list(zip(trawl["rounds"][key], other["rounds"][key], strict=True))
+    return [theirs / ours if less else ours / theirs for ours, theirs in pairs]
+
+
+def _count_table(by_count: dict[int, dict[str, Any]]) -> str:
+    """One row for each number of workers: the contenders' speeds, and how long they took."""
+    names = [each["name"] for each in by_count[min(by_count)]["contenders"]]
+    started = [name for name in names if not name.startswith("hand-written")]
+    head = ["Workers", *[f"{name}, frames/s" for name in names]]
+    rows = [[*head, *[f"{name}, s to the first batch" for name in started]]]
+    for count, case in sorted(by_count.items()):
+        rounds = {each["name"]: each["rounds"] for each in case["contenders"]}
+        cells = [_median(rounds, name, "speed", ",.0f") for name in names]
+        cells += [_median(rounds, name, "first_batch", ".2f") for name in started]
+        rows.append([str(count), *cells])
+    return _table(rows, numbers_from=0)
+
+
+def _median(rounds: dict[str, dict[str, list[float]]], name: str, key: str, form: str) -> str:
+    values = rounds.get(name, {}).get(key)
+    return format(statistics.median(values), form) if values else ""
+
+
+def replaced(page: str, block: str, mark: str = "speed") -> str:
     """The page with another text between the markers.
 
     Raises:
         ValueError: if the page doesn't have each marker once, in their order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ValueError(f"a page must have {BEGIN} and {END} once each, in this order")
-    return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"
+    opening, closing = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    before, begin, rest = page.partition(opening)
+    _, end, after = rest.partition(closing)
+    if not (begin and end) or opening in rest or closing in before + after:
+        raise ValueError(f"a page must have {opening} and {closing} once each, in this order")
+    return f"{before}{opening}\n\n{block}\n\n{closing}{after}"
 
 
-def write(results: dict[str, Any], root: Path = ROOT) -> None:
+def write(results: dict[str, Any], root: Path = ROOT, multi: dict[str, Any] | None = None) -> None:
     """Writes the tables into the two pages under ``root``."""
     for name, table in (("README.md", short_table), ("docs/performance.md", full_table)):
         path = root / name
-        path.write_text(
-            replaced(path.read_text(encoding="utf-8"), table(results)), encoding="utf-8"
-        )
+        page = replaced(path.read_text(encoding="utf-8"), table(results))
+        if multi is not None and table is full_table:
+            page = replaced(page, multi_table(multi), "multi")
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="default: %(default)s")
-    write(json.loads(parser.parse_args().results.read_text(encoding="utf-8")))
+    parser.add_argument("--multi", type=Path, default=MULTI, help="default: %(default)s")
+    given = parser.parse_args()
+    many = json.loads(given.multi.read_text(encoding="utf-8")) if given.multi.exists() else None
+    write(json.loads(given.results.read_text(encoding="utf-8")), multi=many)

@@ -9,19 +9,28 @@ if TYPE_CHECKING:
     from tensordict.nn.probabilistic import interaction_type as exploration_type
 
     from trawl.collectors import (
+        AsyncCollector,
         BaseCollector,
         Collector,
+        MultiAsyncCollector,
+        MultiCollector,
+        MultiSyncCollector,
         PolicyVersion,
         RandomPolicy,
         split_trajectories,
     )
-    from trawl.envs import GymEnv, SerialEnv
+    from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 
 __all__ = [
+    "AsyncCollector",
     "BaseCollector",
     "Collector",
     "ExplorationType",
     "GymEnv",
+    "MultiAsyncCollector",
+    "MultiCollector",
+    "MultiSyncCollector",
+    "ParallelEnv",
     "PolicyVersion",
     "RandomPolicy",
     "SerialEnv",
@@ -32,10 +41,15 @@ __all__ = [
 
 # Where each name lives: a name's module is imported when the name is first used.
 _HOMES = {
+    "MultiSyncCollector": ("trawl.collectors", "MultiSyncCollector"),
+    "MultiCollector": ("trawl.collectors", "MultiCollector"),
+    "MultiAsyncCollector": ("trawl.collectors", "MultiAsyncCollector"),
+    "AsyncCollector": ("trawl.collectors", "AsyncCollector"),
     "BaseCollector": ("trawl.collectors", "BaseCollector"),
     "Collector": ("trawl.collectors", "Collector"),
     "ExplorationType": ("tensordict.nn", "InteractionType"),
     "GymEnv": ("trawl.envs", "GymEnv"),
+    "ParallelEnv": ("trawl.envs", "ParallelEnv"),
     "PolicyVersion": ("trawl.collectors", "PolicyVersion"),
     "RandomPolicy": ("trawl.collectors", "RandomPolicy"),
     "SerialEnv": ("trawl.envs", "SerialEnv"),

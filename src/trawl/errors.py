@@ -1,12 +1,40 @@
-"""Context for errors that come out of a user's environment or policy."""
+"""Exceptions of this library, and what is done to others."""
 
 from __future__ import annotations
 
 
+class WorkerError(Exception):
+    """Something went wrong in a worker.
+
+    An exception that a worker raised comes as a subclass that is of the original type as well:
+    ``except ValueError`` catches it if the environment raised a ``ValueError``.
+
+    Attributes:
+        message: what happened where, with the traceback of the worker if there is one.
+        original: the exception as the worker raised it, or None.
+    """
+
+    def __new__(cls, message: str = "", original: BaseException | None = None) -> WorkerError:
+        """An instance, whatever the constructor of the original's type takes."""
+        # Some types (OSError) would read the second argument as theirs.
+        return super().__new__(cls, message)
+
+    def __init__(self, message: str = "", original: BaseException | None = None) -> None:
+        Exception.__init__(self, message)
+        self.message = message
+        self.original = original
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class WorkerDied(WorkerError):
+    """A worker died, and is not to be replaced again."""
+
+
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a line to what the traceback of ``error`` shows (from Python 3.11 on)."""
+    """Adds a line that the traceback shows (Python 3.10 shows it in the message instead)."""
     if hasattr(error, "add_note"):
         error.add_note(note)
-    else:
-        notes = [*getattr(error, "__notes__", []), note]
-        setattr(error, "__notes__", notes)  # noqa: B010 - mypy knows it from 3.11 on only
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

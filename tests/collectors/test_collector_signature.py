@@ -35,6 +35,7 @@ DEFAULTS = {
     "cudagraph_policy": None,
     "no_cuda_sync": False,
     "track_policy_version": False,
+    "on_env_error": "raise",
     "worker_idx": None,
     "pre_collect_hook": None,
     "post_collect_hook": None,

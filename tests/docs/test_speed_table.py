@@ -71,6 +71,75 @@ def results() -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def multi(results: dict[str, Any]) -> dict[str, Any]:
+    def case(title: str, measures: dict[str, Any], **rounds: dict[str, list[float]]) -> Any:
+        return {
+            "title": title,
+            "measures": measures,
+            "contenders": [
+                {"name": name, "note": f"note of {name}", "missing": None, "rounds": values}
+                for name, values in rounds.items()
+            ],
+        }
+
+    speed = {"speed": {"unit": "frames/s", "less": False, "digits": 0}}
+    cost = {"cpu": {"unit": "ms", "less": True, "digits": 2}}
+    counted = speed | {"first_batch": {"unit": "s", "less": True, "digits": 2}}
+    return {
+        **{key: results[key] for key in ("date", "machine", "versions")},
+        "settings": {"rounds": 3, "seconds": 0.7},
+        "cases": {
+            "sync2": case(
+                "2 workers",
+                speed,
+                Trawl={"speed": [2000.0, 1000.0, 3000.0]},
+                TorchRL={"speed": [400.0, 400.0, 400.0]},
+                Tianshou={},
+            ),
+            "delivery": case(
+                "a batch",
+                cost | {"late": cost["cpu"]},
+                Trawl={"cpu": [0.5, 0.25, 1.0], "late": [1.0]},
+                TorchRL={"cpu": [1.0, 1.0, 1.0], "late": [8.0]},
+            ),
+            "workers_16": case(
+                "16", counted, Trawl={"speed": [5000.0], "first_batch": [2.25]}, TorchRL={}
+            ),
+            "workers_2": case(
+                "2",
+                counted,
+                Trawl={"speed": [4000.0], "first_batch": [0.75]},
+                TorchRL={"speed": [900.0], "first_batch": [4.0]},
+            ),
+        },
+        "per_further_worker": {
+            "Trawl": {
+                "fewest": 2,
+                "most": 16,
+                "start_ms": 107.1,
+                "rss_mib": 0.123,
+                "pss_mib": 0.1,
+                "batch_mib": 0.02,
+            }
+        },
+    }
+
+
+def test_multi_table(script: ModuleType, multi: dict[str, Any]) -> None:
+    lines = script.multi_table(multi).splitlines()
+    assert "| 2 workers | Trawl | 2,000 frames/s |  |  | note of Trawl |" in lines
+    assert "|  | TorchRL | 400 frames/s | 5.00 | 2.50 – 7.50 | note of TorchRL |" in lines
+    # Less is better here: the others' time over ours.
+    assert "|  | TorchRL | 1.00 ms | 2.00 | 1.00 – 4.00 | note of TorchRL |" in lines
+    assert "|  |  | 8.00 ms | 8.00 | 8.00 – 8.00 |  |" in lines
+    assert not any("Tianshou" in line for line in lines)
+    by_count = lines.index("| 2 | 4,000 | 900 | 0.75 | 4.00 |")
+    assert lines[by_count + 1] == "| 16 | 5,000 |  | 2.25 |  |"
+    assert any("takes 107 ms to start, and 0.12 MiB" in line for line in lines)
+    assert lines[-1].endswith("](assets/growth.png)")
+
+
 def test_short_table(script: ModuleType, results: dict[str, Any]) -> None:
     lines = script.short_table(results).splitlines()
     assert lines[:4] == [
@@ -109,6 +178,22 @@ def test_pages_are_rewritten(script: ModuleType, results: dict[str, Any], tmp_pa
     assert [page.read_text(encoding="utf-8") for page in pages] == once
 
 
+def test_many_processes_have_a_place_of_their_own(
+    script: ModuleType, results: dict[str, Any], multi: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(PAGE, encoding="utf-8")
+    page = tmp_path / "docs" / "performance.md"
+    page.write_text(PAGE + "<!-- multi:begin -->\nold\n<!-- multi:end -->\nend\n", encoding="utf-8")
+    script.write(results, tmp_path, multi)
+    text = page.read_text(encoding="utf-8")
+    speed, _, many = text.partition("<!-- multi:begin -->")
+    assert "| 1 Pendulum |" in speed
+    assert "| 2 workers |" in many
+    assert many.endswith("<!-- multi:end -->\nend\n")
+    assert "old" not in text
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -123,7 +208,10 @@ def test_pages_without_their_markers_are_refused(script: ModuleType, page: str) 
         script.replaced(page, "new")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
-def test_our_pages_have_the_markers(script: ModuleType, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [("README.md", "speed"), ("docs/performance.md", "speed"), ("docs/performance.md", "multi")],
+)
+def test_our_pages_have_the_markers(script: ModuleType, name: str, mark: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
-    assert "| Work |" in script.replaced(page, "| Work |")
+    assert "| Work |" in script.replaced(page, "| Work |", mark)

@@ -6,12 +6,11 @@ import io
 import os
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trawl.cli.errors import CliError, Stopped, message_of, one_line
+from trawl.cli.errors import CliError, Stopped, message_of
+from trawl.cli.notes import notes, tell
 
 if TYPE_CHECKING:
     from trawl.cli.arguments import Collect, Show
@@ -42,19 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(argv)
     except Stopped as stop:
-        _tell(str(stop))
+        tell(str(stop))
         return stop.code
     except CliError as error:
-        _tell(str(error))
+        tell(str(error))
     except BrokenPipeError:
         # Whoever read the output has gone; Python must not try to flush what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit:  # how rich says the same
         pass
     except OSError as error:
-        _tell(message_of(error))
+        tell(message_of(error))
     except KeyboardInterrupt:
-        _tell("interrupted: nothing was written")
+        tell("interrupted: nothing was written")
         return 130
     return 2
 
@@ -68,7 +67,7 @@ def _main(argv: Sequence[str]) -> int:
     command = _parse(argv or ["--help"])
     if isinstance(command, int):
         return command if argv else 2
-    with _notes():
+    with notes():
         try:
             return _run(command)
         except (CliError, OSError):
@@ -97,25 +96,3 @@ def _run(command: Collect | Show) -> int:
     from trawl.cli.show import show
 
     return show(command)
-
-
-@contextmanager
-def _notes() -> Iterator[None]:
-    """Within it a warning is a line on stderr, and not also a line of code."""
-
-    def show(message: Warning | str, *where: Any, **more: Any) -> None:
-        _tell(f"note: {one_line(str(message))}")
-
-    with warnings.catch_warnings():
-        if not sys.warnoptions:
-            warnings.simplefilter("default")
-            for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
-                warnings.simplefilter("ignore", category)
-            # So it says that an environment is out of date.
-            warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
-        warnings.showwarning = show
-        yield
-
-
-def _tell(message: str) -> None:
-    print(f"trawl: {message}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import tyro
 
 # --name, without the --no-name beside it.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
+_ORDER = tyro.conf.create_mutex_group(required=False, title="with --workers")
 _POLICY = (
     "What acts: random actions; a file with a program of torch.export or TorchScript, called with "
     "the observations in the order of the environment's keys; or a function in a module, called "
@@ -57,7 +58,16 @@ class Collect:
     """Steps after which an episode is truncated."""
 
     envs: Annotated[int, _number()] = 1
-    """How many environments to step as one batch."""
+    """How many environments to step as one batch (each worker, if there are some)."""
+
+    workers: Annotated[int, _number("(default: 0, in this process)")] = 0
+    """How many processes to collect in."""
+
+    sync: Annotated[Flag, _ORDER] = False
+    """Batches are made by all workers together, as they are anyway."""
+
+    asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
+    """Batches are made by one worker each, and come as they are finished."""
 
     unsafe_pickle: Flag = False
     """Load a policy file that is a pickle, which can run any code."""

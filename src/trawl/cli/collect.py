@@ -14,18 +14,15 @@ from typing import Any
 from rich.console import Console
 
 from trawl.cli.arguments import Collect
+from trawl.cli.collectors import make_collector
 from trawl.cli.errors import CliError, Stopped, describe, message_of
 from trawl.cli.interrupts import Interrupts
-from trawl.cli.policies import fingerprint, load_policy
+from trawl.cli.policies import fingerprint
 from trawl.cli.summary import print_summary
 from trawl.cli.versions import versions
-from trawl.collectors import Collector
 from trawl.data import DatasetWriter
 from trawl.data.dataset import check_free
-from trawl.envs.build import build_env
 from trawl.observe import CollectionProgress
-
-_FRAMES_PER_BATCH = 1000
 
 
 def collect(args: Collect) -> int:
@@ -47,7 +44,7 @@ def collect(args: Collect) -> int:
     except FileExistsError as error:
         raise CliError(f"{message_of(error)}: give another --out") from None
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    with _collector(args, seed) as collector:
+    with make_collector(args, seed) as collector:
         info = {
             "env": args.env,
             "policy": args.policy,
@@ -132,12 +129,24 @@ class _Run:
     def _outcome(self) -> dict[str, Any]:
         facts, signum = self.collector.stats(), self.interrupts.signum
         stopped = None if signum is None else signal.Signals(signum).name
-        return {
+        outcome = {
             "stopped_by": stopped if self.error is None else str(self.error),
             "frames_per_batch": facts["requested_frames_per_batch"],
             "seconds": round(self.progress.seconds, 3),
-            "env_time_share": round(facts["env_time_share"], 4),
+            "env_time_share": round(facts.get("env_time_share", 0.0), 4),
             "episodes": self.progress.episodes.summary(),
+        }
+        if self.args.workers:
+            outcome["workers"] = self._workers(facts["restarts"])
+        return outcome
+
+    def _workers(self, restarts: int) -> dict[str, Any]:
+        facts, count = self.collector.stats("per_worker"), self.args.workers
+        return {
+            "count": count,
+            "sync": not self.args.asynchronous,
+            "restarts": restarts,
+            "frames": [facts[f"worker_{index}/frames"] for index in range(count)],
         }
 
     def _kept(self) -> str:
@@ -157,6 +166,10 @@ def _check(args: Collect) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    if args.workers < 0:
+        raise CliError(f"--workers must be at least 0, but it is {args.workers}")
+    if args.asynchronous and not args.workers:
+        raise CliError("--async needs processes to collect in: give --workers")
     if args.seed is not None and not 0 <= args.seed < 2**63:
         raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
 
@@ -164,48 +177,3 @@ def _check(args: Collect) -> None:
 def _directory(env: str, started: datetime) -> str:
     name = env.replace(os.sep, "-").replace(":", "-")
     return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")
-
-
-def _collector(args: Collect, seed: int) -> Collector:
-    """The collector, seeded; whatever a user's environment or policy raises is told in a line."""
-    if not {"", os.getcwd()} & set(sys.path):
-        # Modules of policies and environments are found here too, as `python -m` does it.
-        sys.path.insert(0, os.getcwd())
-    env = _environment(args)
-    try:
-        policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
-        collector = Collector(
-            env,
-            policy,
-            frames_per_batch=args.frames_per_batch or _batch_size(args),
-            total_frames=args.frames,
-            max_frames_per_traj=args.max_frames_per_traj,
-        )
-        collector.set_seed(seed)
-        return collector
-    except CliError:
-        env.close(raise_if_closed=False)
-        raise
-    except Exception as error:
-        env.close(raise_if_closed=False)
-        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
-
-
-def _batch_size(args: Collect) -> int:
-    """A whole number of steps of all environments, if it is ours to choose."""
-    wanted = min(_FRAMES_PER_BATCH, args.frames)
-    return max(1, wanted // args.envs) * args.envs
-
-
-def _environment(args: Collect) -> Any:
-    try:
-        env = build_env([args.env] * args.envs if args.envs > 1 else args.env)
-    except Exception as error:
-        raise CliError(f"environment {args.env} can't be made: {message_of(error)}") from error
-    if not env.fixed_layout:
-        env.close(raise_if_closed=False)
-        raise CliError(
-            f"environment {args.env} gives or takes data of no fixed shape, which a dataset "
-            "can't hold"
-        )
-    return env

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from trawl.errors import WorkerError
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # TorchScript tells what went wrong in the last line of its message, not the first.
 _SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
@@ -37,9 +39,16 @@ def message_of(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """The type and message of an exception out of a user's code, and where it happened."""
-    parts = [type(error).__name__, message_of(error)]
-    line = ": ".join(part for part in parts if part)
-    notes = [one_line(note) for note in getattr(error, "__notes__", [])]
+    noted: BaseException | None = error
+    notes = []
+    if isinstance(error, WorkerError) and error.message.startswith("in "):
+        # "in worker 1: ValueError: no", and then the traceback of that.
+        where, _, line = one_line(error.message).partition(": ")
+        notes, noted = [where], error.original
+    else:
+        parts = [type(error).__name__, message_of(error)]
+        line = ": ".join(part for part in parts if part)
+    notes = [*map(one_line, getattr(noted, "__notes__", [])), *notes]
     return f"{line} ({'; '.join(notes)})" if notes else line
 
 

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from trawl.cli.arguments import Show
 from trawl.cli.errors import CliError, message_of
-from trawl.cli.summary import print_episodes, print_facts, show_bytes, size_of
+from trawl.cli.summary import print_episodes, print_facts, show_bytes, show_workers, size_of
 from trawl.data import info, load
 from trawl.keys import as_key, show_key
 from trawl.observe import Episodes, EpisodeStats
@@ -72,6 +72,7 @@ def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
         "environment": info.get("env"),
         "policy": info.get("policy"),
         "seed": info.get("seed"),
+        "workers": show_workers(info["workers"]) if info.get("workers") else None,
         "made": str(info.get("date") or "").replace("T", " ").replace("+00:00", " UTC"),
         "with": ", ".join(f"{name} {v}" for name, v in info.get("versions", {}).items()),
         "frames": frames,

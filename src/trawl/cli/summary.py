@@ -35,8 +35,27 @@ def print_summary(
         "time": f"environment {share:.0%}, policy {1 - share:.0%}",
         "dataset": f"{directory} ({show_bytes(size_of(directory))})",
     }
+    if "workers" in info:
+        facts["workers"] = show_workers(info["workers"])
     print_facts(console, facts)
     print_episodes(console, episodes)
+
+
+def show_workers(workers: dict[str, Any]) -> str:
+    """In a line, how many workers there were, and what each did.
+
+    Example:
+        >>> show_workers({"count": 2, "sync": False, "restarts": 1, "frames": [400, 600]})
+        '2, asynchronous; 400 to 600 frames each; 1 restart'
+    """
+    frames = workers["frames"]
+    low, high = min(frames), max(frames)
+    each = plural(high, "frame") if low == high else f"{low:,} to {plural(high, 'frame')}"
+    order = "synchronous" if workers["sync"] else "asynchronous"
+    parts = [f"{workers['count']}, {order}", f"{each} each"]
+    if workers["restarts"]:
+        parts.append(plural(workers["restarts"], "restart"))
+    return "; ".join(parts)
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:

@@ -5,6 +5,13 @@ from typing import Any
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.legacy import lookup as _lookup
+from trawl.collectors.multi import (
+    AsyncCollector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
+from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
@@ -12,9 +19,14 @@ from trawl.collectors.utils import split_trajectories
 from trawl.rollout.random_policy import RandomPolicy
 
 __all__ = [
+    "AsyncCollector",
     "BaseCollector",
     "Collector",
     "CollectorConfig",
+    "MultiAsyncCollector",
+    "MultiCollector",
+    "MultiConfig",
+    "MultiSyncCollector",
     "PolicyVersion",
     "ProfileConfig",
     "RandomPolicy",

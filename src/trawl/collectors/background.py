@@ -37,6 +37,7 @@ class Background:
         self._changed = threading.Condition()
         self._holders = 0
         self._busy = False
+        self._owed = False
         self._stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,6 +54,8 @@ class Background:
             yield
             return
         with self._changed:
+            # Who holds again and again would never let it work otherwise.
+            self._changed.wait_for(lambda: not (self._owed and self.running) or self._stopping)
             self._holders += 1
         try:
             with self._changed:
@@ -62,6 +65,7 @@ class Background:
         finally:
             with self._changed:
                 self._holders -= 1
+                self._owed = not self._holders
                 self._changed.notify_all()
 
     def stop(self, timeout: float | None = None) -> None:
@@ -104,6 +108,7 @@ class Background:
         with self._changed:
             # Who wants to hold comes first: the thread would win every race for a lock.
             self._changed.wait_for(lambda: self._stopping or not self._holders)
+            self._owed = False
             self.running = self._busy = self.running and not self._stopping
             return self._busy
 

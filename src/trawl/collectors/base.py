@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.background import Background
-from trawl.collectors.config import CollectorConfig, option_names, warn
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.paths import call_path, get_path
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
@@ -58,8 +58,10 @@ class BaseCollector(ABC):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in option_names():
-                return getattr(self.config, name)
+            # The lookup must not ask itself for what a failed constructor has not set.
+            config = self.__dict__.get("config")
+            if config is not None and hasattr(config, name):
+                return getattr(config, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- what a subclass does
@@ -105,8 +107,6 @@ class BaseCollector(ABC):
     def _collect_or_close(self) -> Any:
         try:
             with nullcontext() if self._profiler is None else self._profiler.turn():
-                if self.pre_collect_hook is not None:
-                    self.pre_collect_hook()
                 return self._collect()
         except BaseException:
             # What failed stays the error that the user sees, whatever closing does.
@@ -376,7 +376,12 @@ class BaseCollector(ABC):
                 f"frames_per_batch={wanted} is not a multiple of the {environments} environments: "
                 f"each batch will have {requested} frames, {each} of each environment"
             )
-        total = self.config.total_frames
+        self._warn_of_remainders()
+        return each
+
+    def _warn_of_remainders(self) -> None:
+        """Says what becomes of numbers that are no multiples of a batch."""
+        requested, total = self.requested_frames_per_batch, self.config.total_frames
         if total > 0 and total % requested and self.config.extend_buffer:
             batches = math.ceil(total / requested)
             warn(
@@ -389,7 +394,6 @@ class BaseCollector(ABC):
                 f"init_random_frames={random} is not a multiple of the {requested} frames of a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"
             )
-        return each
 
 
 def _version_tracker(option: Any) -> Any:

@@ -6,7 +6,8 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -55,6 +56,10 @@ class CollectorConfig:
             (``is_init``); None: if the policy reads it.
         track_policy_version: writes ``"policy_version"`` into each frame; a
             :class:`~trawl.collectors.PolicyVersion` to share one.
+        on_env_error: what to do when an environment's ``step`` or its reset at an episode's end
+            raises: ``"raise"``, or ``"restart"``, which builds that environment anew from its id
+            or function. Its episode ends as truncated, the row of the step that failed is masked
+            out, as ``("collector", "mask")`` says, and ``stats()["env_restarts"]`` counts it.
         worker_idx: number of the worker that this collector is, for nested collectors.
         pre_collect_hook: called without arguments before each batch is collected.
         post_collect_hook: called with each batch as it is delivered.
@@ -89,12 +94,13 @@ class CollectorConfig:
     no_cuda_sync: bool = False
     auto_register_policy_transforms: bool | None = None
     track_policy_version: Any = False
+    on_env_error: str = "raise"
     worker_idx: int | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        frames = _whole("frames_per_batch", self.frames_per_batch, least=1)
+        frames = check_number("frames_per_batch", self.frames_per_batch, least=1)
         object.__setattr__(self, "frames_per_batch", frames)
         for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
             value = _check_count(name, getattr(self, name))
@@ -113,6 +119,10 @@ class CollectorConfig:
                 f"None for RANDOM), but it is {self.exploration_type!r}"
             )
         object.__setattr__(self, "exploration_type", kind)
+        if self.on_env_error not in ("raise", "restart"):
+            raise ValueError(
+                f"on_env_error must be 'raise' or 'restart', but it is {self.on_env_error!r}"
+            )
         self._check_callables()
         self._check_mappings()
         self._check_splitting()
@@ -195,16 +205,30 @@ def option_names() -> list[str]:
     return [field.name for field in fields(CollectorConfig)]
 
 
-def did_you_mean(unknown: Sequence[str]) -> str:
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     """The options whose names are close to unknown ones, as the end of a message."""
-    close = [get_close_matches(name, option_names(), 1) for name in unknown]
+    close = [get_close_matches(name, sorted(known), 1) for name in unknown]
     found = [name for names in close for name in names]
     return f"; did you mean {', '.join(found)}?" if found else ""
 
 
+_muted = False
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Within it nothing is warned of: a worker's options are its parent's, which warned already."""
+    global _muted
+    before, _muted = _muted, True
+    try:
+        yield
+    finally:
+        _muted = before
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns, unless the user has turned such warnings off by ``RL_WARNINGS=0``."""
-    if os.environ.get("RL_WARNINGS", "1") != "0":
+    if not _muted and os.environ.get("RL_WARNINGS", "1") != "0":
         warnings.warn(message, category, stacklevel=_user_level())
 
 
@@ -220,7 +244,7 @@ def _user_level() -> int:
     return level
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def check_number(name: str, value: Any, least: int) -> int:
     """The value as an integer; ``1e6`` is one as well."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -236,8 +260,8 @@ def _check_count(name: str, value: int | None) -> int | None:
     """A number of frames; None and -1 mean that there is none."""
     if name == "total_frames":
         endless = value is None or value == math.inf
-        return -1 if endless else _whole(name, value, least=-1)
-    number = -1 if value is None else _whole(name, value, least=-1)
+        return -1 if endless else check_number(name, value, least=-1)
+    number = -1 if value is None else check_number(name, value, least=-1)
     return number if number > 0 else None
 
 
@@ -250,12 +274,21 @@ class Devices:
     storing: torch.device | None
 
 
-def resolve_devices(config: CollectorConfig) -> Devices:
-    """``device`` fills what is not given; batches are stored where both others are the same."""
-    general = _device("device", config.device)
-    policy = _device("policy_device", config.policy_device) or general
-    env = _device("env_device", config.env_device) or general
-    storing = _device("storing_device", config.storing_device) or general
+def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
+    """``device`` fills what is not given; batches are stored where both others are the same.
+
+    Args:
+        config: the options.
+        own: options that take the place of those.
+    """
+
+    def given(name: str) -> torch.device | None:
+        return _device(name, (own or {}).get(name, getattr(config, name)))
+
+    general = given("device")
+    policy = given("policy_device") or general
+    env = given("env_device") or general
+    storing = given("storing_device") or general
     if storing is None and env is not None and env == policy:
         storing = env
     return Devices(policy, env, storing)

@@ -76,11 +76,18 @@ class Delivery:
 
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
         """Says of the last of ``filled`` rows that the episode was cut off there."""
-        last = batch[..., filled - 1].get("next")
+        row = batch[..., filled - 1]
+        last, mask = row.get("next"), row.get(_MASK, None)
         for key in self._truncated_keys:
             done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
-            last.get(key).fill_(True)
-            last.get(done_key).fill_(True)
+            for flags in (last.get(key), last.get(done_key)):
+                # What is no experience stays as it is.
+                flags |= True if mask is None else mask.reshape(_like(mask, flags))
+
+
+def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a mask that fits flags with more dimensions."""
+    return (*mask.shape, *[1] * (flags.ndim - mask.ndim))
 
 
 def count_frames(batch: TensorDictBase, filled: int) -> int:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from trawl.collectors.config import CollectorConfig
 
 DIRECT = "direct"
 _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
-_KNOWN = ("process", "multiprocessing", "ray", "rpc", "distributed", "submitit")
+_PROCESS = ("process", "multiprocessing")
+_PLANNED = ("ray", "rpc", "distributed", "submitit")
+_RESERVED = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
-def check_backend(allowed: bool, options: dict[str, Any]) -> None:
-    """Takes the backend's arguments out of ``options``, and checks that they mean this process.
+def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
+    """Takes the backend's arguments out of ``options``.
 
     Args:
-        allowed: whether the class takes them (its subclasses don't).
         options: keyword arguments of the constructor; changed.
+        allowed: whether the class takes them (its subclasses don't).
 
     Raises:
-        TypeError: if a number of collectors is no integer, or the class takes no backend.
-        ValueError: for another backend than ``"direct"``, or arguments that it has no use for.
+        TypeError: if the class takes none, or a number of collectors is no integer.
+        ValueError: if that number is not positive.
     """
     given = {name: options.pop(name) for name in _ARGUMENTS if name in options}
     given = {name: value for name, value in given.items() if value is not None}
@@ -33,29 +37,111 @@ def check_backend(allowed: bool, options: dict[str, Any]) -> None:
             raise TypeError(f"num_collectors must be a positive integer, but it is {count!r}")
         if count < 1:
             raise ValueError(f"num_collectors must be a positive integer, but it is {count}")
+    return given
+
+
+def chosen_backend(given: Mapping[str, Any]) -> str:
+    """The backend that the arguments ask for.
+
+    Raises:
+        ValueError: if there is none such, or its companions mean nothing to it.
+    """
+    count = given.get("num_collectors")
     backend = given.get("backend", DIRECT if count is None else "process")
+    if backend in _PLANNED:
+        raise ValueError(
+            f"backend {backend!r} is not available in this release; there are 'direct' and "
+            "'process'"
+        )
+    if backend != DIRECT and backend not in _PROCESS:
+        raise ValueError(f"backend {backend!r} is unknown; there are 'direct' and 'process'")
     if backend != DIRECT:
-        known = backend in _KNOWN
-        why = "is not available in this release" if known else "is unknown"
-        asked = f" (num_collectors={count} asks for it)" if "backend" not in given else ""
-        raise ValueError(f"backend {backend!r}{asked} {why}; there is {DIRECT!r}")
+        return "process"
     if count is not None and count > 1:
         raise ValueError(f"backend 'direct' takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):
         if name in given:
             raise ValueError(f"{name} has no meaning with backend 'direct'")
+    return DIRECT
 
 
-def full_signature() -> inspect.Signature:
-    """The signature of ``Collector``, with the options that its configuration holds."""
+def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """The collector with workers that the arguments of a ``Collector`` ask for; None for none.
+
+    Raises:
+        TypeError, ValueError: if they contradict each other.
+    """
+    own = dict(options)
+    given = backend_arguments(own, allowed=True)
+    if chosen_backend(given) == DIRECT:
+        return None
+    # The classes build on Collector, which is made before them.
+    from trawl.collectors.multi import MultiCollector
+
+    if len(args) > 2:
+        raise TypeError(
+            f"Collector takes at most 2 positional arguments (create_env_fn, policy), but got "
+            f"{len(args)}; give the others by name"
+        )
+    named = dict(zip(("create_env_fn", "policy"), args, strict=False))
+    for name, value in named.items():
+        if own.setdefault(name, value) is not value:
+            raise ValueError(f"{name} was given twice")
+    extra = dict(given.get("backend_options", {}))
+    _check_extra(extra, own)
+    own = {name: value for name, value in own.items() if not _is_default(name, value)}
+    if "create_env_fn" not in own:
+        raise TypeError("Collector needs the argument create_env_fn")
+    factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
+    sync = bool(given.get("sync", False))
+    return MultiCollector(factories, own.pop("policy", None), sync=sync, **own, **extra)
+
+
+def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    for name in extra:
+        if name in _RESERVED:
+            raise ValueError(
+                f"backend_options holds {name!r}, which is reserved: give it to Collector itself"
+            )
+        if name in options:
+            raise ValueError(f"duplicate argument {name!r}: it is in backend_options as well")
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether it says no more than what an option is anyway; the backend may not have it."""
+    default = {field.name: field.default for field in fields(CollectorConfig)}
+    return name in default and (value is default[name])
+
+
+def _factories(create_env_fn: Any, count: int | None) -> list[Any]:
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        if not create_env_fn:
+            raise ValueError("create_env_fn must not be an empty list")
+        if count not in (None, len(create_env_fn)):
+            raise ValueError(
+                f"num_collectors={count} does not match create_env_fn, a list of "
+                f"{len(create_env_fn)}"
+            )
+        return list(create_env_fn)
+    return [create_env_fn] * (count or 1)
+
+
+def full_signature(config: type[Any] = CollectorConfig, *without: str) -> inspect.Signature:
+    """The signature of a collector, with the options that its configuration holds.
+
+    Args:
+        config: the configuration.
+        *without: options that the collector doesn't have.
+    """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = inspect.signature(CollectorConfig).parameters.values()
+    options = inspect.signature(config).parameters.values()
+    more = _ARGUMENTS if config is CollectorConfig else ()
     return inspect.Signature(
         [
             inspect.Parameter("create_env_fn", kind),
             inspect.Parameter("policy", kind, default=None),
-            *[option.replace(kind=keyword) for option in options],
-            *[inspect.Parameter(name, keyword, default=None) for name in _ARGUMENTS],
+            *[option.replace(kind=keyword) for option in options if option.name not in without],
+            *[inspect.Parameter(name, keyword, default=None) for name in more],
         ]
     )

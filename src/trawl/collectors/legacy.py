@@ -6,10 +6,14 @@ import warnings
 from typing import Any
 
 from trawl.collectors.base import BaseCollector
+from trawl.collectors.multi import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
 from trawl.collectors.single import Collector
 
 ALIASES: dict[str, type[Any]] = {
     "SyncDataCollector": Collector,
+    "MultiSyncDataCollector": MultiSyncCollector,
+    "MultiaSyncDataCollector": MultiAsyncCollector,
+    "aSyncDataCollector": AsyncCollector,
     "DataCollectorBase": BaseCollector,
 }
 _warned: set[str] = set()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -20,20 +23,27 @@ from trawl.collectors.config import (
     warn,
 )
 from trawl.collectors.delivery import Delivery, count_frames, experience
-from trawl.collectors.dispatch import check_backend, full_signature
+from trawl.collectors.dispatch import (
+    backend_arguments,
+    chosen_backend,
+    elsewhere,
+    full_signature,
+)
 from trawl.collectors.paths import get_path
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weights import chosen_weights, load_weights
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import build_env
+from trawl.envs.build import build_env, check_rebuildable
 from trawl.envs.seeding import check_seed, derive
 from trawl.rollout.frames import FrameOptions
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.slab import Lease
 
 
 class Collector(BaseCollector):
@@ -70,18 +80,23 @@ class Collector(BaseCollector):
         torch.Size([50, 1])
     """
 
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """A collector in this process, or what ``backend`` and ``num_collectors`` ask for."""
+        made = elsewhere(args, options) if cls is Collector else None
+        return super().__new__(cls) if made is None else made
+
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if more:
             raise TypeError(
                 f"{type(self).__name__} takes at most 2 positional arguments (create_env_fn, "
                 f"policy), but got {2 + len(more)}; give the others by name"
             )
-        check_backend(type(self) is Collector, options)
+        chosen_backend(backend_arguments(options, type(self) is Collector))
         unknown = sorted(set(options) - set(option_names()))
         if unknown:
             raise TypeError(
                 f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}"
-                f"{did_you_mean(unknown)}"
+                f"{did_you_mean(unknown, option_names())}"
             )
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
@@ -90,8 +105,16 @@ class Collector(BaseCollector):
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
         devices = resolve_devices(config)
-        self.env = build_env(create_env_fn, config.create_env_kwargs)
+        self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
+        self._seed: tuple[int, bool, int] | None = None  # the last: rebuilds before it
+        self._restarts: Restarts | None = None
+        self.env = self._make_env()
         try:
+            if config.on_env_error == "restart":
+                check_rebuildable(self.env, create_env_fn)
+                self._restarts = Restarts(
+                    partial(warn, category=RuntimeWarning), _weak(self._remake_env)
+                )
             self._build(policy, devices.policy, devices.env, devices.storing)
         except BaseException:
             self.shutdown(raise_on_error=False)
@@ -126,6 +149,7 @@ class Collector(BaseCollector):
                 compact=config.compact_obs,
                 recycle=config.use_buffers is not False,
                 is_init=config.auto_register_policy_transforms,
+                restarts=self._restarts,
             ),
             config.exploration_type,
         )
@@ -184,6 +208,22 @@ class Collector(BaseCollector):
         if limit is not None or marks:
             self.env = add_transforms(self.env, limit, marks, self.policy)
 
+    def _remake_env(self) -> Any:
+        """An environment that isn't Trawl's own, in the place of one that failed."""
+        assert self._restarts is not None
+        with suppress(Exception):
+            self.env.close(raise_if_closed=False)
+        self.env = self._make_env()
+        if self.env_device is not None:
+            self.env = self.env.to(self.env_device)
+        _tell(self.env, self)
+        self._add_transforms()
+        if self._seed is not None:
+            seed, static, before = self._seed
+            again = derive(seed, "rebuild", self._restarts.count + 1 - before)
+            self.env.set_seed(again, static_seed=static)
+        return self.env
+
     @property
     def _adds_steps(self) -> bool:
         return self.config.replay_buffer is not None and not self.config.extend_buffer
@@ -201,13 +241,13 @@ class Collector(BaseCollector):
         """Collects a batch as it comes: not counted, not processed."""
         self._check_open("rollout()")
         with self._held():
-            if self.pre_collect_hook is not None:
-                self.pre_collect_hook()
-            self._reset_if_asked()
+            self._prepare()
             return self._run()
 
-    def _reset_if_asked(self) -> None:
+    def _prepare(self) -> None:
         """What comes before a batch."""
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
         if self.config.reset_at_each_iter and not self._at_start:
             self._restart()
 
@@ -216,12 +256,17 @@ class Collector(BaseCollector):
         self._at_start = mask is None
 
     def _run(self) -> TensorDictBase:
-        self._at_start = False
         # The version that acts is the one at the start, whatever others do meanwhile.
         version = None if self._version is None else self._version.version
-        batch = self._rollout.run(self._is_random(), self._stopped(), not self.is_running())
+        batch = self._fill(self._is_random(), self._stopped())
         self._stamp(batch, version)
         return batch
+
+    def _fill(
+        self, random: bool, stopped: Callable[[], bool] | None, lease: Lease | None = None
+    ) -> TensorDictBase:
+        self._at_start = False
+        return self._rollout.run(random, stopped, not self.is_running(), lease)
 
     def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
         if version is not None:
@@ -244,7 +289,7 @@ class Collector(BaseCollector):
         return asked
 
     def _collect(self) -> Any:
-        self._reset_if_asked()
+        self._prepare()
         if self._adds_steps:
             return self._collect_steps()
         batch = self._run()
@@ -270,11 +315,11 @@ class Collector(BaseCollector):
             if last and self.config.set_truncated:
                 self._delivery.truncate_last(step, 1)
             frame = drop_private(experience(self._delivery.stored(step)))
+            # There is none where all environments spent the step on resetting, or failed.
             if self.env.batch_size:
-                # There is none where all environments spent the step on resetting.
                 if frames:
                     self.config.replay_buffer.extend(frame)
-            else:
+            elif frames:
                 frame = frame[0]
                 self.config.replay_buffer.add(frame)
             self._frames += frames
@@ -325,6 +370,8 @@ class Collector(BaseCollector):
         self._check_open("set_seed()")
         with self._held():
             following = self.env.set_seed(seed, static_seed=static_seed)
+            rebuilds = 0 if self._restarts is None else self._restarts.count
+            self._seed = (seed, static_seed, rebuilds)
             self._rollout.stream = RandomStream(derive(seed, "policy"), self.policy_device)
             self._restart()
         return int(following)
@@ -457,9 +504,12 @@ class Collector(BaseCollector):
         ``policy_path`` (``"direct"`` is the fast one), each with a ``_reason`` where it is not
         the fast one; ``env_time_share``, the environment's share of the loop's time; on the
         array path ``batches_held``, the batches that somebody refers to, and ``memory_bytes``, the
-        memory of these and of the spare ones.
+        memory of these and of the spare ones; with ``on_env_error="restart"`` ``env_restarts``,
+        how often an environment was built anew.
         """
         facts = super().stats()
+        if self._restarts is not None:
+            facts["env_restarts"] = self._restarts.count
         facts.update(self._rollout.frames.describe())
         facts["env_time_share"] = self._rollout.env_share
         return facts
@@ -483,6 +533,18 @@ def _tell(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
         register(collector)
+
+
+def _weak(method: Callable[[], Any]) -> Callable[[], Any]:
+    """The same method, which doesn't keep its collector alive."""
+    reference = WeakMethod(method)
+
+    def call() -> Any:
+        alive = reference()
+        assert alive is not None
+        return alive()
+
+    return call
 
 
 def _env_state(env: Any) -> Any:

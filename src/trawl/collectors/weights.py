@@ -51,6 +51,26 @@ def load_weights(module: nn.Module, weights: Any) -> None:
         KeyError: if names are missing or unknown.
         ValueError: if a shape differs.
     """
+    new, own = check_weights(module, weights), _named(module)
+    for name, value in new.items():
+        own[name].copy_(value)
+
+
+def plain_weights(weights: Any) -> dict[str, Tensor]:
+    """Weights in any form as tensors of this moment on the CPU, by name.
+
+    Raises:
+        TypeError: if they are in none of the forms.
+    """
+    return {name: value.detach().cpu().clone() for name, value in _by_name(weights).items()}
+
+
+def check_weights(module: nn.Module, weights: Any) -> dict[str, Tensor]:
+    """The weights by name, if they fit the module.
+
+    Raises:
+        TypeError, KeyError, ValueError: as :func:`load_weights`.
+    """
     new = _by_name(weights)
     own = _named(module)
     # A tensor under two names needs to be given once.
@@ -68,8 +88,7 @@ def load_weights(module: nn.Module, weights: Any) -> None:
                 f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has "
                 f"{tuple(own[name].shape)}"
             )
-    for name, value in new.items():
-        own[name].copy_(value)
+    return new
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Environments that collectors step: Gymnasium's, in TensorDict form, single or in a batch."""
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
 
-__all__ = ["GymEnv", "SerialEnv"]
+__all__ = ["GymEnv", "ParallelEnv", "SerialEnv"]

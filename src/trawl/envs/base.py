@@ -60,6 +60,11 @@ class TensorDictEnv(ABC):
     def vectors(self) -> list[VectorAdapter]:
         """The vector environments that this one consists of."""
 
+    @property
+    @abstractmethod
+    def parts(self) -> list[Any]:
+        """The environments that are built anew each by itself, in the order of their rows."""
+
     @abstractmethod
     def spent(self) -> Tensor | None:
         """Where the last step was spent on a reset and is no experience; None if never."""

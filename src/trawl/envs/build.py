@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -41,17 +42,50 @@ def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
     if not _is_env(env):
         if not callable(source):
             raise TypeError(_explain("create_env_fn", source))
-        env = source(**kwargs)
-        kwargs = {}
-        if isinstance(env, str):
-            return GymEnv(env)
-        if not _is_env(env):
-            raise TypeError(
-                _explain("create_env_fn must make an environment, but what it made", env)
-            )
+        return _made_by(source, kwargs)
     if kwargs:
         return _with_kwargs(env, kwargs)
     return env if is_tensordict_env(env) else GymEnv(env)
+
+
+def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
+    """What the function makes; it remembers how it was made, so that it can be made again."""
+    made = factory(**kwargs)
+    if isinstance(made, str):
+        env: Any = GymEnv(made)
+    elif _is_env(made):
+        env = made if is_tensordict_env(made) else GymEnv(made)
+    else:
+        raise TypeError(_explain("create_env_fn must make an environment, but what it made", made))
+    if isinstance(env, GymEnv):
+        env.remake = partial(_made_by, factory, kwargs)
+    return env
+
+
+def check_rebuildable(env: Any, source: Any) -> None:
+    """Refuses an environment that can't be built anew, because it was given made already.
+
+    Args:
+        env: the environment.
+        source: what :func:`build_env` made it from.
+
+    Raises:
+        ValueError: naming the environment.
+    """
+    if isinstance(env, TensorDictEnv):
+        fixed = [getattr(part, "remake", None) is None for part in env.parts]
+        parts = env.parts
+    else:
+        parts = list(source) if isinstance(source, (list, tuple)) else [source]
+        fixed = [_is_env(part) for part in parts]
+    for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
+        if is_fixed:
+            which = f"environment {index} of the batch" if len(parts) > 1 else "create_env_fn"
+            raise ValueError(
+                "on_env_error='restart' needs environments that can be built anew, but "
+                f"{which} was given made already: {part!r}. Give a Gymnasium id, or a function "
+                "that makes the environment"
+            )
 
 
 def _build_list(source: Sequence[Any], kwargs: Any) -> Any:

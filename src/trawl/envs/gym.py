@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
-from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
@@ -50,6 +52,12 @@ class GymEnv(TensorDictEnv):
         gymnasium.error.Error: if the id is unknown or can't be made.
         TypeError: if ``env`` is none of the above, or ``kwargs`` come without an id.
 
+    Attributes:
+        remake: makes an environment like this one; None if it was given made already.
+        on_error: if set, called with what a step or a reset raised, and whether it was a reset;
+            it must call :meth:`restart`, or raise. A step that failed shows zeros.
+        step_failed: whether the last step failed so and is no experience.
+
     Example:
         >>> from trawl.envs import GymEnv
         >>> env = GymEnv("CartPole-v1")
@@ -70,7 +78,20 @@ class GymEnv(TensorDictEnv):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.remake: Callable[[], Any] | None = None
+        self.on_error: Callable[[Exception, bool], None] | None = None
+        self.step_failed = False
         if isinstance(env, str):
+            self.remake = partial(
+                GymEnv,
+                env,
+                categorical_action_encoding=categorical_action_encoding,
+                frame_skip=frame_skip,
+                from_pixels=from_pixels,
+                pixels_only=pixels_only,
+                num_envs=num_envs,
+                **kwargs,
+            )
             env = _make(env, num_envs, from_pixels, kwargs)
         elif kwargs or num_envs is not None:
             raise TypeError(
@@ -93,7 +114,10 @@ class GymEnv(TensorDictEnv):
         place = self.device or "cpu"
         self.full_observation_spec = self.observation_codec.composite(self.batch_size).to(place)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(place)
+        self._seed: tuple[int, bool] | None = None  # as it was given last
         self._seeds: list[int] | None = None
+        self._rebuilds = 0  # since it was seeded
+        self._begun: TensorDict | None = None  # what the reset after a failure gave
 
     @property
     def name(self) -> str:
@@ -124,6 +148,10 @@ class GymEnv(TensorDictEnv):
             The seed for another environment (the same, if static).
         """
         seed = check_seed(seed)
+        self._seed, self._rebuilds = (seed, static_seed), 0
+        return self._give_seeds(seed, static_seed)
+
+    def _give_seeds(self, seed: int, static_seed: bool) -> int:
         self._seeds = []
         for _ in range(max(1, self.batch_size.numel())):
             self._seeds.append(seed)
@@ -144,6 +172,59 @@ class GymEnv(TensorDictEnv):
         self.is_closed = True
         self.env.close()
 
+    def rebuild(self) -> None:
+        """Closes the simulator, whatever comes of that, and makes another in the same way.
+
+        If the environment was seeded, so is the next reset: from the same seed and the number
+        of rebuilds since, because the seed itself would give the same episodes again.
+
+        Raises:
+            RuntimeError: if it was given made already.
+            ValueError: if what is made now has other spaces, or is the same object again.
+        """
+        if self.remake is None:
+            raise RuntimeError(f"{self!r} was given made already, and can't be made again")
+        if not self.is_closed:
+            self.is_closed = True
+            with suppress(Exception):
+                self.env.close() if self.vector is None else self.vector.abandon()
+        fresh = self.remake()
+        self._check_replacement(fresh)
+        self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
+        self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
+        self._rebuilds += 1
+        self._seeds = None
+        if self._seed is not None:
+            seed, static = self._seed
+            self._give_seeds(derive(seed, "rebuild", self._rebuilds), static)
+
+    def _check_replacement(self, fresh: Any) -> None:
+        if not isinstance(fresh, GymEnv):
+            raise ValueError(f"{self!r} was to be made again, but this was made: {fresh!r}")
+        if getattr(fresh.env, "unwrapped", fresh.env) is getattr(self.env, "unwrapped", self.env):
+            raise ValueError(
+                f"the function that made {self!r} gave the same object again: it must make a new "
+                "one each time"
+            )
+        place = self.device or "cpu"
+        for what in ("batch_size", "full_observation_spec", "full_action_spec"):
+            mine, other = getattr(self, what), getattr(fresh, what)
+            if what != "batch_size":
+                mine, other = mine.to(place), other.to(place)
+            if mine != other:
+                fresh.close(raise_if_closed=False)
+                raise ValueError(f"{self!r} was made again with {what} {other}; it was {mine}")
+
+    def restart(self) -> None:
+        """After a failure: makes another simulator and resets it."""
+        self.rebuild()
+        self._begun = self._begin(None)
+
+    @property
+    @override
+    def parts(self) -> list[Any]:
+        return [self]
+
     @property
     @override
     def vectors(self) -> list[VectorAdapter]:
@@ -155,6 +236,23 @@ class GymEnv(TensorDictEnv):
         return None if spent is None else torch.from_numpy(spent)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        if self._begun is None:
+            try:
+                return self._begin(mask, **kwargs)
+            except Exception as error:
+                if self.on_error is None:
+                    raise
+                self.on_error(error, True)
+                # With the vector environment all of its episodes are lost, not only those that
+                # were to begin anew.
+                if mask is not None and not mask.all():
+                    self.step_failed = True
+                    return self._nothing().exclude("reward", "terminated", "truncated")
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        return begun
+
+    def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
             seeds = self.take_seeds()
             if seeds is not None:
@@ -167,6 +265,22 @@ class GymEnv(TensorDictEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         action = self.action_codec.decode([self._action(tensordict, k) for k in self.action_keys])
+        self.step_failed = False
+        if self.on_error is None:
+            return self._after(action)
+        try:
+            return self._after(action)
+        except Exception as error:
+            self.on_error(error, False)
+            self.step_failed = True
+            return self._nothing()
+
+    def _nothing(self) -> TensorDict:
+        """What is shown of a step that failed."""
+        nothing: TensorDict = self.fake_tensordict().get("next").exclude("done")
+        return nothing
+
+    def _after(self, action: Any) -> TensorDict:
         if self.vector is None:
             obs, *rest, _ = self.env.step(action)
             leaves = self.observation_codec.encode(obs)

@@ -47,15 +47,16 @@ class SerialEnv(TensorDictEnv):
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        factories = _factories(num_workers, create_env_fn)
-        arguments = _arguments(num_workers, create_env_kwargs)
+        factories = factories_of(num_workers, create_env_fn)
+        arguments = arguments_of(num_workers, create_env_kwargs)
         self.device = None if device is None else torch.device(device)
         self.is_closed = False
         self.envs: list[TensorDictEnv] = []
         try:
             for factory, kwargs in zip(factories, arguments, strict=True):
                 self.envs.append(_build(factory, kwargs))
-            _check_alike(self.envs)
+            _check_distinct(self.envs)
+            check_alike(self.envs)
         except BaseException:
             self.close()
             raise
@@ -102,6 +103,15 @@ class SerialEnv(TensorDictEnv):
         with ExitStack() as stack:
             for env in reversed(self.envs):
                 stack.callback(env.close, raise_if_closed=False)
+
+    @property
+    @override
+    def parts(self) -> list[Any]:
+        return [
+            part
+            for env in self.envs
+            for part in (env.parts if isinstance(env, TensorDictEnv) else [env])
+        ]
 
     @property
     @override
@@ -154,7 +164,8 @@ class SerialEnv(TensorDictEnv):
         return f"SerialEnv({len(self.envs)} x {self.envs[0]!r})"
 
 
-def _factories(count: int, create: Any) -> list[Any]:
+def factories_of(count: int, create: Any) -> list[Any]:
+    """What makes each environment."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"num_workers must be an integer, but it is {count!r}")
     if count < 1:
@@ -166,7 +177,8 @@ def _factories(count: int, create: Any) -> list[Any]:
     return [create] * count
 
 
-def _arguments(count: int, kwargs: Any) -> list[Mapping[str, Any]]:
+def arguments_of(count: int, kwargs: Any) -> list[Mapping[str, Any]]:
+    """The arguments for each."""
     if kwargs is None or isinstance(kwargs, Mapping):
         return [kwargs or {}] * count
     if len(kwargs) != count:
@@ -181,8 +193,12 @@ def _build(factory: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Tens
     return env
 
 
-def _check_alike(envs: list[TensorDictEnv]) -> None:
-    _check_distinct(envs)
+def check_alike(envs: Sequence[Any]) -> None:
+    """Refuses environments that don't go together, from what they (or others) say of them.
+
+    Raises:
+        ValueError: naming the first that differs from the first of all, and in what.
+    """
     first = envs[0]
     for index, env in enumerate(envs[1:], 1):
         for what in ("batch_size", "full_observation_spec", "full_action_spec"):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -84,6 +85,23 @@ class VectorAdapter:
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
+
+    def abandon(self) -> None:
+        """Closes an environment that failed."""
+        inner = self.env.unwrapped if hasattr(self.env, "unwrapped") else self.env
+        state = getattr(inner, "_state", AsyncState.DEFAULT)
+        if not isinstance(inner, AsyncVectorEnv) or state is AsyncState.DEFAULT:
+            self.env.close()
+            return
+        # A process died while it was waited for; to close the environment would be to wait on.
+        for process in inner.processes:
+            process.terminate()
+        for pipe in inner.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        for process in inner.processes:
+            process.join()
+        inner.closed = True
 
 
 class SameStepVector(VectorAdapter):

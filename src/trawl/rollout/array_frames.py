@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from typing_extensions import override
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.keys import Key, as_key, next_of, show_key
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
-from trawl.rollout.array_stepper import REWARD, make_stepper
+from trawl.rollout.array_restarts import RestartingStepper
+from trawl.rollout.array_stepper import REWARD, leaf_stepper, make_stepper
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
@@ -31,7 +33,7 @@ from trawl.rollout.record import (
     Start,
     View,
 )
-from trawl.rollout.slab import SlabPool
+from trawl.rollout.slab import Lease, SlabPool
 
 _FLAG = Leaf((1,), torch.bool)
 _ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
@@ -56,9 +58,11 @@ class ArrayFrames(Frames):
         self.options = options
         self.batch = tuple(env.batch_size)
         self.lanes = math.prod(self.batch)
-        self.stepper = make_stepper(env)
+        restarts = options.restarts
+        leaf = leaf_stepper if restarts is None else partial(RestartingStepper, restarts=restarts)
+        self.stepper = make_stepper(env, leaf)
         self.episodes = Episodes(self.lanes, options.limit)
-        self._masked = spends_steps(env, options.limit)
+        self._masked = spends_steps(env, options.limit) or restarts is not None
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = asked and IS_INIT not in self._observed
@@ -153,8 +157,8 @@ class ArrayFrames(Frames):
     # --- filling
 
     @override
-    def begin(self) -> None:
-        self._block = block = Block(self.pool.lease())
+    def begin(self, lease: Lease | None = None) -> None:
+        self._block = block = Block(self.pool.lease() if lease is None else lease)
         self._view = view = View(block.lanes, self._carry, bfloat16=self._bfloat16)
         for key in _FLAGS:
             view.arrays[key][...] = False
@@ -199,10 +203,19 @@ class ArrayFrames(Frames):
             if key not in self._policy_leaves.memories:
                 carry[...] = block.lanes[key][row]
 
-    def _deliver(self, block: Block) -> TensorDictBase:
+    @property
+    @override
+    def layout(self) -> Layout:
+        return self.pool.layout
+
+    @property
+    @override
+    def hidden(self) -> set[Key]:
         repeated = self._roots.keys() - set(_ROOT_FLAGS) if self.options.compact else ()
-        hidden = set(map(next_of, repeated))
-        return block.deliver(hidden, self.env.device)
+        return set(map(next_of, repeated))
+
+    def _deliver(self, block: Block) -> TensorDictBase:
+        return block.deliver(self.hidden, self.env.device)
 
     # --- between batches
 

@@ -128,6 +128,8 @@ class PolicyBinder:
         device = self.policy.device or self.env.device
         if device is not None and device.type != "cpu":
             return inputs, lambda row: row.to(device, non_blocking=True)
+        if not (block.lasting or self.policy.keeps_nothing):
+            return inputs, Tensor.clone
         return inputs, None if contiguous else Tensor.contiguous
 
     def _memory(self, key: Key) -> Tensor:

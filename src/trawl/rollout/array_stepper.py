@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import next_seed
 from trawl.envs.serial import SerialEnv
 from trawl.envs.spaces import Array, SpaceCodec
@@ -48,10 +49,20 @@ class ArrayStepper(Protocol):
         """The function that takes the step of row ``start + t``, for ``t < stop - start``."""
 
 
-def make_stepper(env: Any) -> ArrayStepper:
-    """The stepper of an environment of fixed layout."""
+def make_stepper(env: Any, leaf: Callable[[GymEnv], ArrayStepper]) -> ArrayStepper:
+    """The stepper of an environment of fixed layout, from those of what it consists of."""
     if isinstance(env, SerialEnv):
-        return SerialStepper([make_stepper(child) for child in env.envs])
+        return SerialStepper([make_stepper(child, leaf) for child in env.envs])
+    return leaf(env)
+
+
+def leaf_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
+    """The stepper of an environment that isn't a list of others."""
+    if isinstance(env, ParallelEnv):
+        # Not at the top: it is made of what is here.
+        from trawl.rollout.parallel_stepper import ParallelStepper
+
+        return ParallelStepper(env)
     return SingleStepper(env) if env.vector is None else VectorStepper(env)
 
 
@@ -277,7 +288,7 @@ class _Observations:
         return array
 
 
-def _from_bfloat16(array: Array) -> Array:
+def from_bfloat16(array: Array) -> Array:
     """Float32 of the same values as a bfloat16 array's bytes, which are float32's upper half."""
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
 
@@ -288,7 +299,7 @@ def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Call
     rows = [view.rows(key, start, stop) for key in keys]
     decode = codec.decode
     if not view.bfloat16.isdisjoint(keys):
-        exact = [_from_bfloat16 if key in view.bfloat16 else np.copy for key in keys]
+        exact = [from_bfloat16 if key in view.bfloat16 else np.copy for key in keys]
         return lambda t: decode([read(row[t]) for read, row in zip(exact, rows, strict=True)])
     if codec.plain and not codec.leaves[0].path:
         (only,) = rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.keys import Key
-from trawl.rollout.layout import Layout
+from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.slab import Lease
 
 Array = NDArray[Any]
@@ -52,10 +53,15 @@ class Block:
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
+    @property
+    def lasting(self) -> bool:
+        """Whether views of the rows stay true for as long as they live."""
+        return self._lease.tracked
+
     def inputs(self, key: Key, start: int, stop: int) -> tuple[tuple[Tensor, ...], bool]:
         """The rows of an entry as tensors, and whether each is contiguous.
 
-        They are views of memory that lives as long as they do: a policy may keep them.
+        They are views of memory that lives as long as they do, if it is :attr:`lasting`.
         """
         tensor = self._tensors[key]
         apart = bool(self._lease.layout.batch) and key not in self._staged
@@ -74,19 +80,39 @@ class Block:
             hidden: keys to leave out.
             device: what the TensorDict says as its device (its tensors are moved there).
         """
-        layout = self._lease.layout
-        axis = len(layout.batch)
+        axis = len(self._lease.layout.batch)
         for key, staged in self._staged.items():
             self._lease.tensors[key].copy_(staged.movedim(0, axis))
-        nested: dict[str, Any] = {}
-        for key, tensor in self._lease.tensors.items():
-            if key not in hidden:
-                place = nested
-                for part in key[:-1]:
-                    place = place.setdefault(part, {})
-                place[key[-1]] = tensor
-        names = [*[None] * axis, "time"]
-        return TensorDict(nested, (*layout.batch, layout.steps), device=device, names=names)
+        return as_batch(self._lease, hidden, device)
+
+
+def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
+    """What a block holds, as a TensorDict.
+
+    Args:
+        lease: the block.
+        hidden: keys to leave out.
+        device: what the TensorDict says as its device (its tensors are moved there).
+    """
+    nested: dict[str, Any] = {}
+    for key, tensor in lease.tensors.items():
+        if key not in hidden:
+            place = nested
+            for part in key[:-1]:
+                place = place.setdefault(part, {})
+            place[key[-1]] = tensor
+    layout = lease.layout
+    names = [*[None] * len(layout.batch), "time"]
+    return TensorDict(nested, (*layout.batch, layout.steps), device=device, names=names)
+
+
+def put(batch: TensorDictBase, lease: Lease) -> TensorDictBase:
+    """The batch in leased memory, if it has the layout of that; else the batch as it was."""
+    if layout_of(batch) != lease.layout:
+        return batch
+    for key, tensor in lease.tensors.items():
+        tensor.copy_(batch.get(key))
+    return as_batch(lease, (), batch.device)
 
 
 def staged_keys(layout: Layout) -> list[Key]:

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from trawl.keys import Key
+from trawl.rollout.layout import Layout
 from trawl.rollout.record import Episodes
+from trawl.rollout.restarts import Restarts
+from trawl.rollout.slab import Lease
 
 ActFn = Callable[[int], None]
 StepFn = Callable[[int], None]
@@ -27,6 +31,7 @@ class FrameOptions:
         compact: whether observations are left out of ``"next"``.
         recycle: whether memory of batches that nobody holds is used again.
         is_init: whether frames say that they begin an episode; None if the policy asks for it.
+        restarts: builds environments anew that fail; None if errors are raised.
     """
 
     steps: int
@@ -35,6 +40,7 @@ class FrameOptions:
     compact: bool = False
     recycle: bool = True
     is_init: bool | None = None
+    restarts: Restarts | None = None
 
 
 class Frames(Protocol):
@@ -44,11 +50,20 @@ class Frames(Protocol):
     (the policy's and the environment's part of a step), and finished.
     """
 
+    env: Any
     lanes: int
     episodes: Episodes
 
-    def begin(self) -> None:
-        """Prepares a new batch."""
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of all batches, if they have one and the same."""
+
+    @property
+    def hidden(self) -> set[Key]:
+        """Entries of the layout that are not delivered."""
+
+    def begin(self, lease: Lease | None = None) -> None:
+        """Prepares a new batch, in memory that was leased for it if there is such."""
 
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         """The functions for rows ``start`` to ``stop``.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor
+from torch import Tensor
 
-from trawl.keys import Key
+from trawl.keys import Key, as_key
 
 # Wide enough for every SIMD load, and a cache line.
 _ALIGNMENT = 64
@@ -61,3 +63,70 @@ class Layout:
             self.places[key] = Place(offset, nbytes, shape, leaf.dtype)
             offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         self.nbytes = offset
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((self.batch, self.steps, self.nbytes))
+
+    def _facts(self) -> tuple[object, ...]:
+        return self.leaves, self.batch, self.steps
+
+
+def layout_of(batch: TensorDictBase) -> Layout | None:
+    """The layout of a batch, or None if it has no fixed one."""
+    if isinstance(batch, LazyStackedTensorDict):
+        return None
+    leaves: dict[Key, Leaf] = {}
+    for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):
+        if type(value) is not Tensor or value.device.type != "cpu":
+            return None
+        leaves[as_key(key)] = Leaf(tuple(value.shape[batch.ndim :]), value.dtype)
+    return Layout(leaves, tuple(batch.shape[:-1]), batch.shape[-1])
+
+
+class Joint:
+    """How the batches of several workers lie in one block.
+
+    Args:
+        part: the layout of a worker's batch; that of the others differs in its steps at most.
+        steps: steps of each worker.
+        how: ``"stack"`` puts a dimension of workers in front; 0 and -1 put their batches behind
+            each other, along the first dimension or along time.
+
+    Attributes:
+        whole: the layout of the block.
+        layouts: the layout of each worker's part.
+
+    Raises:
+        ValueError: if the workers' steps differ where they must not.
+    """
+
+    def __init__(self, part: Layout, steps: Sequence[int], how: str | int) -> None:
+        self._batch = batch = part.batch
+        self._steps = list(steps)
+        self._how = "time" if how == -1 or (how == 0 and not batch) else how
+        self.layouts = [Layout(part.leaves, batch, length) for length in self._steps]
+        count = len(self._steps)
+        if self._how == "time":
+            self.whole = Layout(part.leaves, batch, sum(self._steps))
+            return
+        if len(set(self._steps)) > 1:
+            raise ValueError(
+                f"cat_results={how!r} needs batches of one length, but the workers' have "
+                f"{self._steps} steps; cat_results=-1 puts them behind each other"
+            )
+        together = (count, *batch) if how == "stack" else (count * batch[0], *batch[1:])
+        self.whole = Layout(part.leaves, together, self._steps[0])
+
+    def part(self, index: int, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """A worker's part of the tensors of the whole."""
+        if self._how == "stack":
+            return {key: tensor[index] for key, tensor in tensors.items()}
+        if self._how == "time":
+            axis, start = len(self._batch), sum(self._steps[:index])
+            length = self._steps[index]
+        else:
+            axis, start, length = 0, index * self._batch[0], self._batch[0]
+        return {key: tensor.narrow(axis, start, length) for key, tensor in tensors.items()}

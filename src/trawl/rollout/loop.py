@@ -26,6 +26,7 @@ from trawl.rollout.array_frames import ArrayFrames
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
+from trawl.rollout.slab import Lease
 from trawl.rollout.tensordict_frames import TensorDictFrames
 
 # Rows bound at a time. It bounds the memory that the loop's lists of rows take.
@@ -56,7 +57,6 @@ class Rollout:
     def __init__(
         self, env: Any, policy: Policy, options: FrameOptions, exploration: InteractionType
     ) -> None:
-        self.env = env
         self.options = options
         self.exploration = exploration
         # The policy is called once, to see what it writes: as it will be called later.
@@ -66,6 +66,11 @@ class Rollout:
         self.filled = 0
         self.stream: RandomStream | None = None
         self._act_time = self._step_time = 0.0
+
+    @property
+    def env(self) -> Any:
+        """The environment; it may be another than at first if that one failed."""
+        return self.frames.env
 
     @property
     def env_share(self) -> float:
@@ -78,6 +83,7 @@ class Rollout:
         random: bool = False,
         stopped: Callable[[], bool] | None = None,
         alone: bool = True,
+        lease: Lease | None = None,
     ) -> TensorDictBase:
         """Fills a batch.
 
@@ -86,10 +92,13 @@ class Rollout:
             stopped: asked before each step but the first; if true, the batch ends there.
             alone: whether no other thread draws random numbers meanwhile. The generators are
                 global: only then may they be this collector's own for as long as it takes.
+            lease: memory for the batch; without it, it is the rollout's own.
         """
+        if self.options.restarts is not None:
+            self.options.restarts.steps_done = self.steps_done
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
-            self.frames.begin()
+            self.frames.begin(lease)
             self.filled = self._fill(random, stopped)
             try:
                 batch = self.frames.finish(self.filled)

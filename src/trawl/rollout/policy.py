@@ -19,6 +19,10 @@ from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.unroll import is_special
+
+# Where modules come from that compute, and keep nothing.
+_STOCK = ("torch.nn.", "tensordict.nn.")
 
 
 class Policy:
@@ -68,6 +72,15 @@ class Policy:
         modules = self.module.modules() if isinstance(self.module, nn.Module) else ()
         unnamed = any(getattr(module, "is_init_key", None) == "is_init" for module in modules)
         return unnamed or ("is_init",) in self.in_keys
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether it is certain that it keeps none of the tensors it is given."""
+        module = self.module
+        return isinstance(module, nn.Module) and all(
+            type(part).__module__.startswith(_STOCK) and not is_special(part)
+            for part in module.modules()
+        )
 
     def remembered(self, written: Iterable[Key]) -> set[Key]:
         """The keys among ``written`` that it may read one step after.

@@ -110,6 +110,7 @@ class Episodes:
 
     Attributes:
         next_id: the id that the next new trajectory gets.
+        stride: the difference between an id and the next.
         counts_ahead: whether steps are numbered before they are taken, for a policy that reads
             the count; otherwise once the episode has ended, which costs less.
     """
@@ -118,6 +119,7 @@ class Episodes:
         self.limit = limit
         self.counts_ahead = False
         self.next_id = lanes
+        self.stride = 1
         self._ids = list(range(lanes))
         self._began = [0] * lanes  # row of this batch at which what is not yet written begins
         self._steps = [0] * lanes  # steps of the episode before that row
@@ -161,6 +163,20 @@ class Episodes:
             self._traj_ids[row, lane] = NO_TRAJECTORY
         self._start(lane, row + 1)
 
+    def break_off(self, lane: int, row: int) -> bool:
+        """The step in ``row`` failed, and is none; the lane's episode ended with the one before.
+
+        Returns:
+            Whether that one is in this batch.
+        """
+        frames = row - self._began[lane]
+        # The row itself, too: the policy may have read its number.
+        self._write(lane, row + 1)
+        if self._steps[lane] + frames:
+            self._renew(lane)
+        self.skip(lane, row)
+        return frames > 0
+
     def restart(self, lane: int) -> None:
         """Between batches, the lane was reset: a new trajectory begins."""
         self._renew(lane)
@@ -180,16 +196,17 @@ class Episodes:
         """What is needed to go on counting."""
         return {"traj_id": self.next_id}
 
-    def load(self, next_id: int) -> None:
+    def load(self, next_id: int, stride: int | None = None) -> None:
         """Goes on from ``next_id``, with new trajectories everywhere."""
         self.next_id = next_id
+        self.stride = self.stride if stride is None else stride
         for lane in range(len(self._ids)):
             self._renew(lane)
 
     def _renew(self, lane: int) -> None:
         self._ids[lane] = self.next_id
         self._steps[lane] = 0
-        self.next_id += 1
+        self.next_id += self.stride
 
     def _write(self, lane: int, stop: int) -> None:
         began = self._began[lane]

@@ -8,6 +8,9 @@ block goes back to its pool. Nobody has to copy a batch to keep it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,18 +24,57 @@ from trawl.rollout.layout import Layout, Place
 _KEEP = 2
 
 
-class Lease:
-    """One use of a block: tensors and arrays over the same memory.
+class Memory(Protocol):
+    """Where blocks come from: this process, or what it shares with others.
 
     Attributes:
-        tensors: a tensor of the whole batch for each key.
+        buffer: the memory, as something that has the buffer protocol.
     """
 
-    def __init__(self, layout: Layout, owner: NDArray[np.uint8]) -> None:
-        self.layout = layout
-        self.tensors: dict[Key, Tensor] = {
-            key: _tensor(owner.data, place) for key, place in layout.places.items()
-        }
+    @property
+    def buffer(self) -> Any:
+        """The memory."""
+
+
+class PrivateMemory:
+    """Memory of this process alone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer = bytearray(nbytes)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One use of a block.
+
+    Attributes:
+        layout: the shape of the batch.
+        tensors: a tensor of the whole batch for each key.
+        memory: the block.
+        tracked: whether the block is kept for as long as a tensor of it is.
+    """
+
+    layout: Layout
+    tensors: Mapping[Key, Tensor]
+    memory: Any = None
+    tracked: bool = True
+
+
+def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:
+    """The leaves of a batch in a block, and the array whose death says that all are gone.
+
+    The block has :func:`needed_bytes`; the same block gives the same places in every process.
+    """
+    whole = np.frombuffer(buffer, dtype=np.uint8)
+    skip = -whole.ctypes.data % 64
+    owner = np.frombuffer(buffer, dtype=np.uint8, count=layout.nbytes, offset=skip)
+    del whole
+    return {key: _tensor(owner.data, place) for key, place in layout.places.items()}, owner
+
+
+def needed_bytes(layout: Layout) -> int:
+    """Bytes of a block in which the batch can be aligned."""
+    return layout.nbytes + 64
 
 
 def _tensor(memory: memoryview, place: Place) -> Tensor:
@@ -50,34 +92,41 @@ def _tensor(memory: memoryview, place: Place) -> Tensor:
 class SlabPool:
     """Blocks for the batches of one layout.
 
-    The pool grows while the user keeps batches, and shrinks to two spare blocks when they go.
+    The pool grows while the user keeps batches, and shrinks to its spare blocks when they go.
 
     Args:
         layout: what the blocks hold.
         recycle: whether blocks are used again; otherwise each batch gets memory of its own.
+        allocate: makes a block of a number of bytes.
+        keep: how many spare blocks are kept.
 
     Attributes:
         leased: blocks that are in use now.
     """
 
-    def __init__(self, layout: Layout, recycle: bool = True) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        recycle: bool = True,
+        allocate: Callable[[int], Memory] = PrivateMemory,
+        keep: int = _KEEP,
+    ) -> None:
         self.layout = layout
         self.leased = 0
         self._recycle = recycle
-        self._free: list[bytearray] = []
+        self._allocate = allocate
+        self._keep = keep
+        self._free: list[Memory] = []
 
     def lease(self) -> Lease:
         """A block nobody else refers to. Its content is undefined."""
-        block = self._free.pop() if self._free else bytearray(self.layout.nbytes + 64)
-        whole = np.frombuffer(block, dtype=np.uint8)
-        skip = -whole.ctypes.data % 64
-        owner = np.frombuffer(block, dtype=np.uint8, count=self.layout.nbytes, offset=skip)
-        del whole
+        block = self._free.pop() if self._free else self._allocate(needed_bytes(self.layout))
+        tensors, owner = tensors_over(self.layout, block.buffer)
         self.leased += 1
         # The pool may be gone before the batch is: the batch must not keep it alive.
         done = weakref.finalize(owner, _give_back, weakref.ref(self), block)
         done.atexit = False
-        return Lease(self.layout, owner)
+        return Lease(self.layout, tensors, block)
 
     @property
     def nbytes(self) -> int:
@@ -85,10 +134,10 @@ class SlabPool:
         return (self.leased + len(self._free)) * self.layout.nbytes
 
 
-def _give_back(pool_ref: weakref.ref[SlabPool], block: bytearray) -> None:
+def _give_back(pool_ref: weakref.ref[SlabPool], block: Memory) -> None:
     # May run in any thread, at any time: list operations are atomic, and that is enough.
     pool = pool_ref()
     if pool is not None:
         pool.leased -= 1
-        if pool._recycle and len(pool._free) < _KEEP:
+        if pool._recycle and len(pool._free) < pool._keep:
             pool._free.append(block)

@@ -7,6 +7,7 @@ other things than tensors, the batch is a lazy stack.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, next_of
+from trawl.rollout.block import put
 from trawl.rollout.checks import check_actions, check_rewards, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, StepFn
+from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.plan import Plan, unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import (
@@ -38,6 +41,9 @@ from trawl.rollout.record import (
     Episodes,
     View,
 )
+from trawl.rollout.restarts import Watch
+from trawl.rollout.slab import Lease
+from trawl.rollout.tensordict_restarts import PartWatches, break_off, emptied
 
 _COUNT = STEP_COUNT[0]
 
@@ -66,11 +72,21 @@ class TensorDictFrames(Frames):
         self._marks_starts = own and asked
         self.episodes = Episodes(self.lanes, None)
         self._records: list[TensorDictBase] = []
+        self._lease: Lease | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # Steps that were spent on resets, one mask for each row, if the environment has such.
         self._spends = own and spends_steps(env, self._limit)
         self._spent: list[Tensor] = []
+        # Environments that fail are built anew, Trawl's own one by one and others as a whole.
+        self._parts: PartWatches | None = None
+        self._whole: Watch | None = None
+        if options.restarts is not None:
+            self._spends = True
+            if own:
+                self._parts = PartWatches(env, options.restarts)
+            else:
+                self._whole = Watch(options.restarts, 0, self.lanes)
         # What the policy wrote for itself to read at the next step, under "next" or as it is.
         self._states: list[Key] = []
         self._memories: list[Key] = []
@@ -116,10 +132,23 @@ class TensorDictFrames(Frames):
         for key in self._memories:
             self._first.set(key, torch.zeros_like(found[key]))
 
+    @property
     @override
-    def begin(self) -> None:
+    def layout(self) -> Layout | None:
+        return layout_of(self.fake())
+
+    @property
+    @override
+    def hidden(self) -> set[Key]:
+        return set()
+
+    @override
+    def begin(self, lease: Lease | None = None) -> None:
+        self._lease = lease
         self._records = []
         self._spent = []
+        if self._parts is not None:
+            self._parts.begin(self._records)
 
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
@@ -139,7 +168,46 @@ class TensorDictFrames(Frames):
             records.append(frame)
             self._carrier = root
 
+        if self._whole is not None:
+            step = partial(self._step_or_remake, self._whole)
         return (self._act_randomly if random else self._act()), step
+
+    def _step_or_remake(self, watch: Watch, t: int) -> None:
+        """A step of an environment that is built anew as a whole if it fails."""
+        nowhere = torch.zeros(self.batch, dtype=torch.bool)
+        frame = self._carrier
+        try:
+            frame, root = self.env.step_and_maybe_reset(frame)
+        except Exception as error:
+            present = set(map(as_key, frame.keys(True)))
+            taken = present.issuperset(self._done_keys)
+            root = watch.restart(error, len(self._records), self._remake, taken)
+            if taken:
+                break_off(frame, self._done_keys, ~nowhere)
+            else:
+                frame.set("next", self._take_back(frame.get("next", None), ~nowhere))
+            self._spent.append(nowhere if taken else ~nowhere)
+        else:
+            watch.failures = 0
+            self._spent.append(nowhere)
+        self._records.append(frame)
+        self._carrier = root
+
+    def _remake(self) -> TensorDictBase:
+        assert self.options.restarts is not None
+        self.env = self.options.restarts.remake()
+        return self._begun(self.env.reset())
+
+    def _take_back(self, following: TensorDictBase | None, lanes: Tensor) -> TensorDictBase:
+        """The step failed in ``lanes``: their episodes ended with the step before.
+
+        Returns:
+            What is under ``"next"``, with nothing there.
+        """
+        if self._records:
+            break_off(self._records[-1], self._done_keys, lanes & ~self._spent[-1])
+        blank = self.env.fake_tensordict().get("next").zero_()
+        return emptied(blank if following is None else following, blank, lanes)
 
     def _act_randomly(self, t: int) -> None:
         # What else the policy writes is zero, so that all batches have the same entries.
@@ -205,17 +273,27 @@ class TensorDictFrames(Frames):
             following.set(_COUNT, count)
             late = count >= self._limit
             cut = late & ~following.get("done")
+            if self._parts is not None:
+                cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
             following.set("truncated", following.get("truncated") | late)
             following.set("done", following.get("done") | late)
             if cut.any():
                 root = self.env.reset(root.copy().set("_reset", cut))
+        failed = None if self._parts is None else self._parts.failed()
+        if failed is not None and failed.any():
+            following = self._take_back(following, failed)
+            frame.set("next", following)
+            root = self.env.reset(root.copy().set("_reset", failed.unsqueeze(-1)))
         done = following.get("done")
         if self._limit is not None:
             root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
         spent = self.env.spent() if self._spends else None
+        if failed is not None and self._parts is not None:
+            spent = failed if spent is None else spent | failed
+            self._parts.forgive()
         if spent is not None:
             self._spent.append(spent)
-            done = done | spent.unsqueeze(-1)
+            done = done | spent.unsqueeze(-1).to(done.device)
         if self._marks_starts:
             root.set(IS_INIT, done.clone())
             following.set(IS_INIT, torch.zeros_like(done))
@@ -232,6 +310,8 @@ class TensorDictFrames(Frames):
 
     @override
     def finish(self, filled: int) -> TensorDictBase:
+        if self._parts is not None:
+            self._parts.end()
         axis = len(self.batch)
         batch = _stack(self._records, axis)
         self._records = []
@@ -246,7 +326,12 @@ class TensorDictFrames(Frames):
             batch.set(MASK, ~torch.stack(self._spent, axis))
         if filled < self.options.steps:
             batch = self._padded(batch, filled)
-        return self._compact(batch)
+        return self._leased(self._compact(batch))
+
+    def _leased(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch in the memory that was leased for it, if it is what that was leased for."""
+        lease, self._lease = self._lease, None
+        return batch if lease is None else put(batch, lease)
 
     def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         """The batch with zeros behind, which are of no trajectory."""
@@ -283,7 +368,7 @@ class TensorDictFrames(Frames):
             flags.reshape(self.lanes, filled).numpy().T for flags in (spent, done | spent)
         )
         for row, lane in np.argwhere(rows):
-            note = self.episodes.skip if spent_rows[row, lane] else self.episodes.end
+            note = self.episodes.break_off if spent_rows[row, lane] else self.episodes.end
             note(int(lane), int(row))
         self.episodes.finish(filled)
         return torch.from_numpy(ids.T.copy()).reshape(size)
@@ -324,6 +409,8 @@ class TensorDictFrames(Frames):
             frame.get("next").update(marks.clone())
         if self.options.track_traj_ids:
             frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
+        if self._spends:
+            frame.set(MASK, torch.zeros(self.batch, dtype=torch.bool))
         frames = [frame] * self.options.steps
         batch: TensorDictBase = TensorDict.maybe_dense_stack(frames, len(self.batch)).zero_()
         batch.refine_names(*[None] * len(self.batch), "time")

@@ -1,0 +1,148 @@
+"""How things grow: from 1 worker to 32, and from observations of 1 KB to those of 1 MB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import work
+from harness import HAND, TRAWL
+from multi import peers
+from multi.cases import TORCHRL, TRUSTED, collecting, hand_single
+from multi.collecting import Several, SideBySide
+from multi.race import Contender, Goal, Measure, Race, Result, Verdict
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+# More workers of TorchRL take minutes to start.
+TORCHRL_COUNTS = COUNTS[:4]
+FRAMES = 200
+KILOBYTES = (1, 16, 128, 1024)
+BATCH_KILOBYTES = 4096
+PER_WORKER = "per further worker"
+
+
+def workers(count: int) -> Race:
+    """The same work with so many workers: its speed, and what starting it took."""
+    net, frames = work.mlp(3, 1), count * FRAMES
+    contenders = [
+        Contender(TRAWL, collecting(peers.trawl, "sync", [work.pendulum] * count, net, frames)),
+        Contender(
+            HAND,
+            partial(SideBySide, partial(hand_single, work.pendulum, net, FRAMES), count),
+            "side by side",
+        ),
+    ]
+    if count in TORCHRL_COUNTS:
+        theirs = [peers.wrapped(work.pendulum)] * count
+        made = collecting(peers.torchrl, "sync", theirs, net, frames)
+        contenders.append(Contender(TORCHRL, made, TRUSTED))
+    return Race(
+        f"workers_{count}",
+        f"{count} worker{'s' if count > 1 else ''} in step, Pendulum, MLP 2x64",
+        tuple(contenders),
+        {
+            "speed": Measure("frames/s"),
+            "first_batch": Measure("s to the first batch", less=True, digits=2),
+            "rss": Measure("MiB in the parent (RSS)", less=True, digits=1),
+            "pss": Measure("MiB in the parent (PSS)", less=True, digits=1),
+            "batch": Measure("MiB, the batch", less=True, digits=2),
+        },
+    )
+
+
+def sizes() -> Race:
+    """Two workers, whose observations are small or large."""
+    net = work.Constant()
+
+    def several(part: Callable[[int, int], Any]) -> partial[Several]:
+        frames = {size: min(256, max(4, BATCH_KILOBYTES // size)) for size in KILOBYTES}
+        return partial(Several, {str(size): part(size, frames[size]) for size in KILOBYTES})
+
+    def env(size: int) -> partial[work.BytesEnv]:
+        return partial(work.BytesEnv, size * 1024)
+
+    def ours(size: int, frames: int) -> Any:
+        return collecting(peers.trawl, "sync", [env(size)] * 2, net, 2 * frames)
+
+    def by_hand(size: int, frames: int) -> Any:
+        return partial(SideBySide, partial(hand_single, env(size), net, frames), 2)
+
+    def theirs(size: int, frames: int) -> Any:
+        makes = [peers.wrapped(env(size))] * 2
+        return collecting(peers.torchrl, "sync", makes, net, 2 * frames)
+
+    return Race(
+        "sizes",
+        "2 workers in step, observations of many sizes, constant policy",
+        (
+            Contender(TRAWL, several(ours)),
+            Contender(HAND, several(by_hand), "two side by side"),
+            Contender(TORCHRL, several(theirs), TRUSTED),
+        ),
+        {f"speed_{size}": Measure(f"frames/s of {size} KB") for size in KILOBYTES},
+        stretch=2.0,
+    )
+
+
+@dataclass(frozen=True)
+class PerWorker:
+    """What each further worker adds, between the fewest and the most that were measured."""
+
+    fewest: int
+    most: int
+    start_ms: float
+    rss_mib: float
+    pss_mib: float
+    batch_mib: float
+
+
+def per_worker(results: Sequence[Result]) -> dict[str, PerWorker]:
+    """By contender, for those that were measured with several numbers of workers."""
+    found = {}
+    for name in (TRAWL, TORCHRL):
+        points = {
+            COUNTS[i]: result
+            for i, result in enumerate(results)
+            if result.median(name, "first_batch") is not None
+        }
+        if len(points) > 1:
+            found[name] = _between(name, points)
+    return found
+
+
+def _between(name: str, points: dict[int, Result]) -> PerWorker:
+    fewest, most = min(points), max(points)
+
+    def slope(measure: str) -> float:
+        low, high = (points[count].median(name, measure) for count in (fewest, most))
+        assert low is not None
+        assert high is not None
+        return (high - low) / (most - fewest)
+
+    return PerWorker(
+        fewest,
+        most,
+        start_ms=1e3 * slope("first_batch"),
+        rss_mib=slope("rss"),
+        pss_mib=slope("pss"),
+        batch_mib=slope("batch"),
+    )
+
+
+def verdicts(found: dict[str, PerWorker]) -> list[Verdict]:
+    """What became of the goals of each further worker."""
+    if TRAWL not in found:
+        return []
+    trawl = found[TRAWL]
+    # Batches rotate through a few slabs, all of which are in the parent's memory once it read them.
+    beyond = trawl.rss_mib - 3 * trawl.batch_mib
+    goals = (
+        (Goal("start_ms", 150.0), "≤ 150 ms to start", trawl.start_ms),
+        (Goal("rss_mib", 0.25), "≤ 0.25 MiB in the parent beyond its slabs", beyond),
+    )
+    return [
+        Verdict(goal, f"{wanted} {PER_WORKER}", [value], value <= goal.bound)
+        for goal, wanted, value in goals
+    ]

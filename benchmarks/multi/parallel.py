@@ -1,0 +1,145 @@
+"""Two environments in two processes, stepped together: Trawl's, its peers' and a hand-written one.
+
+Each `open_...` returns two functions: one steps all environments once, the other ends them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import peers
+from harness import tidy
+
+Make = Callable[[], gymnasium.Env[Any, Any]]
+Opened = tuple[Callable[[], Any], Callable[[], Any]]
+CHUNK = 50
+
+
+class Stepping:
+    """Environments in processes of their own, stepped as quickly as they can."""
+
+    def __init__(self, open_envs: Callable[[], Opened]) -> None:
+        self._step, self._end = open_envs()
+        self.facts: dict[str, float] = {}
+        self.layout: dict[str, str] = {}
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        """Steps per second, each of all environments."""
+        tidy()
+        steps = 0
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            for _ in range(CHUNK):
+                self._step()
+            steps += CHUNK
+        return {"steps": steps / elapsed}
+
+    def close(self) -> None:
+        self._end()
+
+
+def open_trawl(make: Make, count: int) -> Opened:
+    """Trawl's, with its defaults."""
+    from trawl.envs import ParallelEnv
+
+    return _tensordicts(ParallelEnv(count, make), count)
+
+
+def open_torchrl(make: Make, count: int, **options: Any) -> Opened:
+    """TorchRL's, around its wrapper of a Gymnasium environment."""
+    warnings.simplefilter("ignore")
+    from torchrl.envs import ParallelEnv
+
+    wrapped = _Wrapped(make)
+    return _tensordicts(ParallelEnv(count, wrapped, **options), count)
+
+
+class _Wrapped:
+    """A function that can be pickled."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __call__(self) -> Any:
+        return peers.torchrl_single(self._make)
+
+
+def _tensordicts(env: Any, count: int) -> Opened:
+    action = torch.zeros(count, 1)
+    state = env.reset()
+
+    def step() -> None:
+        nonlocal state
+        state["action"] = action
+        _, state = env.step_and_maybe_reset(state)
+
+    return step, env.close
+
+
+def open_stable_baselines3(make: Make, count: int) -> Opened:
+    """Its `SubprocVecEnv`, with its defaults."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    env = SubprocVecEnv([make] * count)
+    env.reset()
+    action = np.zeros((count, 1), np.float32)
+    return lambda: env.step(action), env.close
+
+
+def open_gymnasium(make: Make, count: int) -> Opened:
+    """Gymnasium's `AsyncVectorEnv`, whose observations are in shared memory."""
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    env = gymnasium.vector.AsyncVectorEnv([make] * count, copy=False, autoreset_mode=mode)
+    env.reset()
+    action = np.zeros((count, 1), np.float32)
+    return lambda: env.step(action), env.close
+
+
+def open_hand(make: Make, count: int) -> Opened:
+    """The limit: everything in shared arrays, and one byte through a pipe each way."""
+    numbers = np.frombuffer(mmap.mmap(-1, 64 * count), np.float32).reshape(count, 16)
+    context = multiprocessing.get_context("fork")
+    asks, answers, processes = [], [], []
+    for row in numbers:
+        (asked, ask), (answer, answered) = os.pipe(), os.pipe()
+        process = context.Process(target=_serve, args=(make, row, asked, answered), daemon=True)
+        process.start()
+        asks.append(ask)
+        answers.append(answer)
+        processes.append(process)
+
+    def step() -> None:
+        numbers[:, 0] = 0.0  # the action
+        for ask in asks:
+            os.write(ask, b"+")
+        for answer in answers:
+            os.read(answer, 1)
+
+    def end() -> None:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+    return step, end
+
+
+def _serve(make: Make, row: NDArray[np.float32], asked: int, answered: int) -> None:
+    """A row: the action, the reward, two flags, the next observation, and what to go on from."""
+    env = make()
+    row[7:10] = env.reset()[0]
+    while os.read(asked, 1):
+        observation, row[1], row[2], row[3], _ = env.step(row[:1])
+        row[4:7] = observation
+        row[7:10] = env.reset()[0] if row[2] or row[3] else observation
+        os.write(answered, b"+")

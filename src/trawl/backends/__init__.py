@@ -1,0 +1,18 @@
+"""Places where workers live: here, in other processes; what all of them have in common."""
+
+from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Service, Worker
+from trawl.backends.inline import InlineBackend
+from trawl.backends.process import ProcessBackend
+
+__all__ = [
+    "Backend",
+    "Death",
+    "Event",
+    "Failed",
+    "InlineBackend",
+    "Message",
+    "Port",
+    "ProcessBackend",
+    "Service",
+    "Worker",
+]

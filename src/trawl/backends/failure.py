@@ -1,0 +1,121 @@
+"""Exceptions that happened elsewhere."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from trawl.errors import WorkerError
+
+_OF_OSERROR = ("errno", "strerror", "filename", "filename2")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception, in a form that travels.
+
+    Attributes:
+        summary: its type and message, in a line.
+        text: the traceback as it would have been printed over there.
+        notes: what was added to it.
+        pickled: the exception itself, or None if it can't be pickled.
+    """
+
+    summary: str
+    text: str
+    notes: tuple[str, ...]
+    pickled: bytes | None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describes an exception that was just caught."""
+        text = "".join(traceback.format_exception(error))
+        summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return cls(
+            summary.splitlines()[0] if summary else type(error).__name__,
+            text,
+            tuple(str(note) for note in getattr(error, "__notes__", ())),
+            _pickled(error),
+        )
+
+    def original(self) -> BaseException | None:
+        """The exception as it was, or None if it can't be had."""
+        if self.pickled is None:
+            return None
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # what comes from a user's class may fail in any way
+            return None
+        return error if isinstance(error, BaseException) else None
+
+    def error(self, where: str) -> WorkerError:
+        """The exception to raise here: a :class:`WorkerError` that is also of the original type.
+
+        Args:
+            where: whom it happened to: ``"worker 3"``.
+        """
+        original = self.original()
+        message = f"in {where}: {self.summary}\n\nThere it was:\n\n{self.text}"
+        return _rebuilt(message, original)
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # an exception may hold anything
+        return None
+    return data
+
+
+def _rebuilt(message: str, original: BaseException | None) -> WorkerError:
+    try:
+        error = _kind(original)(message, original)
+        for name, value in _attributes(original).items():
+            setattr(error, name, value)
+    except Exception:  # what a user's class does when it is made
+        return WorkerError(message, original)
+    return error
+
+
+def _kind(original: BaseException | None) -> type[WorkerError]:
+    """A class that both ``except WorkerError`` and ``except <the original's type>`` catch."""
+    # An error that is raised in a generator must not seem to be the generator's end.
+    if not isinstance(original, Exception) or isinstance(original, StopIteration):
+        return WorkerError
+    if isinstance(original, WorkerError):
+        return type(original)
+    members = {
+        "__module__": __name__,
+        "__str__": _text,
+        "__reduce__": _reduce,
+        # The original's class may have properties of these names.
+        "message": "",
+        "original": None,
+    }
+    return type(type(original).__name__, (WorkerError, type(original)), members)
+
+
+def _attributes(original: BaseException | None) -> dict[str, Any]:
+    """What those who catch an exception of this type may want to read, besides its message."""
+    found = {
+        name: value
+        for name, value in getattr(original, "__dict__", {}).items()
+        if name not in ("__notes__", "message", "original")
+    }
+    if isinstance(original, OSError):
+        found |= {name: getattr(original, name) for name in _OF_OSERROR}
+    return found
+
+
+def _text(self: WorkerError) -> str:
+    return self.message
+
+
+def _reduce(self: WorkerError) -> Any:
+    # Classes that were made here can't be found by their names.
+    return _rebuilt, (self.message, self.original)

@@ -1,0 +1,187 @@
+"""Workers in this very process, for tests: each works when the others wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.base import (
+    Backend,
+    Death,
+    Event,
+    Failed,
+    MakeService,
+    Message,
+    Port,
+    Service,
+    Worker,
+)
+from trawl.backends.failure import Failure
+
+
+class InlineMemory:
+    """Memory of this process."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.buffer = bytearray(max(nbytes, 1))
+
+
+class InlineBackend(Backend):
+    """Workers that are objects of this process: the whole of a fleet, without any process.
+
+    A worker builds its service when it is launched, handles a message when it is sent, and works
+    while :meth:`wait` waits, one piece at a time, in turn with the others.
+    """
+
+    shares_memory = True
+    isolated = False
+
+    def __init__(self) -> None:
+        self._workers: dict[InlineWorker, None] = {}
+        self._closed = False
+        self._events: deque[Event] = deque()
+
+    @override
+    def launch(self, index: int, make: MakeService) -> InlineWorker:
+        if self._closed:
+            raise RuntimeError("this backend is closed: make another one")
+        worker = InlineWorker(index, self)
+        self._workers[worker] = None
+        worker.begin(make)
+        return worker
+
+    @override
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        while not self._events:
+            busy = [worker for worker in self._workers if worker.busy]
+            if not busy:
+                if timeout is None:
+                    raise RuntimeError("there is nothing to wait for: no worker has work to do")
+                return []
+            for worker in busy:
+                worker.work()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    @override
+    def allocate(self, nbytes: int) -> InlineMemory:
+        return InlineMemory(nbytes)
+
+    @override
+    def close(self) -> None:
+        for worker in list(self._workers):
+            worker.kill()
+        self._events.clear()
+        self._closed = True
+
+    def note(self, event: Event) -> None:
+        """Takes an event that a worker caused."""
+        self._events.append(event)
+
+    def bury(self, worker: InlineWorker, reason: str, expected: bool) -> None:
+        """Ends a worker."""
+        if worker in self._workers:
+            del self._workers[worker]
+            self._events.append(Death(worker, reason, expected))
+
+
+class InlineWorker(Worker):
+    """A worker in this process."""
+
+    def __init__(self, index: int, backend: InlineBackend) -> None:
+        self.index = index
+        self._backend = backend
+        self._service: Service | None = None
+        self._port = _InlinePort(self, backend)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do."""
+        return self._service is not None and self._service.busy
+
+    def begin(self, make: MakeService) -> None:
+        """Makes the service."""
+        try:
+            self._service = make(self._port)
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+
+    def work(self) -> None:
+        """Does a piece of work."""
+        self._guarded("work")
+
+    @override
+    def send(self, content: Any) -> None:
+        self._guarded("handle", content)
+
+    def _guarded(self, name: str, *arguments: Any) -> None:
+        if self._service is None:
+            return
+        try:
+            getattr(self._service, name)(*arguments)
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            self._close()
+        except (Exception, SystemExit) as another:
+            # As Python does it: the last one is told, and has the first in its context.
+            error = another
+        self._backend.note(Failed(self, Failure.of(error)))
+        self._backend.bury(self, "exited with status 1", expected=False)
+
+    @override
+    def share(self, name: int, memory: InlineMemory) -> None:
+        self._port.shared[name] = memory.buffer
+
+    @override
+    def forget(self, name: int) -> None:
+        self._port.shared.pop(name, None)
+
+    @override
+    def interrupt(self, number: int) -> None:
+        self._port.number = number
+
+    @override
+    def stop(self) -> None:
+        try:
+            self._close()
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+        else:
+            self._backend.bury(self, "exited with status 0", expected=True)
+
+    @override
+    def kill(self) -> None:
+        self._service = None
+        self._backend.bury(self, "was killed", expected=False)
+
+    def _close(self) -> None:
+        service, self._service = self._service, None
+        if service is not None:
+            service.close()
+
+
+class _InlinePort(Port):
+    def __init__(self, worker: InlineWorker, backend: InlineBackend) -> None:
+        self._worker = worker
+        self._backend = backend
+        self.shared: dict[int, bytearray] = {}
+        self.number = 0
+
+    @override
+    def send(self, content: Any) -> None:
+        self._backend.note(Message(self._worker, content))
+
+    @override
+    def memory(self, name: int) -> bytearray:
+        return self.shared[name]
+
+    @override
+    def interrupted(self) -> int:
+        return self.number

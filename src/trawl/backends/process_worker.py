@@ -1,0 +1,130 @@
+"""A worker in a process of its own: what runs there."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+import numpy as np
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+from trawl.backends.memory import map_once
+from trawl.backends.parcel import unpack
+from trawl.backends.wire import Closed, Wire
+
+BOARD_BYTES = 64
+
+
+class _Stop(BaseException):
+    """The worker was told to end."""
+
+
+def run(wire: int, board: int) -> NoReturn:
+    """Lives the life of a worker.
+
+    Args:
+        wire: descriptor of the socket to the process that it works for.
+        board: descriptor of the memory in which interruptions are written.
+    """
+    port = _ProcessPort(Wire(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
+    status = 0
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _stop)
+        _work(port)
+    except (Closed, _Stop):
+        pass
+    except BaseException as error:
+        status = 1
+        port.tell("failed", Failure.of(error))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            # It may be closed, or nobody reads it any more.
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(status)
+
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Stop
+
+
+def _work(port: _ProcessPort) -> None:
+    service = port.first()(port)
+    try:
+        try:
+            while True:
+                while port.waiting(None if not service.busy else 0):
+                    port.take(service)
+                service.work()
+        finally:
+            # What closes the service is not to be broken off, and this line may be: once.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        service.close()
+
+
+class _ProcessPort(Port):
+    def __init__(self, wire: Wire, board: mmap.mmap) -> None:
+        self._wire = wire
+        self._board = np.frombuffer(board, dtype=np.int64)
+        self._memory: dict[int, mmap.mmap] = {}
+        self._poll = select.poll()
+        self._poll.register(wire, select.POLLIN)
+
+    def first(self) -> Any:
+        """What makes the service, from the first message."""
+        (path, environ, directory, arguments, data), fds = self._wire.receive()
+        sys.path[:] = path
+        sys.argv[:] = arguments
+        os.environ.clear()
+        os.environ.update(environ)
+        if directory is not None:
+            os.chdir(directory)
+        return unpack(data, fds)
+
+    def waiting(self, timeout: float | None) -> bool:
+        """Whether there is a message."""
+        return bool(self._poll.poll(timeout))
+
+    def take(self, service: Service) -> None:
+        """Takes one message."""
+        (verb, *content), fds = self._wire.receive()
+        if verb == "share":
+            name, nbytes = content
+            self._memory[name] = map_once(fds[0], nbytes)
+        elif verb == "forget":
+            self._memory.pop(content[0], None)
+        elif verb == "stop":
+            # The signal says so too, but what it raised may have been caught by anyone.
+            raise _Stop
+        else:
+            service.handle(content[0])
+
+    def tell(self, verb: str, content: Any) -> None:
+        """Sends a message, if anybody is there to take it."""
+        try:
+            self._wire.send((verb, content))
+        except Closed:
+            raise _Stop from None
+
+    @override
+    def send(self, content: Any) -> None:
+        self.tell("message", content)
+
+    @override
+    def memory(self, name: int) -> mmap.mmap:
+        return self._memory[name]
+
+    @override
+    def interrupted(self) -> int:
+        return int(self._board[0])

@@ -1,0 +1,187 @@
+"""Messages between two processes of one machine, with descriptors attached.
+
+A message is a packet: it comes whole or not at all, whenever the other side dies. It holds a
+header, descriptors, and a pickle. A large pickle goes through memory of its own, of which only
+the descriptor is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from trawl.backends.memory import SharedMemory, map_once
+
+# Size of the pickle, how many descriptors belong to the message, and whether one more holds it.
+# A packet without a size only brings descriptors, for the message that follows.
+_HEADER = struct.Struct("!QIB")
+_MOST_INLINE = 16_384
+# Linux takes 253 at a time.
+_MOST_DESCRIPTORS = 250
+_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
+
+_Packet = tuple[bytes, Sequence[int]]
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def connection() -> tuple[Wire, socket.socket]:
+    """An end for this process, and one for another."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Wire(ours), theirs
+
+
+class Wire:
+    """One end of a connection.
+
+    Args:
+        end: a socket as :func:`connection` makes it; this object closes it.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        # Packets that the system had no room for, with descriptors of their own.
+        self._kept: deque[_Packet] = deque()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for; -1 once it is closed."""
+        return self._socket.fileno()
+
+    @property
+    def full(self) -> bool:
+        """Whether something was kept for :meth:`flush`."""
+        return bool(self._kept)
+
+    def send(self, content: Any, fds: Sequence[int] = ()) -> None:
+        """Sends a message, with copies of descriptors. It waits while there is no room.
+
+        Raises:
+            Closed: if nobody is there to take it.
+        """
+        packets, _memory = _pack(content, fds)
+        for packet in packets:
+            self._put(packet, 0)
+
+    def post(self, content: Any, fds: Sequence[int] = ()) -> None:
+        """Sends a message, and doesn't wait: what there is no room for is kept for :meth:`flush`.
+
+        Two sides that both send while neither receives would wait for each other otherwise.
+
+        Raises:
+            Closed: if nobody is there to take it.
+        """
+        packets, _memory = _pack(content, fds)
+        for data, attached in packets:
+            try:
+                if self.flush():
+                    self._put((data, attached), socket.MSG_DONTWAIT)
+                    continue
+            except BlockingIOError:
+                pass
+            self._kept.append((data, [os.dup(fd) for fd in attached]))
+
+    def flush(self) -> bool:
+        """Sends what was kept, as far as there is room; tells whether that was all.
+
+        Raises:
+            Closed: if nobody is there to take it.
+        """
+        while self._kept:
+            try:
+                self._put(self._kept[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            _close_all(self._kept.popleft()[1])
+        return True
+
+    def receive(self, wait: bool = True) -> tuple[Any, list[int]]:
+        """The next message, and its descriptors, which are the caller's to close.
+
+        Args:
+            wait: whether to wait for one.
+
+        Raises:
+            Closed: if the other side is gone, and all it sent was received.
+            BlockingIOError: if there is none now, and it is not to wait.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        fds: list[int] = []
+        try:
+            data = self._take(flags, fds)
+            while not (header := _HEADER.unpack_from(data))[0]:
+                data = self._take(flags & ~socket.MSG_DONTWAIT, fds)
+            size, count, apart = header
+            if len(fds) != count + apart:
+                raise OSError("too many open files: descriptors of a message were lost")
+            pickled = map_once(fds.pop(), size) if apart else memoryview(data)[_HEADER.size :]
+            return pickle.loads(pickled), fds
+        except BaseException:
+            _close_all(fds)
+            raise
+
+    def close(self) -> None:
+        """Closes this end."""
+        while self._kept:
+            _close_all(self._kept.popleft()[1])
+        self._socket.close()
+
+    def _put(self, packet: _Packet, flags: int) -> None:
+        data, fds = packet
+        attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        try:
+            # A program may have set that SIGPIPE ends it.
+            self._socket.sendmsg([data], attached, flags | socket.MSG_NOSIGNAL)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+        except OSError as error:
+            if self._socket.fileno() < 0:
+                raise Closed from error
+            raise
+
+    def _take(self, flags: int, fds: list[int]) -> bytes:
+        """One packet; its descriptors are added to those that there are."""
+        while True:
+            # That the other side ended without having read all is told once, and before what it
+            # had sent.
+            with contextlib.suppress(ConnectionResetError):
+                data, attached, _, _ = self._socket.recvmsg(
+                    _HEADER.size + _MOST_INLINE, _ROOM, flags
+                )
+                break
+        for _, _, packed in attached:
+            numbers = array("i")
+            numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
+            fds.extend(numbers)
+        if not data:
+            raise Closed
+        return data
+
+
+def _pack(content: Any, fds: Sequence[int]) -> tuple[list[_Packet], SharedMemory | None]:
+    """The packets of a message; and memory that has to be kept until they are sent."""
+    data = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    size, count, memory = len(data), len(fds), None
+    if size > _MOST_INLINE:
+        memory = SharedMemory.new(size)
+        memory.buffer[:] = data
+        data, fds = b"", [*fds, memory.fd]
+    packets: list[_Packet] = []
+    while len(fds) > _MOST_DESCRIPTORS:
+        packets.append((_HEADER.pack(0, 0, False), fds[:_MOST_DESCRIPTORS]))
+        fds = fds[_MOST_DESCRIPTORS:]
+    packets.append((_HEADER.pack(size, count, memory is not None) + data, fds))
+    return packets, memory
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

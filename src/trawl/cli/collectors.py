@@ -1,0 +1,111 @@
+"""The collector that the arguments of ``trawl collect`` ask for."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from trawl.cli.arguments import Collect
+from trawl.cli.errors import CliError, describe, message_of
+from trawl.cli.notes import for_workers
+from trawl.cli.policies import load_policy
+from trawl.collectors import BaseCollector, Collector, MultiCollector
+from trawl.envs.build import build_env
+
+_FRAMES_PER_BATCH = 1000
+
+
+def make_collector(args: Collect, seed: int) -> BaseCollector:
+    """The collector, seeded; whatever a user's environment or policy raises is told in a line.
+
+    Raises:
+        CliError: if it can't be made.
+    """
+    if not {"", os.getcwd()} & set(sys.path):
+        # Modules of policies and environments are found here too, as `python -m` does it.
+        sys.path.insert(0, os.getcwd())
+    env = _environment(args)
+    try:
+        # With workers, so that what is wrong is found before there are any.
+        policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
+        options: dict[str, Any] = {
+            "frames_per_batch": args.frames_per_batch or _batch_size(args),
+            "total_frames": args.frames,
+            "max_frames_per_traj": args.max_frames_per_traj,
+        }
+        if args.workers:
+            env.close(raise_if_closed=False)
+            collector = _with_workers(args, seed, options, acts=policy is not None)
+        else:
+            collector = Collector(env, policy, **options)
+        collector.set_seed(seed)
+        return collector
+    except CliError:
+        env.close(raise_if_closed=False)
+        raise
+    except Exception as error:
+        env.close(raise_if_closed=False)
+        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+
+
+def _with_workers(
+    args: Collect, seed: int, options: dict[str, Any], acts: bool
+) -> MultiCollector:
+    factory = PolicyFactory(args.policy, _source(args), seed, args.unsafe_pickle)
+    return MultiCollector(
+        [_source(args)] * args.workers,
+        sync=not args.asynchronous,
+        policy_factory=factory if acts else None,
+        init_fn=for_workers(),
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class PolicyFactory:
+    """Makes the policy in a worker, where it is loaded once more: not all of them can be sent."""
+
+    policy: str
+    source: Any
+    seed: int
+    unsafe_pickle: bool
+
+    def __call__(self) -> Any:
+        """The policy."""
+        env = build_env(self.source)
+        try:
+            return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
+        finally:
+            env.close(raise_if_closed=False)
+
+
+def _batch_size(args: Collect) -> int:
+    """A whole number of steps of all environments, if it is ours to choose."""
+    frames, environments = args.frames, args.envs
+    if args.asynchronous:
+        frames = math.ceil(frames / args.workers)
+    else:
+        environments *= max(1, args.workers)
+    wanted = min(_FRAMES_PER_BATCH, frames)
+    return max(1, wanted // environments) * environments
+
+
+def _source(args: Collect) -> Any:
+    return [args.env] * args.envs if args.envs > 1 else args.env
+
+
+def _environment(args: Collect) -> Any:
+    try:
+        env = build_env(_source(args))
+    except Exception as error:
+        raise CliError(f"environment {args.env} can't be made: {message_of(error)}") from error
+    if not env.fixed_layout:
+        env.close(raise_if_closed=False)
+        raise CliError(
+            f"environment {args.env} gives or takes data of no fixed shape, which a dataset "
+            "can't hold"
+        )
+    return env

@@ -1,0 +1,223 @@
+"""One batch of the batches of several workers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from trawl.collectors.policy_version import stamp
+from trawl.collectors.worker import Collect, Done, Ready
+from trawl.keys import Key
+from trawl.rollout.block import as_batch
+from trawl.rollout.layout import Joint
+from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
+from trawl.rollout.slab import Lease, Memory, SlabPool
+
+_MASK = ("collector", "mask")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is to put a batch.
+
+    Attributes:
+        lease: the memory, or None if the batch is to be sent.
+        joint: how the memory is divided.
+        part: the worker's part of it.
+    """
+
+    lease: Lease | None = None
+    joint: Joint | None = None
+    part: int = 0
+
+    def order(self, random: bool, breakable: bool = False) -> Collect:
+        """The order to collect a batch there."""
+        return Collect(0, random, part=self.part, breakable=breakable)
+
+    @property
+    def memory(self) -> Any:
+        """The memory, or None."""
+        return None if self.lease is None else self.lease.memory
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's batch, and what is known about it."""
+
+    index: int
+    place: Place
+    done: Done
+
+    @property
+    def apart(self) -> bool:
+        """Whether the batch was sent, and is not where it was to be put."""
+        return self.done.batch is not None
+
+    def batch(self, hidden: frozenset[Key]) -> TensorDictBase:
+        """The batch itself."""
+        if self.done.batch is not None:
+            sent: TensorDictBase = pickle.loads(self.done.batch)
+            return sent.clear_device_()
+        place = self.place
+        if place.lease is None or place.joint is None:
+            raise ValueError("there is no batch: it went to a replay buffer")
+        layout = place.joint.layouts[place.part]
+        own = Lease(layout, place.joint.part(place.part, place.lease.tensors))
+        return as_batch(own, hidden, None)
+
+
+class Assembly:
+    """Gives workers places for their batches, and puts these together.
+
+    Args:
+        ready: what the workers said of themselves.
+        how: ``"stack"``, 0 or -1.
+        allocate: makes memory that workers can write to; None if there is no such.
+        whole: whether all workers write into one block, so that nothing is to be put together.
+        recycle: whether memory is used again.
+        after: whether versions are written under ``"next"`` too.
+    """
+
+    def __init__(
+        self,
+        ready: Sequence[Ready],
+        how: str | int,
+        allocate: Callable[[int], Memory] | None,
+        whole: bool,
+        recycle: bool = True,
+        after: bool = True,
+    ) -> None:
+        self._after = after
+        self.how = how
+        self.hidden = ready[0].hidden
+        self._ready = list(ready)
+        self._joint: Joint | None = None
+        self._pools: list[SlabPool | None] = [None] * len(ready)
+        self._joints: list[Joint | None] = [None] * len(ready)
+        layouts = [one.layout for one in ready]
+        first = layouts[0]
+        alike = first is not None and all(
+            layout is not None and layout.leaves == first.leaves and layout.batch == first.batch
+            for layout in layouts
+        )
+        if alike and first is not None:
+            self._joint = Joint(first, [one.steps for one in ready], how)
+        self._whole: SlabPool | None = None
+        if allocate is None:
+            return
+        if whole and self._joint is not None:
+            self._whole = SlabPool(self._joint.whole, recycle, allocate)
+            return
+        pools: list[SlabPool] = []
+        for index, layout in enumerate(layouts):
+            if layout is not None:
+                pool = next((pool for pool in pools if pool.layout == layout), None)
+                if pool is None:
+                    # One is filled, one waits to be, and one is with the user.
+                    keep = 2 * len(ready) + 1
+                    pool = SlabPool(layout, recycle, allocate, keep)
+                    pools.append(pool)
+                self._pools[index] = pool
+                self._joints[index] = Joint(layout, [layout.steps], -1)
+
+    @property
+    def in_use(self) -> list[SlabPool]:
+        """The pools of memory."""
+        found = {id(pool): pool for pool in (self._whole, *self._pools) if pool is not None}
+        return list(found.values())
+
+    def places(self) -> list[Place]:
+        """A place for each worker, for one batch of all."""
+        if self._whole is not None and self._joint is not None:
+            lease = self._whole.lease()
+            return [Place(lease, self._joint, index) for index in range(len(self._ready))]
+        return [self.place(index) for index in range(len(self._ready))]
+
+    def place(self, index: int) -> Place:
+        """A place for a batch of one worker."""
+        pool = self._pools[index]
+        return Place() if pool is None else Place(pool.lease(), self._joints[index])
+
+    def one(self, part: Part) -> TensorDictBase:
+        """The batch of one worker."""
+        return self._stamped(part.batch(self._ready[part.index].hidden), part.done.version)
+
+    def of(self, batches: Sequence[TensorDictBase], version: int | str | None) -> TensorDictBase:
+        """Batches of all workers as one; they are not in memory of this assembly."""
+        return self._stamped(self._joined(dict(enumerate(batches))), version)
+
+    def together(self, parts: Sequence[Part]) -> TensorDictBase:
+        """The batch of all workers (of those that have one), which are in order."""
+        full = len(parts) == len(self._ready) and all(
+            part.done.filled == self._ready[part.index].steps for part in parts
+        )
+        lease = parts[0].place.lease
+        if self._whole is not None and lease is not None and not any(p.apart for p in parts):
+            batch: TensorDictBase = as_batch(lease, self.hidden, None)
+            return self._stamped_all(batch, parts)
+        if full:
+            return self._joined({part.index: self.one(part) for part in parts})
+        return self._incomplete(parts)
+
+    def _stamped_all(self, batch: TensorDictBase, parts: Sequence[Part]) -> TensorDictBase:
+        versions = [part.done.version for part in parts]
+        if len(set(versions)) == 1 or self._joint is None:
+            return self._stamped(batch, versions[0])
+        if not all(isinstance(version, int) for version in versions):
+            return self._joined({part.index: self.one(part) for part in parts})
+        numbers = torch.empty(batch.shape, dtype=torch.int64)
+        for part in parts:
+            self._joint.part(part.index, {(): numbers})[()].fill_(int(part.done.version or 0))
+        batch.set("policy_version", numbers)
+        if self._after:
+            batch.get("next").set("policy_version", numbers.clone())
+        return batch
+
+    def _stamped(self, batch: TensorDictBase, version: int | str | None) -> TensorDictBase:
+        if version is not None:
+            stamp(batch, version, self._after)
+        return batch
+
+    def _joined(self, batches: Mapping[int, TensorDictBase]) -> TensorDictBase:
+        parts = list(batches.values())
+        if self.how == "stack":
+            stacked: TensorDictBase = TensorDict.maybe_dense_stack(parts, 0)
+            return _named(stacked)
+        batched = parts[0].ndim > 1
+        axis = 0 if self.how == 0 and batched else parts[0].ndim - 1
+        return _named(torch.cat(parts, axis))
+
+    def _incomplete(self, parts: Sequence[Part]) -> TensorDictBase:
+        """Where some were broken off: what they have, and where a place must be filled, a mask."""
+        batches = {part.index: self.one(part) for part in parts}
+        steps = {part.index: part.done.filled for part in parts}
+        by_time = self.how == -1 or (self.how == 0 and not self._ready[0].batch_size)
+        if by_time:
+            filled = {
+                index: batch[..., : steps[index]]
+                for index, batch in batches.items()
+                if steps[index]
+            }
+            return self._joined(filled)
+        template = next(iter(batches.values()))
+        whole = {}
+        for index in range(len(self._ready)):
+            batch = batches.get(index)
+            if batch is None:
+                batch = template.clone().zero_()
+                batch.set(TRAJ_IDS, torch.full(batch.shape, NO_TRAJECTORY, dtype=torch.int64))
+            mask = torch.zeros(batch.shape, dtype=torch.bool)
+            mask[..., : steps.get(index, 0)] = True
+            before = batch.get(_MASK, None)
+            whole[index] = batch.set(_MASK, mask if before is None else mask & before)
+        return self._joined(whole)
+
+
+def _named(batch: TensorDictBase) -> TensorDictBase:
+    batch.names = [*[None] * (batch.ndim - 1), "time"]
+    return batch

@@ -1,0 +1,467 @@
+"""Workers under one roof: started, given orders, watched, and replaced when they die.
+
+A fleet doesn't know what is collected, nor where its workers live. What it promises is that each
+order is carried out, once, whatever happens to the worker that had it: the orders of a worker
+that died go to the one that takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count as count_from
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import cloudpickle
+
+from trawl.backends.base import Backend, Death, Event, Failed, Message, Worker
+from trawl.collectors.config import warn
+from trawl.collectors.worker import (
+    Arrange,
+    Broken,
+    Call,
+    Collect,
+    Done,
+    Program,
+    Ready,
+    Reply,
+    Writing,
+)
+from trawl.errors import WorkerDied, WorkerError
+
+# Seconds in which workers are to close their environments, before they are killed.
+_CLOSING = 5.0
+_living: WeakSet[Fleet] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for fleet in list(_living):
+        fleet.close()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may go wrong.
+
+    Attributes:
+        each: restarts of any one worker.
+        total: restarts of all workers.
+        timeout: seconds without an answer after which a worker counts as dead, or None.
+    """
+
+    each: int
+    total: int
+    timeout: float | None
+
+
+@dataclass
+class Member:
+    """A place in the fleet, whoever fills it at the moment.
+
+    Attributes:
+        orders: orders that have no answer yet, by number, each with the memory it is for.
+        known: names of memory that the worker knows.
+        ready: what the worker said when it was made.
+        trajectory: id of the next trajectory that begins, as far as is known.
+        writing: whether it is writing into a replay buffer that others write into too.
+        frames: frames of it that were delivered, whoever collected them.
+        batches: how many batches they came in.
+        facts: its latest figures.
+        silent: seconds after which it was given up, or None.
+    """
+
+    index: int
+    worker: Worker | None = None
+    orders: dict[int, tuple[Collect | Call, tuple[Any, Any]]] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    ready: Ready | None = None
+    trajectory: int = 0
+    writing: bool = False
+    restarts: int = 0
+    heard: float = 0.0
+    frames: int = 0
+    batches: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    silent: float | None = None
+    _env_restarts: int = 0
+
+    def stats(self) -> dict[str, Any]:
+        """What is known of it here. It is not asked: it may be in the middle of a batch."""
+        facts = {
+            "frames": self.frames,
+            "batches": self.batches,
+            "alive": self.worker is not None,
+            "restarts": self.restarts,
+            **self.facts,
+        }
+        if "env_restarts" in facts:
+            facts["env_restarts"] += self._env_restarts
+        return facts
+
+    def forget_worker(self) -> None:
+        """What its worker was is of the past, as that is dead."""
+        self.worker = None
+        # Another one counts from zero.
+        if "env_restarts" in self.facts:
+            self._env_restarts += self.facts["env_restarts"]
+            self.facts["env_restarts"] = 0
+
+
+class Fleet:
+    """Workers, and the orders that they have.
+
+    Args:
+        backend: where they live; the fleet closes it.
+        count: how many there are.
+        program: what worker number ``i`` is made of, now; asked again for one in its place.
+        limits: how much may go wrong.
+
+    Attributes:
+        members: the places, by index.
+    """
+
+    def __init__(
+        self, backend: Backend, count: int, program: Callable[[Member], Program], limits: Limits
+    ) -> None:
+        self.backend = backend
+        self.members = [Member(index) for index in range(count)]
+        self._program = program
+        self._limits = limits
+        self._number = 0
+        self._fresh = count_from(1)
+        self._names: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._gone: deque[int] = deque()
+        self._events: deque[Event] = deque()
+        self._error: WorkerError | None = None
+        self._done: deque[tuple[int, Done]] = deque()
+        self._replies: dict[int, Reply | Broken] = {}
+        self._unheeded: set[int] = set()
+        self._closed = False
+        self._owner = os.getpid()
+        _living.add(self)
+
+    # --- life
+
+    def start(self) -> None:
+        """Starts all workers, and waits until their collectors are made."""
+        for member in self.members:
+            self._launch(member)
+        self._pump_until(lambda: all(member.ready is not None for member in self.members))
+
+    def _launch(self, member: Member) -> None:
+        member.ready = None
+        member.known.clear()
+        member.heard = time.monotonic()
+        member.worker = self.backend.launch(member.index, self._program(member))
+        for order, place in member.orders.values():
+            self._send(member, order, place)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends all workers: they close their environments, or are killed if that takes too long.
+
+        Args:
+            timeout: seconds in which they are to do that.
+        """
+        if self._closed or self._owner != os.getpid():
+            return
+        self._closed = True
+        deadline = time.monotonic() + (_CLOSING if timeout is None else timeout)
+        try:
+            for member in self.members:
+                if member.worker is not None:
+                    member.worker.stop()
+            while any(member.worker is not None for member in self.members):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                # Deaths may be among what was not looked at when something went wrong.
+                events, self._events = self._events or self.backend.wait(left), deque()
+                for event in events:
+                    if isinstance(event, Death):
+                        self.members[event.worker.index].worker = None
+        finally:
+            self.backend.close()
+            for member in self.members:
+                member.worker = None
+                member.orders.clear()
+            self._done.clear()
+
+    @property
+    def alive(self) -> int:
+        """How many workers live, as far as is known."""
+        return sum(member.worker is not None for member in self.members)
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were replaced."""
+        return sum(member.restarts for member in self.members)
+
+    # --- orders
+
+    def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> int:
+        """Gives a worker an order to collect.
+
+        Args:
+            index: the worker.
+            order: the order; its number is set here, and the names in it.
+            memory: where the batch is to be put, or None.
+            joint: how that is divided.
+
+        Returns:
+            The number of the order.
+        """
+        self._forget()
+        self._number += 1
+        if memory is None:
+            named = replace(order, number=self._number)
+        else:
+            names = self._name(memory), self._name(joint)
+            named = replace(order, number=self._number, memory=names[0], joint=names[1])
+        self._give(self.members[index], named, (memory, joint))
+        return self._number
+
+    def interrupt(self, index: int) -> None:
+        """Breaks off all orders of a worker that may be broken off."""
+        member = self.members[index]
+        if member.worker is not None:
+            member.worker.interrupt(self._number)
+
+    def _name(self, thing: Any) -> int:
+        """The name under which workers know a piece of memory, or its arrangement."""
+        if thing not in self._names:
+            self._names[thing] = name = next(self._fresh)
+            gone = weakref.finalize(thing, self._gone.append, name)
+            gone.atexit = False
+        return self._names[thing]
+
+    def _forget(self) -> None:
+        """Lets workers free memory that is not used again."""
+        while self._gone:
+            name = self._gone.popleft()
+            for member in self.members:
+                if name in member.known and member.worker is not None:
+                    member.worker.forget(name)
+                member.known.discard(name)
+
+    def call(self, calls: dict[int, tuple[Any, ...]], kwargs: Any = None) -> dict[int, Any]:
+        """Calls a function with the collectors of workers, and waits for the results.
+
+        Args:
+            calls: for each worker that is called, the function and its further arguments.
+            kwargs: keyword arguments, by worker.
+
+        Raises:
+            WorkerError: if a call raised an exception; it is of that type too.
+        """
+        numbers = self._call_all(calls, kwargs or {})
+        waiting = set(numbers.values())
+        try:
+            self._pump_until(lambda: waiting <= self._replies.keys())
+        except BaseException:
+            self._unheeded |= waiting
+            raise
+        replies = [self._replies.pop(number) for number in numbers.values()]
+        for index, reply in zip(numbers, replies, strict=True):
+            if isinstance(reply, Broken):
+                raise reply.failure.error(f"worker {index}")
+        return {
+            index: pickle.loads(reply.value)
+            for index, reply in zip(numbers, replies, strict=True)
+            if isinstance(reply, Reply)
+        }
+
+    def cast(self, calls: dict[int, tuple[Any, ...]]) -> None:
+        """The same, but nobody waits; what goes wrong is raised later."""
+        self._unheeded.update(self._call_all(calls, {}).values())
+
+    def _call_all(self, calls: dict[int, tuple[Any, ...]], kwargs: Any) -> dict[int, int]:
+        numbers = {}
+        for index, (function, *args) in calls.items():
+            self._number += 1
+            numbers[index] = self._number
+            data = cloudpickle.dumps((function, args, kwargs.get(index, {})))
+            self._give(self.members[index], Call(self._number, data))
+        return numbers
+
+    def _give(
+        self, member: Member, order: Collect | Call, place: tuple[Any, Any] = (None, None)
+    ) -> None:
+        if not member.orders:
+            # It had nothing to answer until now.
+            member.heard = time.monotonic()
+        member.orders[order.number] = order, place
+        self._send(member, order, place)
+
+    def _send(self, member: Member, order: Collect | Call, place: tuple[Any, Any]) -> None:
+        if member.worker is None:
+            return
+        if isinstance(order, Collect) and order.memory is not None:
+            self._introduce(member, member.worker, order, place)
+        member.worker.send(order)
+
+    def _introduce(
+        self, member: Member, worker: Worker, order: Collect, place: tuple[Any, Any]
+    ) -> None:
+        """Makes known what an order names, if the worker doesn't know it."""
+        memory, joint = place
+        if order.memory is not None and order.memory not in member.known:
+            worker.share(order.memory, memory)
+            member.known.add(order.memory)
+        if order.joint not in member.known:
+            worker.send(Arrange(order.joint, joint))
+            member.known.add(order.joint)
+
+    # --- answers
+
+    def next_done(self, timeout: float | None = None) -> tuple[int, Done] | None:
+        """The next batch that was collected, and by whom.
+
+        Args:
+            timeout: seconds after which there is None; None waits as long as it takes.
+
+        Raises:
+            WorkerError: if something went wrong in a worker; of the type of the original, too.
+            WorkerDied: if a worker died that is not to be replaced.
+        """
+        if timeout is None:
+            self._pump_until(lambda: bool(self._done))
+        elif not self._done:
+            self._pump(timeout)
+        if not self._done:
+            return None
+        index, done = self._done.popleft()
+        self.members[index].frames += done.frames
+        self.members[index].batches += 1
+        return index, done
+
+    def settle(self) -> None:
+        """Waits until all orders were carried out."""
+        self._pump_until(lambda: not any(member.orders for member in self.members))
+
+    def look(self) -> None:
+        """Takes in what has happened, without waiting."""
+        if any(member.worker is not None for member in self.members):
+            self._pump(0)
+
+    def _pump_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._pump(None)
+
+    def _pump(self, timeout: float | None) -> None:
+        """Takes in what happens next. What goes wrong in a worker ends here, and for good."""
+        if self._error is not None:
+            raise self._error
+        try:
+            self._wait(timeout)
+            while self._events:
+                self._take(self._events.popleft())
+        except WorkerError as error:
+            self._error = error
+            raise
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._events:
+            return
+        limit = self._patience()
+        if timeout is not None:
+            limit = timeout if limit is None else min(limit, timeout)
+        self._events.extend(self.backend.wait(limit))
+        now = time.monotonic()
+        for event in self._events:
+            self.members[event.worker.index].heard = now
+        # Who has something to say has said it by now, however many others did.
+        self._kill_silent(now)
+
+    def _patience(self) -> float | None:
+        """Seconds until a worker is to be given up."""
+        if self._limits.timeout is None:
+            return None
+        since = [m.heard for m in self.members if m.orders or m.ready is None]
+        return max(0.0, min(since) + self._limits.timeout - time.monotonic()) if since else None
+
+    def _kill_silent(self, now: float) -> None:
+        timeout = self._limits.timeout
+        for member in self.members:
+            waits = member.orders or member.ready is None
+            if timeout is not None and waits and now - member.heard >= timeout and member.worker:
+                member.worker.kill()
+                member.silent = timeout
+
+    def _take(self, event: Event) -> None:
+        member = self.members[event.worker.index]
+        if event.worker is not member.worker:
+            return
+        match event:
+            case Death(reason=reason):
+                self._replace(member, reason)
+            case Failed(failure=failure):
+                raise failure.error(f"worker {member.index}")
+            case Message(content=content):
+                self._read(member, content)
+
+    def _read(self, member: Member, content: Ready | Done | Reply | Broken | Writing) -> None:
+        if isinstance(content, Writing):
+            member.writing = content.begun
+            return
+        if isinstance(content, Ready):
+            member.ready = content
+            member.trajectory = max(member.trajectory, content.trajectory)
+            return
+        order, _ = member.orders.pop(content.number, (None, None))
+        unheeded = content.number in self._unheeded
+        self._unheeded.discard(content.number)
+        if isinstance(content, Done):
+            member.trajectory = max(member.trajectory, content.trajectory)
+            member.facts = dict(content.facts)
+            self._done.append((member.index, content))
+        elif isinstance(content, Broken) and (unheeded or isinstance(order, Collect)):
+            raise content.failure.error(f"worker {member.index}")
+        elif not unheeded:
+            self._replies[content.number] = content
+
+    # --- deaths
+
+    def _replace(self, member: Member, reason: str) -> None:
+        member.forget_worker()
+        if member.silent is not None:
+            reason = f"gave no answer for {member.silent:g} s (worker_timeout), and was ended"
+            member.silent = None
+        what = f"worker {member.index} {reason}"
+        if member.writing:
+            raise WorkerDied(
+                f"{what} while it wrote into the replay buffer, which may be locked for good: it "
+                "is not to be used any more. Into a buffer that was not made shared by share() "
+                "this process writes, and the death of a worker does no harm to it"
+            )
+        limits = self._limits
+        if member.restarts >= limits.each or self.restarts >= limits.total:
+            raise WorkerDied(
+                f"{what}, and is not replaced again: it was {member.restarts} times, all workers "
+                f"{self.restarts} times (max_restarts={limits.each}, "
+                f"max_total_restarts={limits.total})"
+            )
+        member.restarts += 1
+        self._launch(member)
+        warn(
+            f"{what}; another takes its place (restart {member.restarts} of {limits.each}), and "
+            "what it was collecting is collected again",
+            RuntimeWarning,
+        )
+
+
+def everyone(fleet: Fleet, *call: Any) -> dict[int, tuple[Any, ...]]:
+    """The same call for all workers."""
+    return dict.fromkeys(range(len(fleet.members)), call)
+
+
+def in_order(results: dict[int, Any]) -> list[Any]:
+    """Results by worker, as a list."""
+    return [results[index] for index in sorted(results)]

@@ -1,0 +1,654 @@
+"""What all collectors with workers have in common, wherever these live."""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import cloudpickle
+from torch import nn
+from typing_extensions import override
+
+from trawl.backends.base import Backend
+from trawl.backends.parcel import Shared
+from trawl.collectors import worker
+from trawl.collectors.assembly import Assembly, Part
+from trawl.collectors.base import BaseCollector
+from trawl.collectors.config import muted, resolve_devices, warn
+from trawl.collectors.delivery import Delivery, experience
+from trawl.collectors.fleet import Fleet, Limits, Member
+from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
+from trawl.collectors.paths import get_path
+from trawl.collectors.profile import ProfileConfig
+from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
+from trawl.collectors.single import Collector
+from trawl.collectors.weights import check_weights, chosen_weights, plain_weights
+from trawl.envs.seeding import check_seed, derive
+
+# What a worker has to know to write into a replay buffer.
+_WRITERS = (
+    "replay_buffer",
+    "extend_buffer",
+    "init_random_frames",
+    "postproc",
+    "split_trajs",
+)
+_VIEWS = ("aggregate", "per_worker", "both")
+
+
+class FleetCollector(BaseCollector):
+    """A collector with workers: each of them a :class:`Collector` somewhere else.
+
+    A subclass says where they live (``_new_backend``), and whether batches are made by all
+    together (``sync``).
+
+    Attributes:
+        num_workers: number of workers.
+        create_env_fn: what each makes its environment of.
+        policy: the policy as it was given; workers have copies.
+    """
+
+    config: MultiConfig
+    sync: bool
+    _hooks: dict[str, Any]
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        name = type(self).__name__
+        if more:
+            raise TypeError(
+                f"{name} takes at most 2 positional arguments (create_env_fn, policy), but got "
+                f"{2 + len(more)}; give the others by name"
+            )
+        check_names(name, options)
+        self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
+        self.num_workers = len(self.create_env_fn)
+        self._own = PerWorker(self.num_workers, policy, options)
+        config = MultiConfig(**options)
+        if policy is not None and self._own.shown("policy_factory", config.policy_factory):
+            raise TypeError("policy and policy_factory can't both be given")
+        super().__init__(config)
+        self._check()
+        self.policy = policy
+        self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
+        self._packed = [_packed(policy) for policy in self._own.policies]
+        self._weights: list[bytes | None] = [None] * self.num_workers
+        self._versions: list[Any] = [self.policy_version] * self.num_workers
+        self._seeds: list[int | None] = [None] * self.num_workers
+        self._registry = worker.parent_registry()
+        self._frames_asked = self._frames_of_workers()
+        self._backend = self._new_backend()
+        limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
+        self._fleet = Fleet(self._backend, self.num_workers, self._program, limits)
+        try:
+            self._prepare()
+        except BaseException:
+            self.shutdown(raise_on_error=False)
+            raise
+
+    # --- what a subclass does
+
+    @abstractmethod
+    def _new_backend(self) -> Backend:
+        """The place where workers live."""
+
+    @abstractmethod
+    def _frames_of_workers(self) -> list[int]:
+        """Frames that each worker is asked for at a time."""
+
+    # --- construction
+
+    def _check(self) -> None:
+        config = self.config
+        if not self.sync and config.cat_results not in (None, "stack"):
+            raise ValueError(
+                f"cat_results={config.cat_results!r} is for batches of all workers together "
+                "(sync=True); these are each of one worker"
+            )
+        if config.use_buffers is False and config.cat_results not in (None, "stack"):
+            raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
+
+    def _prepare(self) -> None:
+        config = self.config
+        if self._workers_write:
+            self._initialise_buffer()
+        self._fleet.start()
+        ready = [member.ready for member in self._fleet.members if member.ready is not None]
+        storing = {devices.storing for devices in self.devices}
+        self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
+        share = config.preemptive_threshold if self.sync else None
+        whole = self.sync and share in (None, 1)
+        how = config.cat_results if config.cat_results is not None else "stack"
+        self._assembly = Assembly(
+            ready,
+            how,
+            self._backend.allocate if self._backend.shares_memory else None,
+            whole=whole,
+            recycle=config.use_buffers is not False,
+            after=not config.compact_obs,
+        )
+        frames = [one.lanes * one.steps for one in ready]
+        self._warn_of_rounding(ready, frames)
+        self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
+        self._warn_of_remainders()
+        assembly = None if self._workers_write else self._assembly
+        self._schedule: Schedule = (
+            SyncSchedule(self._fleet, assembly, frames, share)
+            if self.sync
+            else AsyncSchedule(self._fleet, assembly, frames)
+        )
+
+    def _initialise_buffer(self) -> None:
+        """Gives an empty shared buffer its layout: it can't be shared before it has one."""
+        buffer = self.config.replay_buffer
+        if getattr(buffer.storage, "initialized", True):
+            return
+        options = self._own.options(self.config, 0, self._frames_asked[0])
+        policy = None if self._packed[0] is None else pickle.loads(self._packed[0])
+        with muted():
+            one = Collector(self.create_env_fn[0], policy, **options)
+        with one:
+            buffer.extend(experience(one.fake_tensordict()))
+        buffer.empty()
+
+    def _warn_of_rounding(self, ready: Sequence[worker.Ready], frames: list[int]) -> None:
+        for index, (asked, got) in enumerate(zip(self._frames_asked, frames, strict=True)):
+            if asked != got:
+                warn(
+                    f"the {asked} frames of worker {index} are not a multiple of its "
+                    f"{ready[index].lanes} environments: it will collect {got} at a time, "
+                    f"{ready[index].steps} of each environment"
+                )
+                return
+
+    @property
+    def _workers_write(self) -> bool:
+        """Whether workers write into the replay buffer themselves: if it is one they can share."""
+        return self._backend.isolated and bool(getattr(self.config.replay_buffer, "shared", False))
+
+    def _program(self, member: Member) -> worker.Program:
+        """What a worker is made of, at this moment."""
+        index, config = member.index, self.config
+        options = self._own.options(config, index, self._frames_asked[index]) | self._hooks
+        if self._workers_write:
+            options |= {name: getattr(config, name) for name in _WRITERS}
+            options["replay_buffer"] = Shared(config.replay_buffer)
+        fresh = member.restarts == 0
+        # A batch that nobody saw may have used ids up to this.
+        skipped = 0 if fresh else self.num_workers * (self._frames_asked[index] + 1)
+        seed = self._seeds[index]
+        return worker.Program(
+            index=index,
+            collector_class=config.collector_class or Collector,
+            create_env_fn=self.create_env_fn[index],
+            policy=self._packed[index],
+            options=options,
+            init_fn=config.init_fn,
+            threads=config.num_sub_threads if self._backend.isolated else None,
+            registry=self._registry if self._backend.isolated else None,
+            trajectory=index if fresh else member.trajectory + skipped,
+            stride=self.num_workers,
+            weights=self._weights[index],
+            version=self._versions[index],
+            seed=None if seed is None else derive(seed, "restart", member.restarts),
+        )
+
+    # --- collecting
+
+    def _collect(self) -> Any:
+        if self.config.update_at_each_batch:
+            self.update_policy_weights_()
+        parts = self._schedule.collect(self._wanted, self._is_random)
+        self._frames += sum(part.done.frames for part in parts)
+        self._batches += 1
+        if self.config.replay_buffer is not None:
+            if not self._workers_write:
+                self._write(parts)
+            return None
+        batch = self._assembly.together(parts) if self.sync else self._assembly.one(parts[0])
+        return self._delivery.deliver(batch, batch.shape[-1])
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        """Puts the batch of each worker into the replay buffer, as a worker itself would."""
+        buffer = self.config.replay_buffer
+        for part in parts:
+            batch = self._delivery.deliver(self._assembly.one(part), part.done.filled)
+            if self.config.extend_buffer:
+                buffer.extend(batch)
+            else:
+                for frame in batch.reshape(-1):
+                    buffer.add(frame)
+
+    def _wanted(self) -> bool:
+        return self._has_budget(self._schedule.frames_under_way)
+
+    def _is_random(self) -> bool:
+        first = self.config.init_random_frames
+        if first is None:
+            return False
+        written = getattr(self.config.replay_buffer, "write_count", 0)
+        return bool(max(self._frames + self._schedule.frames_under_way, written) < first)
+
+    def rollout(self) -> Any:
+        """Collects a batch, which is not counted."""
+        raise NotImplementedError("a collector with workers has no rollout(): use next()")
+
+    def frames_per_batch_worker(self, worker_idx: int = 0) -> int:
+        """Frames that a worker is asked for at a time."""
+        return self._frames_asked[worker_idx]
+
+    # --- control
+
+    def _all(self, function: Any, *arguments: Any) -> list[Any]:
+        """What a function gives with each worker's collector."""
+        self._check_open("this")
+        with self._held():
+            results = self._fleet.call(
+                dict.fromkeys(range(self.num_workers), (function, *arguments))
+            )
+        return [results[index] for index in range(self.num_workers)]
+
+    def _one(self, index: int, function: Any, *arguments: Any) -> Any:
+        self._check_open("this")
+        with self._held():
+            return self._fleet.call({index: (function, *arguments)})[index]
+
+    def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
+        """Begins new trajectories.
+
+        Args:
+            reset_idx: for each worker, whether its environments are reset; None: all are.
+            **kwargs: arguments of the environments' reset.
+
+        Raises:
+            ValueError: if there is not an entry for each worker.
+        """
+        self._check_open("reset()")
+        chosen = [True] * self.num_workers if reset_idx is None else list(reset_idx)
+        if len(chosen) != self.num_workers:
+            raise ValueError(
+                f"reset_idx has {len(chosen)} entries, but there are {self.num_workers} workers"
+            )
+        with self._held():
+            self._fleet.call({i: (worker.reset, kwargs) for i, asked in enumerate(chosen) if asked})
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds each worker (environments, policy, random actions), and resets.
+
+        Two collectors with the same arguments give equal batches from the same seed (with
+        ``sync=False`` each worker's batches are equal, while their order depends on who is
+        faster). What workers had collected before is delivered first.
+
+        Args:
+            seed: not negative.
+            static_seed: gives all environments the same seed.
+
+        Returns:
+            A seed for another environment (the same, if static).
+        """
+        seed = check_seed(seed)
+        self._check_open("set_seed()")
+        with self._held():
+            for index in range(self.num_workers):
+                # Now, and not after: it may be replaced while others are seeded.
+                self._seeds[index] = seed
+                call = (Collector.set_seed, seed, static_seed)
+                seed = self._fleet.call({index: call})[index]
+        return seed
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        policy: Any = None,
+        weights: Any = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+        policy_weights: Any = None,
+    ) -> None:
+        """Gives workers new weights; each uses them from its next batch on.
+
+        Args:
+            policy_or_weights: a module, a TensorDict or a dict of weights. Without it, those
+                that the policy has now which the collector was made with.
+            policy: the same, as a module.
+            weights: the same, as weights.
+            weights_dict: weights by model; ``"policy"`` is the only one here.
+            model_id: the model that the weights are for: ``"policy"``.
+            worker_ids: the workers that get them; None: all.
+            policy_weights: an older name of ``policy_or_weights``.
+
+        Raises:
+            ValueError: if the arguments contradict each other, shapes don't fit, or there is no
+                such worker.
+            TypeError: if the policy has no weights.
+            KeyError: if names of the weights don't fit, or a model is unknown.
+            RuntimeError: if there are no weights to take.
+        """
+        forms = {
+            "policy_or_weights": policy_or_weights,
+            "policy": policy,
+            "weights": weights,
+            "weights_dict": weights_dict,
+            "policy_weights": policy_weights,
+        }
+        new = chosen_weights(forms, model_id)
+        self._check_open("update_policy_weights_()")
+        chosen = self._chosen_workers(worker_ids)
+        packed = {index: self._packed_weights(new, index) for index in chosen}
+        with self._held():
+            if self._version is not None:
+                self._version.increment_version()
+            for index, data in packed.items():
+                self._weights[index] = data
+                self._versions[index] = self.policy_version
+            self._fleet.cast(
+                {
+                    index: (worker.set_weights, data, self._versions[index])
+                    for index, data in packed.items()
+                }
+            )
+
+    def _chosen_workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
+        if worker_ids is None:
+            return list(range(self.num_workers))
+        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        for index in chosen:
+            if not 0 <= index < self.num_workers:
+                raise ValueError(
+                    f"worker_ids names worker {index}, but there are workers 0 to "
+                    f"{self.num_workers - 1}"
+                )
+        return chosen
+
+    def _packed_weights(self, new: Any, index: int) -> bytes:
+        own = self._own.policies[index]
+        if new is None:
+            if not isinstance(own, nn.Module):
+                raise RuntimeError(
+                    "update_policy_weights_() has no weights to take: the policy is no module, "
+                    "or was made by a policy_factory; give the weights"
+                )
+            new = own
+        elif isinstance(own, nn.Module):
+            check_weights(own, new)
+        data: bytes = cloudpickle.dumps(plain_weights(new))
+        return data
+
+    def increment_version(self) -> None:
+        """Goes on to the next version of the policy, if it is tracked."""
+        if self._version is None:
+            return
+        with self._held():
+            self._version.increment_version()
+            self._versions = [self.policy_version] * self.num_workers
+            self._fleet.cast(
+                dict.fromkeys(range(self.num_workers), (worker.set_version, self.policy_version))
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on later: counts, and the state of each worker."""
+        states = self._all(Collector.state_dict)
+        state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
+        last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
+        state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
+        if self._version is not None:
+            state["policy_version"] = self.policy_version
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Goes on from what :meth:`state_dict` gave; new trajectories begin.
+
+        Raises:
+            KeyError: if an entry is missing, as that of a worker.
+        """
+        names = [f"worker{index}" for index in range(self.num_workers)]
+        for name in ("frames", "iter", *names):
+            if name not in state_dict:
+                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+        self._check_open("load_state_dict()")
+        version = state_dict.get("policy_version", self.policy_version)
+        with self._held():
+            before = list(self._weights), self._versions
+            # Now, and not after: a worker may be replaced while others load.
+            for index, name in enumerate(names):
+                loaded = state_dict[name].get("policy_state_dict")
+                if loaded is not None:
+                    self._weights[index] = cloudpickle.dumps(plain_weights(loaded))
+            if self._version is not None:
+                self._versions = [version] * self.num_workers
+            try:
+                self._fleet.call(
+                    {
+                        index: (Collector.load_state_dict, state_dict[name], strict)
+                        for index, name in enumerate(names)
+                    }
+                )
+            except BaseException:
+                self._weights, self._versions = before
+                raise
+            if self._version is not None:
+                self._version.version = version
+            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+            for member, name in zip(self._fleet.members, names, strict=True):
+                if "traj_pool" in state_dict[name]:
+                    begins = int(state_dict[name]["traj_pool"]["traj_id"])
+                    member.trajectory = max(member.trajectory, begins)
+
+    @override
+    def map_fn(
+        self,
+        name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Calls the method at path ``name`` of each worker's collector.
+
+        Args:
+            name: path of the method, as ``"env.close"``.
+            list_of_args: positional arguments for each worker.
+            list_of_kwargs: keyword arguments for each worker.
+
+        Returns:
+            What it gave, for each worker.
+
+        Raises:
+            ValueError: if there is not an entry for each worker.
+        """
+        count = self.num_workers
+        args = [()] * count if list_of_args is None else list(list_of_args)
+        kwargs = [{}] * count if list_of_kwargs is None else list(list_of_kwargs)
+        for given in (args, kwargs):
+            if len(given) != count:
+                raise ValueError(f"Expected {count} argument entries, got {len(given)}")
+        self._check_open("map_fn()")
+        with self._held():
+            results = self._fleet.call(
+                {i: (worker.call_path, name, args[i], kwargs[i]) for i in range(count)}
+            )
+        return [results[index] for index in range(count)]
+
+    @override
+    def get_distant_attr(self, path: str) -> list[Any]:
+        """The attribute at ``path`` of each worker's collector."""
+        return self._all(get_path, path)
+
+    def getattr_policy(self, path: str) -> Any:
+        """The attribute of the first worker's policy at ``path``."""
+        return self._one(0, Collector.getattr_policy, path)
+
+    def getattr_env(self, path: str) -> Any:
+        """The attribute of the first worker's environment at ``path``."""
+        return self._one(0, Collector.getattr_env, path)
+
+    def get_model(self, model_id: str) -> Any:
+        """The model named ``model_id`` in this process: ``"policy"``, or by its path."""
+        return self.policy if model_id == "policy" else get_path(self, model_id)
+
+    def fake_tensordict(self) -> Any:
+        """A batch of zeros with the layout of one that is delivered."""
+        fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
+        batch = self._assembly.of(fakes if self.sync else fakes[:1], self.policy_version)
+        if not self.sync:
+            batch = batch[0]
+        return self._delivery.process(batch, batch.shape[-1])
+
+    # --- hooks, profiles
+
+    @property
+    def pre_collect_hook(self) -> Any:
+        """What each worker calls before it collects a batch."""
+        return self._hooks["pre_collect_hook"]
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Any) -> None:
+        self._set_hook("pre_collect_hook", hook)
+
+    @property
+    def post_collect_hook(self) -> Any:
+        """What each worker calls with each batch that it has collected."""
+        return self._hooks["post_collect_hook"]
+
+    @post_collect_hook.setter
+    def post_collect_hook(self, hook: Any) -> None:
+        self._set_hook("post_collect_hook", hook)
+
+    def _set_hook(self, name: str, hook: Any) -> None:
+        hooks = self.__dict__.setdefault("_hooks", {})
+        first = name not in hooks
+        hooks[name] = hook
+        if not first:
+            self._all(worker.set_attribute, name, hook)
+
+    @override
+    def enable_profile(self, **options: Any) -> None:
+        config = ProfileConfig(**options)
+        if self._batches or self.is_running():
+            raise RuntimeError("enable_profile() must be called before the first batch")
+        self._all(worker.enable_profile, options)
+        self._profile_config = config
+
+    @override
+    def disable_profile(self) -> None:
+        self._all(Collector.disable_profile)
+        self._profile_config = None
+
+    # --- background collection
+
+    @override
+    def pause(self) -> AbstractContextManager[None]:
+        """Holds background collection, within a ``with`` block.
+
+        Entering waits for the batches that workers are at; no frame is added within.
+
+        Raises:
+            RuntimeError: if collection was not started.
+        """
+        return self._paused(super().pause())
+
+    @contextmanager
+    def _paused(self, held: AbstractContextManager[None]) -> Iterator[None]:
+        with held:
+            self._fleet.settle()
+            yield
+
+    # --- statistics
+
+    def stats(self, workers: str = "aggregate") -> dict[str, Any]:
+        """What the collector has done: flat, by name.
+
+        Args:
+            workers: ``"aggregate"`` tells of all workers together, ``"per_worker"`` of each
+                (``worker_0/frames``, …), ``"both"`` of both. No worker is asked for it: it is as
+                of the last batch that came from each.
+
+        Returns:
+            Beside what every collector tells: ``workers``, ``workers_alive``, ``restarts`` (of
+            workers), ``env_time_share``, ``batches_held`` (batches that somebody refers to) and
+            ``memory_bytes`` (of these, and of spare ones); with ``on_env_error="restart"``
+            ``env_restarts``. Of each worker ``frames`` and ``batches`` (delivered, those of
+            workers that were there before it included), ``alive``, ``restarts``, and what else
+            a ``Collector`` tells.
+
+        Raises:
+            ValueError: for another value of ``workers``.
+        """
+        if workers not in _VIEWS:
+            raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
+        facts: dict[str, Any] = {}
+        if workers != "per_worker":
+            facts |= self._aggregate()
+        if workers != "aggregate":
+            for member in self._fleet.members:
+                one = member.stats()
+                facts |= {f"worker_{member.index}/{name}": value for name, value in one.items()}
+        return facts
+
+    def _aggregate(self) -> dict[str, Any]:
+        facts = super().stats()
+        members, pools = self._fleet.members, self._assembly.in_use
+        facts |= {
+            "workers": self.num_workers,
+            "workers_alive": self._fleet.alive,
+            "restarts": self._fleet.restarts,
+            "batches_held": sum(pool.leased for pool in pools),
+            "memory_bytes": sum(pool.nbytes for pool in pools),
+        }
+        shares = [m.facts["env_time_share"] for m in members if m.facts.get("env_time_share")]
+        if shares:
+            facts["env_time_share"] = sum(shares) / len(shares)
+        if self.config.on_env_error == "restart":
+            facts["env_restarts"] = sum(m.stats().get("env_restarts", 0) for m in members)
+        for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
+            found = next((m.facts[name] for m in members if name in m.facts), None)
+            if found is not None:
+                facts[name] = found
+        return facts
+
+    # --- the end
+
+    @override
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Ends the workers; may be called any number of times.
+
+        Args:
+            timeout: seconds in which they are to close their environments, before they are
+                killed; None for a few.
+            close_env: must be True: environments end with their workers.
+            raise_on_error: whether errors of closing are raised.
+
+        Raises:
+            RuntimeError: with ``close_env=False``.
+        """
+        if not close_env:
+            raise RuntimeError(
+                f"{type(self).__name__} can't shut down with close_env=False: environments end "
+                "with the workers that they live in"
+            )
+        self._closing_time = timeout
+        super().shutdown(timeout, close_env, raise_on_error)
+
+    def _close(self, close_env: bool) -> None:
+        fleet = self.__dict__.get("_fleet")
+        if fleet is not None:
+            fleet.close(self._closing_time)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_workers={self.num_workers}, "
+            f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
+            f"total_frames={self.config.total_frames})"
+        )
+
+
+def _packed(policy: Any) -> bytes | None:
+    """A copy of the policy, as it is now."""
+    return None if policy is None else cloudpickle.dumps(policy)

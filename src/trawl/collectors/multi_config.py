@@ -1,0 +1,210 @@
+"""The options of a collector with workers, and how they are shared out among these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trawl.backends.process import START_METHODS
+from trawl.collectors.config import CollectorConfig, check_number, did_you_mean
+
+# "inline" is for tests and debuggers: workers are objects of this process, and take turns.
+METHODS = (*START_METHODS, "inline")
+# Options of a collector that has an environment of its own.
+NOT_HERE = frozenset({"interruptor", "return_same_td", "worker_idx"})
+_PER_WORKER = (
+    "policy_factory",
+    "device",
+    "storing_device",
+    "env_device",
+    "policy_device",
+    "create_env_kwargs",
+)
+# What the parent does itself, or workers are not asked for.
+_PARENTS = frozenset(
+    {
+        "total_frames",
+        "init_random_frames",
+        "storing_device",
+        "postproc",
+        "split_trajs",
+        "replay_buffer",
+        "extend_buffer",
+    }
+)
+
+
+@dataclass(frozen=True)
+class MultiConfig(CollectorConfig):
+    """The options of a collector with workers: those of a collector, and these.
+
+    ``policy``, ``policy_factory``, the devices, ``create_env_kwargs`` and ``frames_per_batch``
+    may be lists, with an entry for each worker.
+
+    Attributes:
+        num_workers: number of workers, if ``create_env_fn`` is no list.
+        collector_class: what a worker is: a subclass of ``Collector``.
+        cat_results: ``"stack"`` (the default) gives batches ``(workers, *B, T)``; 0 and -1 put
+            the workers' batches behind each other, along the first dimension or along time.
+        preemptive_threshold: share of the workers, from 0 to 1, after whose batches the others
+            are broken off at their next step. None, 1: never.
+        update_at_each_batch: calls ``update_policy_weights_()`` before each batch.
+        num_threads: torch threads of this process while workers live; default: those it has,
+            less one for each worker.
+        num_sub_threads: torch threads of each worker.
+        init_fn: called first of all in each worker.
+        max_restarts: how often a worker that died is replaced. 0: never.
+        max_total_restarts: how often workers are replaced in all.
+        worker_timeout: seconds after which a worker that does not answer counts as dead; more
+            than a batch takes. None: it is waited for.
+        start_method: ``"forkserver"``, ``"spawn"``, or ``"inline"``, with which workers live in
+            this process and a debugger can follow them.
+    """
+
+    num_workers: int | None = None
+    collector_class: Callable[..., Any] | None = None
+    cat_results: str | int | None = None
+    preemptive_threshold: float | None = None
+    update_at_each_batch: bool = False
+    num_threads: int | None = None
+    num_sub_threads: int = 1
+    init_fn: Callable[[], Any] | None = None
+    max_restarts: int = 10
+    max_total_restarts: int = 100
+    worker_timeout: float | None = None
+    start_method: str = "forkserver"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices()
+        for name, least in (
+            ("num_threads", 1),
+            ("num_sub_threads", 1),
+            ("max_restarts", 0),
+            ("max_total_restarts", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_number(name, value, least))
+        for name in ("init_fn", "collector_class"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be callable, but it is {value!r}")
+        timeout = self.worker_timeout
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"worker_timeout must be seconds above 0, but it is {timeout!r}")
+
+    def _check_choices(self) -> None:
+        if self.cat_results not in (None, "stack", 0, -1) or isinstance(self.cat_results, bool):
+            raise ValueError(
+                f"cat_results must be 'stack', 0 or -1, but it is {self.cat_results!r}"
+            )
+        share = self.preemptive_threshold
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(f"preemptive_threshold must be from 0 to 1, but it is {share!r}")
+        if self.start_method not in METHODS:
+            raise ValueError(
+                f"start_method must be one of {', '.join(map(repr, METHODS))}, but it is "
+                f"{self.start_method!r}"
+            )
+
+
+def check_names(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that a collector with workers doesn't have.
+
+    Raises:
+        TypeError: naming them, and what may have been meant.
+    """
+    known = {field.name for field in fields(MultiConfig)} - NOT_HERE
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise TypeError(
+            f"{kind} got unknown arguments: {', '.join(unknown)}{did_you_mean(unknown, known)}"
+        )
+    if "frames_per_batch" not in options:
+        raise TypeError(f"{kind} needs the argument frames_per_batch")
+
+
+def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
+    """What each worker makes its environment of.
+
+    Raises:
+        ValueError: if the numbers don't match.
+        TypeError: if a number is none.
+    """
+    if num_workers is not None:
+        num_workers = check_number("num_workers", num_workers, 1)
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        if not create_env_fn:
+            raise ValueError("create_env_fn must not be an empty list")
+        if num_workers not in (None, len(create_env_fn)):
+            raise ValueError(
+                f"num_workers={num_workers} does not match create_env_fn, a list of "
+                f"{len(create_env_fn)}: it has an entry for each worker"
+            )
+        return list(create_env_fn)
+    return [create_env_fn] * (num_workers or 1)
+
+
+class PerWorker:
+    """Options that may differ from worker to worker.
+
+    Args:
+        count: number of workers.
+        policy: the policy, or a list of policies.
+        options: options as they were given; those that are lists are taken out.
+
+    Raises:
+        ValueError: if a list has not an entry for each worker.
+    """
+
+    def __init__(self, count: int, policy: Any, options: dict[str, Any]) -> None:
+        self.count = count
+        self.policies = self._each("policy", policy)
+        self._own: dict[str, list[Any]] = {}
+        for name in _PER_WORKER:
+            if isinstance(options.get(name), (list, tuple)):
+                self._own[name] = self._each(name, options.pop(name))
+        self.frames: list[int] | None = None
+        frames = options["frames_per_batch"]
+        if isinstance(frames, (list, tuple)):
+            each = self._each("frames_per_batch", frames)
+            self.frames = [check_number("frames_per_batch", value, 1) for value in each]
+            options["frames_per_batch"] = sum(self.frames)
+
+    def _each(self, name: str, value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            return [value] * self.count
+        if len(value) != self.count:
+            raise ValueError(f"{name} has {len(value)} entries, but there are {self.count} workers")
+        return list(value)
+
+    def of(self, index: int) -> dict[str, Any]:
+        """The options of a worker that were given in lists."""
+        return {name: values[index] for name, values in self._own.items()}
+
+    def shown(self, name: str, default: Any) -> Any:
+        """An option as an attribute of the collector: a tuple where workers differ."""
+        return tuple(self._own[name]) if name in self._own else default
+
+    def options(self, config: MultiConfig, index: int, frames: int) -> dict[str, Any]:
+        """The options of a worker's collector."""
+        found = {
+            field.name: getattr(config, field.name)
+            for field in fields(CollectorConfig)
+            if field.name not in _PARENTS | NOT_HERE
+        }
+        found |= {name: own for name, own in self.of(index).items() if name not in _PARENTS}
+        tracked = config.track_policy_version
+        version = getattr(tracked, "version_type", int) if tracked else False
+        found["track_policy_version"] = _tracker(version) if tracked else False
+        found["frames_per_batch"] = frames
+        found["worker_idx"] = index
+        return found
+
+
+def _tracker(version_type: Any) -> Any:
+    from trawl.collectors.policy_version import PolicyVersion
+
+    return PolicyVersion(version_type)

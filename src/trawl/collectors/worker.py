@@ -1,0 +1,408 @@
+"""A worker: a ``Collector`` somewhere else, which does what it is told.
+
+Its parent sends orders; each brings one answer. An order to collect is carried out when its turn
+has come. All else is done at once, between two batches: new weights don't wait for batches that
+were ordered before.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+from trawl.collectors.config import muted
+from trawl.collectors.delivery import count_frames
+from trawl.keys import Key
+from trawl.rollout.layout import Joint, Layout
+from trawl.rollout.slab import Lease, tensors_over
+
+
+@dataclass(frozen=True)
+class Collect:
+    """An order to collect a batch.
+
+    Attributes:
+        number: the order's number; those of a worker grow.
+        random: whether the actions are to be random.
+        memory: name of the memory to put it in, or None if it is to be sent.
+        joint: name of the arrangement by which the memory is divided.
+        part: the part of this worker.
+        breakable: whether the order may be broken off, by an interruption of its number.
+    """
+
+    number: int
+    random: bool = False
+    memory: int | None = None
+    joint: int = 0
+    part: int = 0
+    breakable: bool = False
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """How memory is divided from now on, in orders that name it."""
+
+    name: int
+    joint: Joint
+
+
+@dataclass(frozen=True)
+class Call:
+    """An order to call a function with the worker's collector.
+
+    Attributes:
+        number: the order's number.
+        function: the function and its further arguments, pickled.
+    """
+
+    number: int
+    function: bytes
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The first message of a worker: its collector is made.
+
+    Attributes:
+        layout: the layout of its batches, or None if they have no fixed one.
+        hidden: entries of the layout that are not delivered.
+        lanes: environments in a batch.
+        steps: steps of each in a batch.
+        batch_size: batch size of the environment.
+        trajectory: the first id of a trajectory that begins later.
+    """
+
+    layout: Layout | None
+    hidden: frozenset[Key]
+    lanes: int
+    steps: int
+    batch_size: tuple[int, ...]
+    trajectory: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch was collected.
+
+    Attributes:
+        number: the order's number.
+        frames: frames of experience in it.
+        filled: rows of it that were stepped.
+        version: version of the policy that made it.
+        trajectory: the id of the next trajectory that begins.
+        batch: the batch itself, if it is not in memory that the order named; pickled.
+        facts: figures for the statistics.
+    """
+
+    number: int
+    frames: int
+    filled: int
+    version: int | str | None
+    trajectory: int
+    batch: bytes | None
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """The worker begins, or has ended, to write into a replay buffer that others write into too."""
+
+    begun: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call gave, pickled."""
+
+    number: int
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An order could not be carried out."""
+
+    number: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker is made of; it can be sent.
+
+    Attributes:
+        index: number of the worker.
+        collector_class: the class of its collector.
+        create_env_fn: makes its environment.
+        policy: its policy, pickled: a copy, as it was when it was given.
+        options: the options of its collector.
+        init_fn: called before anything else.
+        threads: threads of torch; None to leave them as they are.
+        registry: Gymnasium ids that the parent knows, and a fresh process may not.
+        trajectory: id of its first trajectory, and of the next, and so on by ``stride``.
+        weights: weights for the policy, pickled, or None.
+        version: version of the policy, or None if it is not tracked.
+        seed: for random numbers, or None.
+    """
+
+    index: int
+    collector_class: Callable[..., Any]
+    create_env_fn: Any
+    policy: bytes | None
+    options: Mapping[str, Any]
+    init_fn: Callable[[], Any] | None = None
+    threads: int | None = None
+    registry: Mapping[str, Any] | None = None
+    trajectory: int = 0
+    stride: int = 1
+    weights: bytes | None = None
+    version: int | str | None = None
+    seed: int | None = None
+
+    def __call__(self, port: Port) -> CollectorService:
+        """Makes the worker, in the place where it is to be."""
+        return CollectorService(self, port)
+
+
+class CollectorService(Service):
+    """What runs in a worker.
+
+    Args:
+        program: what it is made of.
+        port: the connection to its parent.
+    """
+
+    def __init__(self, program: Program, port: Port) -> None:
+        self._port = port
+        self._orders: deque[Collect] = deque()
+        self._joints: dict[int, Joint] = {}
+        if program.threads is not None:
+            _take_process(program.threads)
+        if program.registry:
+            _register(program.registry)
+        if program.init_fn is not None:
+            program.init_fn()
+        policy = None if program.policy is None else pickle.loads(program.policy)
+        options = dict(program.options)
+        if options.get("replay_buffer") is not None:
+            options["replay_buffer"] = _Announced(options["replay_buffer"], port)
+        with muted():
+            self.collector = program.collector_class(program.create_env_fn, policy, **options)
+        frames = self.collector._rollout.frames
+        frames.episodes.load(program.trajectory, program.stride)
+        if program.seed is not None:
+            self.collector.set_seed(program.seed)
+        if program.weights is not None:
+            set_weights(self.collector, program.weights)
+        if program.version is not None:
+            self.collector._version.version = program.version
+        self._hidden = frozenset(frames.hidden)
+        port.send(
+            Ready(
+                layout=frames.layout,
+                hidden=self._hidden,
+                lanes=frames.lanes,
+                steps=self.collector.frames_per_batch,
+                batch_size=tuple(self.collector.env.batch_size),
+                trajectory=frames.episodes.next_id,
+            )
+        )
+
+    @property
+    @override
+    def busy(self) -> bool:
+        return bool(self._orders)
+
+    @override
+    def handle(self, content: Collect | Call | Arrange) -> None:
+        if isinstance(content, Collect):
+            self._orders.append(content)
+            return
+        if isinstance(content, Arrange):
+            self._joints[content.name] = content.joint
+            return
+        try:
+            function, args, kwargs = pickle.loads(content.function)
+            value = cloudpickle.dumps(function(self.collector, *args, **kwargs))
+        except Exception as error:
+            self._port.send(Broken(content.number, Failure.of(error)))
+        else:
+            self._port.send(Reply(content.number, value))
+
+    @override
+    def work(self) -> None:
+        order = self._orders.popleft()
+        try:
+            done = self._collect(order)
+        except Exception as error:
+            self._orders.clear()
+            self._port.send(Broken(order.number, Failure.of(error)))
+        else:
+            self._port.send(done)
+
+    @override
+    def close(self) -> None:
+        self.collector.shutdown(raise_on_error=False)
+
+    def _collect(self, order: Collect) -> Done:
+        collector = self.collector
+        # What an interruption in between does is told by the next order's answer.
+        version = collector.policy_version
+        with nullcontext() if collector._profiler is None else collector._profiler.turn():
+            if collector.config.replay_buffer is not None:
+                before = collector._frames
+                collector._collect()
+                return self._done(order, collector._frames - before, version)
+            collector._prepare()
+            lease = self._lease(order)
+            batch = collector._fill(order.random, self._stopped(order), lease)
+        filled = collector._rollout.filled
+        frames = count_frames(batch, filled)
+        collector._frames += frames
+        collector._batches += 1
+        if collector.config.set_truncated:
+            collector._delivery.truncate_last(batch, filled)
+        if collector.post_collect_hook is not None:
+            # Memory that is leased to the parent is used again when the parent lets go of it.
+            collector.post_collect_hook(batch.clone())
+        in_place = lease is not None and _is_in(batch, lease)
+        data = None if in_place else cloudpickle.dumps(batch.exclude(*self._hidden))
+        return self._done(order, frames, version, data)
+
+    def _done(
+        self, order: Collect, frames: int, version: int | str | None, data: bytes | None = None
+    ) -> Done:
+        rollout = self.collector._rollout
+        facts = rollout.frames.describe()
+        facts["env_time_share"] = rollout.env_share
+        if self.collector._restarts is not None:
+            facts["env_restarts"] = self.collector._restarts.count
+        return Done(
+            number=order.number,
+            frames=frames,
+            filled=rollout.filled,
+            version=version,
+            trajectory=rollout.frames.episodes.next_id,
+            batch=data,
+            facts=facts,
+        )
+
+    def _stopped(self, order: Collect) -> Callable[[], bool] | None:
+        if not order.breakable:
+            return None
+        number, interrupted = order.number, self._port.interrupted
+        return lambda: interrupted() >= number
+
+    def _lease(self, order: Collect) -> Lease | None:
+        if order.memory is None:
+            return None
+        joint = self._joints[order.joint]
+        tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
+        part = joint.part(order.part, tensors)
+        return Lease(joint.layouts[order.part], part, tracked=False)
+
+
+class _Announced:
+    """A replay buffer whose locks others wait for: who dies while it writes has to be known."""
+
+    def __init__(self, buffer: Any, port: Port) -> None:
+        self._buffer = buffer
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+    def extend(self, batch: Any) -> None:
+        self._port.send(Writing(True))
+        self._buffer.extend(batch)
+        self._port.send(Writing(False))
+
+    def add(self, frame: Any) -> None:
+        self._port.send(Writing(True))
+        self._buffer.add(frame)
+        self._port.send(Writing(False))
+
+
+def set_weights(collector: Any, weights: bytes, version: int | str | None = None) -> None:
+    """Gives the policy of a worker new weights, and the version that they are."""
+    collector._load(pickle.loads(weights))
+    if version is not None:
+        collector._version.version = version
+
+
+def set_version(collector: Any, version: int | str) -> None:
+    """Sets the version of a worker's policy."""
+    collector._version.version = version
+
+
+def reset(collector: Any, kwargs: Mapping[str, Any]) -> None:
+    """Begins new trajectories in all environments of a worker."""
+    collector.reset(**kwargs)
+
+
+def enable_profile(collector: Any, options: Mapping[str, Any]) -> None:
+    """Profiles the first batches of a worker."""
+    collector.enable_profile(**options)
+
+
+def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
+    """Calls what is at a path of a worker's collector."""
+    (result,) = collector.map_fn(path, [args], [kwargs])
+    return result
+
+
+def fake(collector: Any) -> TensorDictBase:
+    """A batch of zeros with the layout of what a worker delivers."""
+    batch: TensorDictBase = collector._rollout.frames.fake()
+    return batch
+
+
+def set_attribute(collector: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a worker's collector."""
+    setattr(collector, name, value)
+
+
+def _take_process(threads: int) -> None:
+    """Makes the process one's own: its threads, and random numbers that no other worker draws."""
+    torch.set_num_threads(threads)
+    torch.seed()
+    random.seed()
+    np.random.seed()
+
+
+def _register(specs: Mapping[str, Any]) -> None:
+    import gymnasium
+
+    for name, spec in specs.items():
+        gymnasium.registry.setdefault(name, spec)
+
+
+def _is_in(batch: TensorDictBase, lease: Lease) -> bool:
+    """Whether a batch is in the memory that was leased for it."""
+    key, tensor = next(iter(lease.tensors.items()))
+    found = batch.get(key, None)
+    return found is not None and found.data_ptr() == tensor.data_ptr()
+
+
+def parent_registry() -> dict[str, Any]:
+    """The Gymnasium environments that were registered here, beside Gymnasium's own."""
+    import gymnasium
+
+    return {
+        name: replace(spec)
+        for name, spec in gymnasium.registry.items()
+        if not str(spec.entry_point).startswith("gymnasium.")
+    }

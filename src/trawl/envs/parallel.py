@@ -1,0 +1,313 @@
+"""Several environments, each in a process of its own, stepped side by side as one batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.backends.process import START_METHODS
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
+from trawl.envs.parallel_crew import Crew
+from trawl.envs.parallel_worker import Facts
+from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.serial import arguments_of, check_alike, factories_of
+from trawl.envs.spaces import Array
+from trawl.keys import Key, as_key, show_key
+
+Mask = NDArray[np.bool_]
+
+
+class ParallelEnv(TensorDictEnv):
+    """A batch of environments, each in a process of its own.
+
+    It gives what :class:`~trawl.envs.SerialEnv` gives: with equal seeds, equal data. Processes
+    pay off where a step of one environment takes longer than to wake a process, some twenty
+    microseconds, and where there are cores for them.
+
+    Actions, observations, rewards and flags lie in memory that the processes share, and an
+    episode that ends in a collector is followed by the next one within the same step. Environments
+    without a fixed layout, and TorchRL's, are stepped by messages instead, which takes longer.
+
+    Args:
+        num_workers: how many processes, and environments.
+        create_env_fn: makes one of the environments, in its process, or a sequence of
+            ``num_workers`` such functions. A Gymnasium id or an environment's class works as
+            well; what is made may be anything that a collector accepts. Functions that can't be
+            imported over there (lambdas, closures, all of ``__main__``) are sent by value.
+        create_env_kwargs: keyword arguments for ``create_env_fn``, or one mapping for each.
+        device: where the TensorDicts are put; None for the CPU without saying so.
+        start_method: ``"forkserver"`` forks the processes from one that has imported what they
+            need; ``"spawn"`` starts a fresh interpreter for each, which takes seconds.
+
+    Raises:
+        TypeError: if the environments can't be made.
+        ValueError: if the numbers don't match, or the environments' specs differ.
+        WorkerError: if a process raised an exception, now or later; it is of that type too.
+        WorkerDied: if a process died, now or later.
+
+    Example:
+        >>> from trawl.envs import ParallelEnv
+        >>> env = ParallelEnv(2, "Pendulum-v1")
+        >>> env.rollout(5).batch_size
+        torch.Size([2, 5])
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        device: torch.device | str | None = None,
+        start_method: str = "forkserver",
+    ) -> None:
+        factories = factories_of(num_workers, create_env_fn)
+        arguments = arguments_of(num_workers, create_env_kwargs)
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method must be among {START_METHODS}, but is {start_method!r}")
+        self.device = None if device is None else torch.device(device)
+        self.is_closed = False
+        self.num_workers = num_workers
+        self._crew = Crew(list(zip(factories, arguments, strict=True)), start_method)
+        self._finalizer = weakref.finalize(self, self._crew.close)
+        facts = self._crew.facts
+        try:
+            check_alike(facts)
+            self._first: Facts = facts[0]
+            self.batch_size = torch.Size([num_workers, *facts[0].batch_size])
+            place = self.device or "cpu"
+            self.full_observation_spec = (
+                facts[0].full_observation_spec.expand(num_workers).to(place)
+            )
+            self.full_action_spec = facts[0].full_action_spec.expand(num_workers).to(place)
+            #: The memory shared with the processes; None if steps go by messages.
+            self.area: Area | None = self._crew.attach(self._plan()) if self.fixed_layout else None
+        except BaseException:
+            self._finalizer()
+            raise
+        self._lanes = self.batch_size[1:].numel()
+        self._eager = False
+        # Where the last step was followed by a reset over there, of which nobody asked yet.
+        self._begun: Mask | None = None
+        self._spent: Tensor | None = None
+
+    def _plan(self) -> AreaPlan:
+        batch = len(self.batch_size)
+        observed, acted = (
+            {as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype) for key, leaf in leaves}
+            for leaves in (
+                self.full_observation_spec.items(True, True),
+                self.full_action_spec.items(True, True),
+            )
+        )
+        return AreaPlan(self.num_workers, self.batch_size[1:].numel(), observed, acted)
+
+    @property
+    def name(self) -> str:
+        """The names of the environments."""
+        return " ".join(dict.fromkeys(facts.name for facts in self._crew.facts))
+
+    @property
+    def fixed_layout(self) -> bool:
+        """Whether all that it takes and gives has a fixed shape and dtype."""
+        return all(facts.fixed for facts in self._crew.facts)
+
+    @property
+    def action_spec_unbatched(self) -> Any:
+        """The action spec of one environment of the batch."""
+        return self._first.action_spec_unbatched
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset of each environment, one from the other.
+
+        Returns:
+            The seed for another environment (the same, if static).
+        """
+        seed = check_seed(seed)
+        for index in range(self.num_workers):
+            (seed,) = self._crew.call({index: ("seed", seed, static_seed)}).values()
+        return seed
+
+    @override
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        if self.is_closed:
+            if raise_if_closed:
+                raise RuntimeError("the environments are closed already")
+            return
+        self.is_closed = True
+        self._finalizer.detach()
+        for failed in self._crew.close():
+            raise failed.failure.error(f"environment {failed.worker.index}")
+
+    @property
+    @override
+    def parts(self) -> list[Any]:
+        return [self]
+
+    @property
+    @override
+    def vectors(self) -> list[Any]:
+        """What stands for the vector environments over there that can't be told to restart."""
+        return [
+            SimpleNamespace(can_restart=False, env=type(name, (), {})())
+            for facts in self._crew.facts
+            for name in facts.cannot_restart
+        ]
+
+    @override
+    def spent(self) -> Tensor | None:
+        if not any(facts.spends for facts in self._crew.facts):
+            return None
+        return (
+            torch.zeros(self.batch_size, dtype=torch.bool) if self._spent is None else self._spent
+        )
+
+    # --- for collectors, which read and write the area themselves
+
+    def begin(self, mask: Mask | None, **kwargs: Any) -> None:
+        """Resets environments; their observations are then in the area.
+
+        Args:
+            mask: which of them, ``(environments,)``; all without it.
+            **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
+        """
+        self._call_reset("begin", mask, kwargs)
+
+    def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
+        """Says in which dtypes the actions come from now on."""
+        assert self.area is not None
+        if self.area.action_dtypes != dtypes:
+            self._crew.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
+            self.area.action_dtypes = dict(dtypes)
+
+    def advance(self, eager: bool = True) -> None:
+        """Takes a step with the actions in the area, in which what comes of it is then.
+
+        Args:
+            eager: whether environments are reset after the step that ends their episode.
+        """
+        self._crew.step(eager)
+
+    def settle(self) -> None:
+        """Waits until nobody reads the area any more, should a step have been broken off here."""
+        if self._crew.unsettled:
+            self._crew.settle()
+
+    # --- for all others
+
+    def _call_reset(self, name: str, mask: Mask | None, kwargs: dict[str, Any]) -> dict[int, Any]:
+        calls: dict[int, tuple[Any, ...]] = {}
+        for index in range(self.num_workers):
+            part = None if mask is None else mask.reshape(self.num_workers, -1)[index]
+            if part is None or part.any():
+                calls[index] = (name, part, dict(kwargs))
+            if kwargs.get("seed") is not None:
+                # One seed for all would make them alike.
+                kwargs["seed"] = next_seed(kwargs["seed"])
+        return self._crew.call(calls)
+
+    def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
+        rows = None if mask is None else mask.cpu().numpy().ravel()
+        if self.area is None:
+            found = self._call_reset("reset", rows, kwargs)
+            results = [found.get(index, self._first.fake) for index in range(self.num_workers)]
+            return self._joined(results, list(self.full_observation_spec.keys()))
+        begun, self._begun = self._begun, None
+        if begun is None or rows is None or kwargs or (rows & ~begun).any():
+            self.begin(rows, **kwargs)
+        return self._taken(self.area.begun)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        if self.area is None:
+            return self._step_by_messages(tensordict)
+        self._put_actions(tensordict)
+        self._crew.step(self._eager)
+        area, shape = self.area, (*self.batch_size, 1)
+        following = self._taken(area.observed)
+        flags = area.flags
+        self._begun = (flags & RESET).astype(np.bool_) if self._eager else None
+        self._spent = self._flagged(flags, SPENT)
+        following.set("reward", torch.from_numpy(area.rewards.copy()).view(shape))
+        following.set("terminated", self._flagged(flags, TERMINATED).unsqueeze(-1))
+        following.set("truncated", self._flagged(flags, TRUNCATED).unsqueeze(-1))
+        return following
+
+    @override
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        # What is done is reset in the course of the step, and asked for after it.
+        self._eager = True
+        try:
+            return super().step_and_maybe_reset(tensordict)
+        finally:
+            self._eager, self._begun = False, None
+
+    def _put_actions(self, tensordict: TensorDictBase) -> None:
+        assert self.area is not None
+        values: dict[Key, Array] = {}
+        for name in self.action_keys:
+            key, value = as_key(name), tensordict.get(name, None)
+            if value is None:
+                present = ", ".join(sorted(map(str, tensordict.keys())))
+                raise KeyError(f"no action {show_key(key)} in the TensorDict, which has {present}")
+            expected = self.full_action_spec[name].shape
+            if value.shape != expected:
+                raise ValueError(
+                    f"action {show_key(key)} has shape {tuple(value.shape)}, but the "
+                    f"environment's action spec says {tuple(expected)}"
+                )
+            value = value.detach().cpu()
+            # numpy has no bfloat16.
+            values[key] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+        self.settle()
+        self.take_actions_as({key: value.dtype for key, value in values.items()})
+        for key, target in self.area.actions().items():
+            target[...] = values[key].reshape(target.shape)
+
+    def _taken(self, arrays: dict[Key, Array]) -> TensorDict:
+        """A TensorDict of what lies in the area now, as a copy: the next step writes there."""
+        result = TensorDict({}, self.batch_size)
+        for key, array in arrays.items():
+            value = torch.from_numpy(array.copy())
+            result.set(key, value.view(*self.batch_size, *array.shape[1:]))
+        return result
+
+    def _flagged(self, flags: Array, which: int) -> Tensor:
+        return torch.from_numpy((flags & which).astype(np.bool_)).view(self.batch_size)
+
+    def _step_by_messages(self, tensordict: TensorDictBase) -> TensorDict:
+        keys = self.action_keys
+        calls = {
+            index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
+        }
+        results = self._crew.call(calls)
+        rows = [results[index][0] for index in sorted(results)]
+        nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
+        spent = [results[index][1] for index in sorted(results)]
+        self._spent = torch.stack([nothing if part is None else part for part in spent])
+        return self._joined(rows, list(rows[0].keys()))
+
+    def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
+        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
+        return result
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ParallelEnv can't be copied or sent to another process; give a function that makes "
+            "it there"
+        )
+
+    def __repr__(self) -> str:
+        return f"ParallelEnv({self.num_workers} x {self._first.text})"

@@ -1,0 +1,383 @@
+"""An environment in a process of its own: what runs there.
+
+Whatever is rare comes as a message. A step comes as a byte in a pipe: what it takes and gives is
+in shared memory, and it costs the process one read and one write.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+from trawl.backends.wire import Closed
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
+from trawl.envs.registry import register
+from trawl.envs.spaces import Array, SpaceCodec
+from trawl.errors import add_note
+from trawl.keys import Key, as_key
+
+STEP, MESSAGE = b"s", b"m"
+AREA = 1
+
+_RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
+
+
+class Bells:
+    """The descriptors with which a process and its owner wake each other.
+
+    Args:
+        steps: where the process reads that there is something to do.
+        answers: where it writes that it is done.
+    """
+
+    def __init__(self, steps: int, answers: int) -> None:
+        self.steps = steps
+        self.answers = answers
+
+    def __reduce__(self) -> Any:
+        """Takes the descriptors along to the process that is being started."""
+        return _bells, (DupFd(self.steps), DupFd(self.answers))
+
+
+def _bells(steps: Any, answers: Any) -> Bells:
+    return Bells(steps.detach(), answers.detach())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a process says of its environment when that is made.
+
+    Attributes:
+        fixed: whether its steps fit in shared memory.
+        cannot_restart: names of the vector environments that reset by themselves only.
+        spends: whether it spends steps on resets.
+        fake: a frame of zeros, if its steps don't fit in shared memory.
+    """
+
+    name: str
+    text: str
+    batch_size: torch.Size
+    full_observation_spec: Any
+    full_action_spec: Any
+    action_spec_unbatched: Any
+    fixed: bool
+    cannot_restart: tuple[str, ...]
+    spends: bool
+    fake: TensorDictBase | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """A call of one of the process's methods; it is answered."""
+
+    number: int
+    name: str
+    args: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an order brought."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An order, or the step of the negative of this number, failed."""
+
+    number: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What an environment's process is made of; it can be sent.
+
+    Attributes:
+        index: number of the process.
+        source: what the environment is made from, and ``kwargs`` for it.
+        bells: to wake it, and for it to wake its owner.
+        registry: Gymnasium ids that the owner knows, and a fresh process may not.
+    """
+
+    index: int
+    source: Any
+    kwargs: Mapping[str, Any]
+    bells: Bells
+    registry: Mapping[str, Any]
+
+    def __call__(self, port: Port) -> EnvService:
+        """Makes the environment, in the process where it is to be."""
+        return EnvService(self, port)
+
+
+class EnvService(Service):
+    """What runs in an environment's process.
+
+    Args:
+        maker: what it is made of.
+        port: the connection to its owner.
+    """
+
+    def __init__(self, maker: Maker, port: Port) -> None:
+        from trawl.envs.build import build_env
+
+        self._port = port
+        self._index = maker.index
+        self._bells = maker.bells
+        self._take: Callable[[bool], None] | None = None
+        # The process is the environment's own: its thread, and random numbers that no other draws.
+        torch.set_num_threads(1)
+        torch.seed()
+        random.seed()
+        np.random.seed()
+        register(maker.registry)
+        self.env = build_env(maker.source, maker.kwargs)
+        self._area: Area | None = None
+        port.send(_facts(self.env))
+
+    @property
+    @override
+    def busy(self) -> bool:
+        # Its work is to wait for the bell.
+        return self._take is not None
+
+    @override
+    def handle(self, content: Order) -> None:
+        try:
+            value = getattr(self, content.name)(*content.args)
+        except Exception as error:
+            self._port.send(Broken(content.number, Failure.of(error)))
+        else:
+            self._port.send(Reply(content.number, value))
+
+    @override
+    def work(self) -> None:
+        """Takes steps until there is a message."""
+        assert self._area is not None
+        assert self._take is not None
+        steps, answers, index, area = (
+            self._bells.steps,
+            self._bells.answers,
+            self._index,
+            self._area,
+        )
+        number_of, answered, eager, take = area.number, area.answers, area.eager, self._take
+        read, ring = os.read, os.eventfd_write
+        while True:
+            told = read(steps, 1)
+            if told != STEP:
+                if not told:
+                    raise Closed
+                return
+            number = number_of[0]
+            if answered[index] in (number, -number):
+                # It was told twice.
+                continue
+            try:
+                take(bool(eager[0]))
+            except Exception as error:
+                self._port.send(Broken(-number, Failure.of(error)))
+                answered[index] = -number
+            else:
+                answered[index] = number
+            ring(answers, 1)
+
+    @override
+    def close(self) -> None:
+        if not getattr(self.env, "is_closed", False):
+            self.env.close(raise_if_closed=False)
+
+    # --- orders
+
+    def attach(self, plan: AreaPlan) -> None:
+        """From now on steps go through shared memory."""
+        self._area = Area(plan, self._port.memory(AREA))
+        self._bind()
+
+    def retype(self, dtypes: Mapping[Key, str]) -> None:
+        """From now on actions come in these dtypes."""
+        assert self._area is not None
+        self._area.action_dtypes = {key: np.dtype(name) for key, name in dtypes.items()}
+        self._bind()
+
+    def _bind(self) -> None:
+        assert self._area is not None
+        single = type(self.env) is GymEnv and self.env.vector is None
+        bind = _single if single else _nested
+        self._take = bind(self.env, self._area, self._area.rows(self._index))
+
+    def seed(self, seed: int, static_seed: bool) -> Any:
+        """Seeds the next reset; the seed for the next environment."""
+        return self.env.set_seed(seed, static_seed)
+
+    def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
+        """Resets, everywhere or where the mask says; observations go to shared memory."""
+        assert self._area is not None
+        fresh = self.reset(mask, kwargs)
+        rows = self._area.rows(self._index)
+        for key, target in self._area.begun.items():
+            target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
+
+    def reset(self, mask: Array | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
+        """Resets, everywhere or where the mask says; what a reset gives."""
+        part = None
+        if mask is not None and not mask.all():
+            flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
+            part = self.env.fake_tensordict().set("_reset", flags)
+        result: TensorDictBase = self.env.reset(part, **kwargs)
+        return result
+
+    def step(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor | None]:
+        """Takes a step; what comes of it, and where it was spent on a reset."""
+        following = self.env.step(tensordict).get("next")
+        return following, self.env.spent() if isinstance(self.env, TensorDictEnv) else None
+
+
+def _facts(env: Any) -> Facts:
+    own = isinstance(env, TensorDictEnv)
+    fixed = bool(getattr(env, "fixed_layout", False))
+    cannot = [v for v in env.vectors if not v.can_restart] if own else []
+    return Facts(
+        name=getattr(env, "name", repr(env)),
+        text=repr(env),
+        batch_size=torch.Size(env.batch_size),
+        full_observation_spec=env.full_observation_spec,
+        full_action_spec=env.full_action_spec,
+        action_spec_unbatched=env.action_spec_unbatched,
+        fixed=fixed,
+        cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
+        spends=own and env.spent() is not None,
+        fake=None if fixed else env.fake_tensordict(),
+    )
+
+
+# --- steps in shared memory
+
+
+def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
+    """The function that takes the steps of a single Gymnasium environment."""
+    gym_step = env.env.step
+    row = rows.start
+    write_observed, write_begun = (
+        _observation_writer(env.observation_codec, [arrays[key][row, ...] for key in arrays])
+        for arrays in (area.observed, area.begun)
+    )
+    read_action = _action_reader(env.action_codec, area, row)
+    rewards, flags, cut = area.rewards[rows], area.flags[rows].data, area.cut[rows]
+
+    def begin() -> None:
+        seeds = env.take_seeds()
+        try:
+            obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
+            write_begun(obs)
+        except Exception as error:
+            add_note(error, f"while resetting {env!r}; {_RESET_GIVES}")
+            raise
+
+    def step(eager: bool) -> None:
+        obs, rewards[0], terminated, truncated, _ = gym_step(read_action())
+        write_observed(obs)
+        told = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+        if eager and (told or cut[0]):
+            begin()
+            told |= RESET
+        flags[0] = told
+
+    return step
+
+
+def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
+    """Writes an observation to its places, and refuses one of another shape."""
+    places = list(zip(codec.leaves, targets, strict=True))
+    encode = codec.encode
+
+    def write(obs: Any) -> None:
+        for (leaf, target), value in zip(places, encode(obs), strict=True):
+            array = np.asarray(value)
+            leaf.check(array)
+            target[...] = array
+
+    if not codec.plain or codec.leaves[0].path:
+        return write
+    (only,) = targets
+    shape, dtype = only.shape, only.dtype
+
+    def write_array(obs: Any) -> None:
+        if obs.__class__ is np.ndarray and obs.shape == shape and obs.dtype == dtype:
+            only[...] = obs
+        else:
+            write(obs)
+
+    return write_array
+
+
+def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]:
+    """Gives what the environment takes."""
+    arrays = area.actions()
+    parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
+    decode = codec.decode
+    if codec.plain and not codec.leaves[0].path:
+        (only,) = parts
+        dtype = codec.leaves[0].space.dtype
+        # A copy: an environment may keep its action.
+        return only.copy if only.dtype == dtype else lambda: only.astype(dtype)
+    return lambda: decode(parts)
+
+
+def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], None]:
+    """The function that takes the steps of an environment which is a batch itself."""
+    actions = {key: array[rows] for key, array in area.actions().items()}
+    rewards, flags, cut = area.rewards[rows], area.flags[rows], area.cut[rows]
+    observed = {key: array[rows] for key, array in area.observed.items()}
+    begun = {key: array[rows] for key, array in area.begun.items()}
+    batch = env.batch_size
+
+    def put(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
+        for key, array in arrays.items():
+            array[mask] = _numbers(tensordict.get(key)).reshape(array.shape)[mask]
+
+    def step(eager: bool) -> None:
+        tensordict = TensorDict({}, batch, device=env.device)
+        for key, array in actions.items():
+            value = torch.from_numpy(array.copy()).reshape(*batch, *array.shape[1:])
+            tensordict.set(key, value)
+        following = env.step(tensordict).get("next")
+        put(observed, following)
+        rewards[:] = _numbers(following.get("reward")).ravel()
+        terminated, truncated = (
+            _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
+        )
+        told = terminated * TERMINATED | truncated * TRUNCATED
+        spent = env.spent()
+        if spent is not None:
+            told |= _numbers(spent).ravel() * SPENT
+        ended = terminated | truncated | cut
+        if eager and ended.any():
+            mask = torch.from_numpy(ended).reshape(*batch, 1)
+            put(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
+            told |= ended * RESET
+        flags[:] = told
+
+    return step
+
+
+def _numbers(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy()
+    return array

@@ -1,0 +1,127 @@
+"""Environments in processes of their own, stepped on arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED
+from trawl.keys import Key, next_of
+from trawl.rollout import array_stepper as keys
+from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
+from trawl.rollout.frames import StepFn
+from trawl.rollout.record import MASK, Array, Episodes, View
+
+
+class ParallelStepper(ArrayStepper):
+    """Steps environments in other processes, all with one exchange.
+
+    A process resets its environment by itself when an episode ends, or when it is told before the
+    step that the step is the last one: what the next episode begins with comes with the step.
+
+    Args:
+        env: the environments, of fixed layout.
+    """
+
+    def __init__(self, env: ParallelEnv) -> None:
+        self.env = env
+        self.lanes = env.batch_size.numel()
+
+    @override
+    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        if mask is not None and not mask.any():
+            return
+        chosen = np.ones(self.lanes, dtype=np.bool_) if mask is None else mask
+        self.env.begin(mask, **kwargs)
+        assert self.env.area is not None
+        for key, begun in self.env.area.begun.items():
+            view.carry[key][chosen] = begun[chosen]
+
+    @override
+    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+        area, first, lanes = self.env.area, view.first, self.lanes
+        assert area is not None
+        settle, advance = self.env.settle, self.env.advance
+        actions = self._actions(view, start, stop)
+        observed = [
+            (area.observed[key], view.rows(next_of(key), start, stop)) for key in area.observed
+        ]
+        roots = [
+            (area.observed[key], area.begun[key], view.following(key, start, stop))
+            for key in area.observed
+        ]
+        rewards, terminations, truncations, dones = (
+            view.arrays[key][start:stop, :, 0]
+            for key in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
+        )
+        masks = view.arrays.get(MASK)
+        flags, given = area.flags, area.rewards
+        nothing = bytes(lanes)
+
+        def cutoffs() -> list[int]:
+            return [episodes.cutoff(first + lane) - start for lane in range(lanes)]
+
+        limits = cutoffs()
+        nearest = min(limits)
+
+        def note(t: int) -> None:
+            """Takes in what the flags of a step say."""
+            nonlocal limits, nearest
+            told = flags.copy()
+            spent = np.flatnonzero(told & SPENT)
+            if masks is not None and spent.size:
+                masks[start + t, first + spent] = False
+                for lane in spent:
+                    episodes.skip(first + int(lane), start + t)
+            late = np.array([t >= limit for limit in limits])
+            terminations[t] = told & TERMINATED
+            truncations[t] = (told & TRUNCATED).astype(np.bool_) | late
+            dones[t] = done = (told & RESET).astype(np.bool_)
+            for lane in np.flatnonzero(done):
+                episodes.end(first + int(lane), start + t)
+            for _, begun, rows in roots:
+                rows[t][done] = begun[done]
+            limits = cutoffs()
+            nearest = min(limits)
+
+        def step(t: int) -> None:
+            settle()
+            for target, rows in actions:
+                target[...] = rows[t]
+            if t >= nearest:
+                area.cut[:] = [t >= limit for limit in limits]
+                advance()
+                area.cut[:] = False
+            else:
+                advance()
+            rewards[t] = given
+            for source, rows in observed:
+                rows[t][...] = source
+            for source, _, rows in roots:
+                rows[t][...] = source
+            if flags.tobytes() != nothing:
+                note(t)
+
+        return step
+
+    def _actions(self, view: View, start: int, stop: int) -> list[tuple[Array, Any]]:
+        """For each action its place in the area, and the rows that are put there."""
+        assert self.env.area is not None
+        rows: dict[Key, list[Array]] = {}
+        for key in self.env.area.action_dtypes:
+            rows[key] = view.rows(key, start, stop)
+            if key in view.bfloat16:
+                rows[key] = _Floats(rows[key])
+        self.env.take_actions_as({key: arrays[0].dtype for key, arrays in rows.items()})
+        return [(target, rows[key]) for key, target in self.env.area.actions().items()]
+
+
+class _Floats(list[Array]):
+    """Rows of bfloat16, as float32 when they are asked for."""
+
+    def __getitem__(self, t: Any) -> Any:
+        return from_bfloat16(super().__getitem__(t))

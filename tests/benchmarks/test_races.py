@@ -1,0 +1,197 @@
+"""How the benchmarks of many processes measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The benchmarks' modules can be imported, here and in the processes that are started."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    folders = [str(BENCHMARKS), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    yield
+    for name in set(sys.modules) - before:  # short names that others may want
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+class Counting:
+    """A contestant whose child counts all the time, and which tells how far it got."""
+
+    def __init__(self, path: str) -> None:
+        import subprocess
+
+        program = (
+            "import sys, time\n"
+            "while True:\n"
+            "    open(sys.argv[1], 'a').write('.')\n"
+            "    time.sleep(0.001)\n"
+        )
+        self._child = subprocess.Popen([sys.executable, "-c", program, path])
+        self._path = Path(path)
+        self.facts = {"pid": float(self._child.pid)}
+        self.layout: dict[str, str] = {}
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        before = self._path.stat().st_size
+        time.sleep(seconds)
+        return {"speed": (self._path.stat().st_size - before) / seconds}
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+
+class Steady:
+    """A contestant that always measures the same."""
+
+    def __init__(self, **measured: float) -> None:
+        self._measured = measured
+        self.facts = {"first": 4.0 * measured["speed"]}
+        self.layout: dict[str, str] = {}
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        return self._measured
+
+    def close(self) -> None:
+        pass
+
+
+def not_installed() -> Steady:
+    raise ImportError("no such package")
+
+
+def failing() -> Steady:
+    print("said before")
+    raise KeyError("what went wrong")
+
+
+def test_a_contender_stands_still_between_its_turns(tmp_path: Path) -> None:
+    from multi.host import Host
+
+    path = tmp_path / "count"
+    path.touch()
+    host = Host(partial(Counting, str(path)))
+    try:
+        child = psutil.Process(int(host.facts["pid"]))
+        assert host.turn(0.3)["speed"] > 0
+        assert child.status() == psutil.STATUS_STOPPED
+        count = path.stat().st_size
+        time.sleep(0.1)
+        assert path.stat().st_size == count
+        assert host.turn(0.1)["speed"] > 0
+    finally:
+        host.close()
+    assert not child.is_running()
+
+
+def test_who_is_missing_is_left_out_and_goals_are_judged() -> None:
+    from multi.race import SPEED, Contender, Goal, Measure, Race, measure
+
+    race = Race(
+        "name",
+        "title",
+        (
+            Contender("Trawl", partial(Steady, speed=30.0, cost=2.0)),
+            Contender("slow", partial(Steady, speed=10.0, cost=5.0)),
+            Contender("gone", not_installed),
+        ),
+        {"speed": SPEED, "cost": Measure("ms", less=True)},
+        (
+            Goal("speed", 3.0, "slow"),
+            Goal("speed", 4.0, "slow"),
+            Goal("cost", 2.5, "slow"),
+            Goal("cost", 1.9),
+            Goal("speed", 29.0),
+            Goal("speed", 1.0, "gone"),
+        ),
+    )
+    result = measure(race, 2, 0.01)
+    assert result.missing == {"gone": "no such package"}
+    assert result.values["Trawl"] == {"speed": [30.0, 30.0], "cost": [2.0, 2.0]}
+    assert result.ratios("speed", "slow") == [3.0, 3.0]
+    assert result.ratios("cost", "slow") == [2.5, 2.5]
+    judged = [(verdict.wanted, verdict.met) for verdict in result.verdicts()]
+    assert judged == [
+        ("≥ 3 × slow", True),
+        ("≥ 4 × slow", False),
+        ("≥ 2.5 × slow", True),
+        ("≤ 1.9 ms", False),
+        ("≥ 29 frames/s", True),
+    ]
+
+
+def test_starts_are_measured_in_new_processes() -> None:
+    from multi.race import Contender, Measure, Race, measure
+
+    race = Race(
+        "name",
+        "title",
+        (Contender("Trawl", partial(Steady, speed=0.5)),),
+        {"first": Measure("s", less=True)},
+        fresh=True,
+    )
+    assert measure(race, 2, 0.01).values == {"Trawl": {"first": [2.0, 2.0]}}
+
+
+def test_a_failure_names_the_contender_and_shows_its_output() -> None:
+    from multi.race import Contender, Race, measure
+
+    race = Race("some case", "title", (Contender("somebody", failing),))
+    with pytest.raises(RuntimeError, match="some case, somebody") as caught:
+        measure(race, 1, 0.01)
+    assert "what went wrong" in str(caught.value)
+    assert "said before" in str(caught.value)
+
+
+def test_loops_run_side_by_side() -> None:
+    import work
+    from multi.cases import hand_single
+    from multi.collecting import SideBySide
+
+    net = work.Constant()
+    one = partial(hand_single, work.ConstantEnv, net, 10)
+    loops = SideBySide(one, 2)
+    try:
+        assert loops.layout["observation"] == "[2, 10, 4] torch.float32"
+        assert loops.turn(0.05)["speed"] > 0
+    finally:
+        loops.close()
+
+
+def test_every_race_can_be_chosen_and_reported() -> None:
+    import run
+    from multi import growth, report
+    from multi.cases import RACES
+    from multi.race import Result
+
+    assert {*RACES, "workers", "sizes"} == set(run.GROUPS["multi"])
+    races = [*(make() for make in RACES.values()), growth.sizes()]
+    by_count = [growth.workers(count) for count in growth.COUNTS]
+    results = [Result(race) for race in (*races, *by_count)]
+    for result in results:
+        for number, contender in enumerate(result.race.contenders, start=1):
+            result.add(contender.name, dict.fromkeys(result.race.measures, float(number)))
+    counted = results[len(races) :]
+    added = growth.per_worker(counted)
+    assert (added["Trawl"].fewest, added["Trawl"].most, added["Trawl"].start_ms) == (1, 32, 0.0)
+    assert all(len(result.verdicts()) == len(result.race.goals) for result in results)
+    assert len(report.tables(results[: len(races)], counted, added)) == 3
+    written = json.loads(json.dumps(report.as_json(results, added, {})))
+    assert set(written["cases"]) == {result.race.name for result in results}
+    goals = sum(len(result.race.goals) for result in results)
+    assert len(written["goals"]) == goals + len(growth.verdicts(added))

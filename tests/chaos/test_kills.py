@@ -1,0 +1,453 @@
+"""Workers that are killed at any moment: they are replaced, and no frame is wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chaos_parts import (
+    Acting,
+    Crew,
+    Once,
+    Scored,
+    Trouble,
+    act,
+    collector_of,
+    crash,
+    family,
+    frames_of,
+    kill,
+    leave,
+    strike,
+)
+
+from trawl.collectors import MultiCollector
+from trawl.collectors.fleet import Fleet
+
+SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+LANES = pytest.mark.parametrize("lanes", [1, 3], ids=["one", "batched"])
+KILLED = "worker 1 was killed by SIGKILL; another takes its place"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    """What a test started is gone after it, but for the process that workers come from."""
+    before = set(family())
+    yield
+    left = set(family()) - before
+    assert len(left) <= 1, "there is more than the process that workers come from"
+
+
+# --- in the middle of something
+
+
+@SYNC
+@LANES
+@pytest.mark.parametrize(
+    ("at", "count"), [("make", 0), ("reset", 0), ("reset", 2), ("step", 0), ("step", 9)]
+)
+def test_killed_in_an_environment(
+    tmp_path: Path, sync: bool, lanes: int, at: str, count: int
+) -> None:
+    crew = Crew(tmp_path, lanes=lanes, troubles={1: Trouble(at, count)})
+    with pytest.warns(RuntimeWarning, match=KILLED):
+        collector = collector_of(crew, sync, act, total_frames=frames_of(sync, crew, 3))
+        with collector:
+            batches = crew.run(collector)
+            stats = collector.stats()
+    assert crew.frames == stats["frames"] == frames_of(sync, crew, 3)
+    assert batches == (3 if sync else 6)
+    assert (stats["restarts"], stats["workers_alive"], stats["batches_held"]) == (1, 2, 0)
+
+
+@SYNC
+@pytest.mark.parametrize("count", [0, 4, 10, 13])
+def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
+    policy = Acting(Once(tmp_path / "policy", count, kill))
+    crew = Crew(tmp_path)
+    with collector_of(crew, sync, policy, total_frames=frames_of(sync, crew, 3)) as collector:
+        with pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+            crew.run(collector)
+        assert collector.stats()["restarts"] == 1
+    assert crew.frames == frames_of(sync, crew, 3)
+
+
+@SYNC
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("name", ["pre_collect_hook", "post_collect_hook"])
+def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> None:
+    # After a batch is complete, but before anybody knows, too.
+    crew = Crew(tmp_path)
+    hook = {name: Once(tmp_path / "hook", count, kill)}
+    frames = frames_of(sync, crew, 3)
+    with collector_of(crew, sync, act, total_frames=frames, **hook) as collector:
+        with pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+            crew.run(collector)
+        assert collector.stats()["restarts"] == 1
+    assert crew.frames == frames
+
+
+@SYNC
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (leave, "exited with status 3"),
+        (partial(leave, 0), "exited with status 0"),
+        (crash, "was killed by SIGSEGV"),
+        (partial(kill, signal.SIGABRT), "was killed by SIGABRT"),
+        (partial(kill, signal.SIGTERM), "exited with status 0"),
+        (partial(kill, signal.SIGRTMIN), "was killed by"),
+    ],
+    ids=["exit", "exit0", "segfault", "abort", "terminate", "realtime"],
+)
+def test_other_ways_to_go(tmp_path: Path, sync: bool, what: Callable[[], Any], told: str) -> None:
+    crew = Crew(tmp_path, troubles={0: Trouble("step", 3, what)})
+    frames = frames_of(sync, crew, 2)
+    with collector_of(crew, sync, total_frames=frames) as collector:
+        with pytest.warns(RuntimeWarning, match=f"worker 0 {told}"):
+            crew.run(collector)
+    assert crew.frames == frames
+
+
+@SYNC
+def test_memory_that_ran_out(tmp_path: Path, sync: bool) -> None:
+    # Linux kills whom the badness points to: no process but the one that grows.
+    crew = Crew(tmp_path, workers=3, troubles={i: Trouble("step", 5) for i in range(3)})
+    frames = frames_of(sync, crew, 2)
+    with collector_of(crew, sync, total_frames=frames) as collector:
+        with pytest.warns(RuntimeWarning, match="killed by SIGKILL"):
+            crew.run(collector)
+        assert collector.stats()["restarts"] == 3
+    assert crew.frames == frames
+
+
+# --- from outside
+
+
+@SYNC
+@pytest.mark.parametrize("victims", [(1,), (0, 1), (0, 1, 2)], ids=["one", "two", "all"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_killed_between_batches(
+    tmp_path: Path, sync: bool, victims: tuple[int, ...], after: int
+) -> None:
+    crew = Crew(tmp_path, workers=3)
+    frames = frames_of(sync, crew, 4)
+    with collector_of(crew, sync, total_frames=frames) as collector:
+        for _ in range(after):
+            crew.add(collector.next())
+        strike(*map(crew.pid, victims))
+        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL") as warned:
+            crew.run(collector)
+        stats = collector.stats()
+    assert crew.frames == stats["frames"] == frames
+    assert stats["restarts"] == len(victims) == len(warned)
+    assert {str(one.message).split()[1] for one in warned} == set(map(str, victims))
+
+
+@SYNC
+def test_killed_again_and_again(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path)
+    with collector_of(crew, sync, total_frames=-1) as collector:
+        for count in range(1, 5):
+            strike(crew.pid(1))
+            with pytest.warns(RuntimeWarning, match=rf"{KILLED} \(restart {count} of 10\)"):
+                while len(crew.makers[1][0].lives.pids) == count:
+                    crew.add(collector.next())
+                # So that the next one is not killed before it is heard of.
+                _next_of(collector, sync, crew, 1, life=count)
+        stats = collector.stats()
+    assert crew.frames == stats["frames"]
+    assert (stats["restarts"], stats["workers_alive"]) == (4, 2)
+
+
+@SYNC
+def test_killed_right_after_its_batch(
+    tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = Crew(tmp_path)
+    frames = frames_of(sync, crew, 3)
+    struck: list[int] = []
+    read = Fleet._read
+
+    def read_and_strike(self: Fleet, member: Any, content: Any) -> None:
+        read(self, member, content)
+        if type(content).__name__ == "Done" and not struck:
+            struck.append(member.index)
+            strike(crew.pid(member.index))
+
+    monkeypatch.setattr(Fleet, "_read", read_and_strike)
+    with collector_of(crew, sync, total_frames=frames) as collector:
+        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL"):
+            crew.run(collector)
+        assert collector.stats()["restarts"] == 1
+    # What it had delivered counts, and is not collected again.
+    assert crew.frames == frames
+
+
+@SYNC
+def test_killed_when_all_is_done(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path)
+    with collector_of(crew, sync, total_frames=frames_of(sync, crew, 1)) as collector:
+        crew.run(collector)
+        strike(crew.pid(0))
+        assert collector.next() is None
+    assert crew.frames == frames_of(sync, crew, 1)
+
+
+def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
+    # With preemption a batch may have less of some, but never a frame that is wrong.
+    crew = Crew(tmp_path, workers=3, troubles={2: Trouble("step", 5), 0: Trouble("step", 12)})
+    frames = frames_of(True, crew, 4)
+    collector = collector_of(
+        crew, True, total_frames=frames, preemptive_threshold=0.5, cat_results=-1
+    )
+    with collector, pytest.warns(RuntimeWarning, match="was killed by SIGKILL"):
+        ledger, seen = crew._ledger, 0
+        for batch in collector:
+            ledger.add(batch)
+            seen += batch.numel()
+        assert collector.stats()["frames"] == seen == ledger.frames >= frames
+
+
+# --- during calls, and what was set by them
+
+
+def _next_of(collector: MultiCollector, sync: bool, crew: Crew, worker: int, life: int = 0) -> Any:
+    """The worker's part of the next batch that it has one in (in that life, or later), checked."""
+    while True:
+        batch = collector.next()
+        crew.add(batch)
+        part = batch[worker] if sync else batch
+        lived, place = divmod(int(part["observation"][0, 0]), 100)
+        if place // 10 == worker and lived >= life:
+            return part
+
+
+def _actions(collector: MultiCollector, crew: Crew, sync: bool, rounds: int) -> Any:
+    """The actions of all workers in the next batches."""
+    found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    while min(map(len, found.values())) < rounds:
+        batch = collector.next()
+        crew.add(batch)
+        for part in batch.unbind(0) if sync else [batch]:
+            worker = int(part["observation"][0, 0]) % 100 // 10
+            found[worker].append(part["action"].clone())
+    return {worker: torch.stack(actions[:rounds]) for worker, actions in found.items()}
+
+
+@SYNC
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_while_it_is_seeded(tmp_path: Path, sync: bool, victim: int) -> None:
+    results = []
+    for name, troubles in (("calm", {}), ("rough", {victim: Trouble("reset", 1)})):
+        (tmp_path / name).mkdir()
+        crew = Crew(tmp_path / name, troubles=troubles)
+        with collector_of(crew, sync, total_frames=-1) as collector:
+            if troubles:
+                with pytest.warns(RuntimeWarning, match=f"worker {victim} was killed"):
+                    following = collector.set_seed(7)
+            else:
+                following = collector.set_seed(7)
+            results.append((following, _actions(collector, crew, sync, 2)))
+    (calm, actions), (rough, others) = results
+    assert calm == rough
+    for worker in (0, 1):
+        assert torch.equal(actions[worker], others[worker])
+
+
+@SYNC
+def test_killed_while_another_is_seeded(tmp_path: Path, sync: bool) -> None:
+    # It had been given its seed: the one in its place has a seed too, always the same.
+    results = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        crew = Crew(tmp_path / name)
+        with collector_of(crew, sync, total_frames=-1) as collector:
+            call = collector._fleet.call
+
+            def call_and_strike(calls: Any, *rest: Any) -> Any:
+                if 1 in calls:
+                    strike(crew.pid(0))  # noqa: B023 - called in this turn
+                return call(calls, *rest)  # noqa: B023
+
+            collector._fleet.call = call_and_strike
+            with pytest.warns(RuntimeWarning, match="worker 0 was killed"):
+                collector.set_seed(7)
+                collector._fleet.call = call
+                results.append(_actions(collector, crew, sync, 2))
+    for worker in (0, 1):
+        assert torch.equal(results[0][worker], results[1][worker])
+
+
+@SYNC
+def test_one_in_its_place_draws_other_numbers_from_the_same_seed(
+    tmp_path: Path, sync: bool
+) -> None:
+    results = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        crew = Crew(tmp_path / name, troubles={1: Trouble("step", 3)})
+        with collector_of(crew, sync, total_frames=-1) as collector:
+            collector.set_seed(7)
+            with pytest.warns(RuntimeWarning, match=KILLED):
+                results.append(_actions(collector, crew, sync, 2))
+    for worker in (0, 1):
+        assert torch.equal(results[0][worker], results[1][worker])
+
+
+@SYNC
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_killed_about_new_weights(tmp_path: Path, sync: bool, when: str) -> None:
+    crew = Crew(tmp_path)
+    load = Once(tmp_path / "load", 0, kill) if when == "during" else None
+    policy = _Loading(0, load)
+    collector = collector_of(crew, sync, policy, total_frames=-1, track_policy_version=True)
+    with collector, pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+        if when == "before":
+            strike(crew.pid(1))
+        collector.update_policy_weights_(policy.choose(2))
+        if when == "after":
+            strike(crew.pid(1))
+        # What was ordered before is collected with the old weights, if it isn't lost.
+        parts = [_next_of(collector, sync, crew, worker) for worker in (1, 0, 1, 0, 1, 0)]
+        for part in parts:
+            chosen = part["action"].argmax(-1).unique().tolist()
+            version = part["policy_version"].unique().tolist()
+            assert (chosen, version) in (([2], [1]), ([0], [0]))
+        assert all(version == 1 for part in parts[-2:] for version in part["policy_version"])
+        collector.increment_version()
+        strike(crew.pid(0))
+        for _ in range(3):
+            part = _next_of(collector, sync, crew, 0)
+        assert part["policy_version"].unique().tolist() == [2]
+        assert part["action"].argmax(-1).unique().tolist() == [2]
+
+
+class _Loading(Scored):
+    """A policy to which something happens when it is given weights."""
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if self._load is not None:
+            self._load()
+        return super().load_state_dict(*args, **kwargs)
+
+
+class _Telling(Scored):
+    """A policy to which something happens when it is asked for its state."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if self._load is not None:
+            self._load()
+        return super().state_dict(*args, **kwargs)
+
+
+@SYNC
+@pytest.mark.parametrize("during", [True, False])
+def test_killed_about_its_state(tmp_path: Path, sync: bool, during: bool) -> None:
+    crew = Crew(tmp_path)
+    tell = Once(tmp_path / "tell", 0, kill) if during else None
+    with collector_of(crew, sync, _Telling(3, tell), total_frames=-1) as collector:
+        crew.add(collector.next())
+        if not during:
+            strike(crew.pid(1))
+        with pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+            state = collector.state_dict()
+        assert state["frames"] == crew.frames
+        for worker in (0, 1):
+            scores = state[f"worker{worker}"]["policy_state_dict"]["scores"]
+            assert scores.tolist() == [0, 0, 0, 1]
+        crew.add(collector.next())
+
+
+@SYNC
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> None:
+    (tmp_path / "old").mkdir()
+    crew = Crew(tmp_path / "old")
+    with collector_of(crew, sync, Scored(3), total_frames=-1, track_policy_version=True) as old:
+        for _ in range(4):
+            batch = old.next()
+            crew.add(batch)
+        old.increment_version()
+        state, ids = old.state_dict(), batch["collector", "traj_ids"].max()
+
+    (tmp_path / "new").mkdir()
+    crew = Crew(tmp_path / "new")
+    load = Once(tmp_path / "load", 0, kill) if when == "during" else None
+    policy = _Loading(0, load)
+    new = collector_of(crew, sync, policy, total_frames=-1, track_policy_version=True)
+    with new, pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+        new.load_state_dict(state)
+        if when == "after":
+            strike(crew.pid(0), crew.pid(1))
+        first = int(new.stats()["frames"])
+        for worker in (0, 1, 0, 1):
+            part = _next_of(new, sync, crew, worker)
+            assert part["action"].argmax(-1).unique().tolist() == [3]
+            assert part["policy_version"].unique().tolist() == [1]
+            assert part["collector", "traj_ids"].min() > ids
+        assert new.stats()["frames"] == first + crew.frames
+
+
+@SYNC
+@pytest.mark.parametrize("during", [True, False])
+def test_killed_about_a_call(tmp_path: Path, sync: bool, during: bool) -> None:
+    crew = Crew(tmp_path)
+    policy = _Greeting(Once(tmp_path / "once", 0, kill) if during else int)
+    with collector_of(crew, sync, policy, total_frames=-1) as collector:
+        crew.add(collector.next())
+        if not during:
+            strike(crew.pid(1))
+        with pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+            given = collector.map_fn("policy.greet", [("a",), ("b",)])
+        assert given == ["hello a", "hello b"]
+        crew.add(collector.next())
+        assert collector.get_distant_attr("policy.training") == [True, True]
+
+
+class _Greeting(Scored):
+    """A policy with a method."""
+
+    def greet(self, name: str) -> str:
+        if self._load is not None:
+            self._load()
+        return f"hello {name}"
+
+
+@SYNC
+def test_killed_after_a_hook_was_set(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path)
+    hooked = Once(tmp_path / "hooked", 0, int)
+    with collector_of(crew, sync, total_frames=-1) as collector:
+        crew.add(collector.next())
+        collector.pre_collect_hook = hooked
+        strike(crew.pid(0), crew.pid(1))
+        with pytest.warns(RuntimeWarning, match=r"worker \d was killed by SIGKILL"):
+            for worker in (0, 1):
+                _next_of(collector, sync, crew, worker, life=1)
+    assert set(hooked.pids) >= {crew.pid(0), crew.pid(1)}
+
+
+# --- the process that workers come from
+
+
+@SYNC
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_process_that_workers_come_from_is_killed(
+    tmp_path: Path, sync: bool, method: str
+) -> None:
+    crew = Crew(tmp_path)
+    frames = frames_of(sync, crew, 3)
+    with collector_of(crew, sync, total_frames=frames, start_method=method) as collector:
+        crew.add(collector.next())
+        source = collector._fleet.members[0].worker._source._process
+        strike(source.pid)
+        with pytest.warns(RuntimeWarning, match=r"worker \d ended, together with the process"):
+            crew.run(collector)
+        assert collector.stats()["restarts"] == 2
+    assert crew.frames == frames

@@ -1,0 +1,616 @@
+"""``on_env_error="restart"``: what fails is built anew, and every frame delivered is real."""
+
+import os
+import warnings
+from dataclasses import dataclass, field
+
+import gymnasium
+import pytest
+import torch
+from collector_parts import Buffer, by_step, choose_by_step
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict.nn import TensorDictModule
+
+from trawl.collectors import Collector
+from trawl.data import TrajectoryAssembler
+from trawl.envs import GymEnv, SerialEnv
+from trawl.rollout.restarts import MOST_FAILURES
+from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv
+
+MASK, IDS = ("collector", "mask"), ("collector", "traj_ids")
+FAILS = pytest.mark.filterwarnings("ignore:environments? .* failed at step:RuntimeWarning")
+
+
+class Broken(Exception):
+    """An environment's own sort of error."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the environments made one after the other do.
+
+    Attributes:
+        lane: number of the first; those that follow have numbers 10 apart.
+        steps: for each environment, the step (of its life) that fails.
+        resets: for each environment, the reset after its first that fails.
+        lengths: of its episodes.
+    """
+
+    lane: int = 0
+    steps: tuple[int, ...] = ()
+    resets: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = (3,)
+    ends: tuple[str, ...] = ("terminated",)
+
+    def maker(self, kind=NumberedEnv):
+        return Maker(self, kind)
+
+
+@dataclass
+class Maker:
+    """Makes the environments of a plan, and remembers them."""
+
+    plan: Plan
+    kind: type = NumberedEnv
+    made: list = field(default_factory=list)
+
+    def __call__(self):
+        self.made.append(flaky(self.kind)(self.plan, len(self.made)))
+        return self.made[-1]
+
+
+def flaky(kind):
+    class Flaky(kind):
+        def __init__(self, plan, index):
+            super().__init__(plan.lane + 10 * index, lengths=plan.lengths, ends=plan.ends)
+            self.fails_at = plan.steps[index] if index < len(plan.steps) else -1
+            self.no_reset = plan.resets[index] if index < len(plan.resets) else -1
+            self.was_closed = self.broken = False
+            self.seeds = []
+
+        def reset(self, *, seed=None, options=None):
+            self.seeds.append(seed)
+            if self._episode + 1 == self.no_reset:
+                self.broken = True
+                raise Broken(f"reset {self.no_reset}")
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action):
+            if len(self.actions) == self.fails_at:
+                self.broken = True
+                raise Broken(f"step {self.fails_at}")
+            return super().step(action)
+
+        def close(self):
+            self.was_closed = True
+            if self.broken:
+                raise Broken("while closing")
+
+    return Flaky
+
+
+def expected(plan, rows, limit=None):
+    """The rows of one lane, by a loop as plain as can be: numbers, flags, id and count of each."""
+    maker = plan.maker()
+    env = maker()
+    obs, _ = env.reset()
+    found, trajectory, count = [], 0, 0
+    for row in range(rows):
+        root = [int(x) for x in obs]
+        try:
+            obs, reward, terminated, truncated, _ = env.step(int(root[2] % 4))
+        except Broken:
+            if count and found:
+                found[-1]["truncated"] = found[-1]["done"] = True
+            zeros = {"next": [0] * 5, "reward": 0, "terminated": False, "next count": 0}
+            flags = {"truncated": False, "done": False, "mask": False, "id": None}
+            found.append({"row": row, "root": root, "count": count, **zeros, **flags})
+            env = maker()
+            obs, _ = env.reset()
+            trajectory, count = trajectory + bool(count), 0
+            continue
+        count += 1
+        truncated = truncated or (limit is not None and count >= limit)
+        frame = {
+            "row": row,
+            "root": root,
+            "count": count - 1,
+            "next count": count,
+            "next": [int(x) for x in obs],
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "done": terminated or truncated,
+            "mask": True,
+            "id": trajectory,
+        }
+        found.append(frame)
+        if frame["done"]:
+            trajectory, count = trajectory + 1, 0
+            try:
+                obs, _ = env.reset()
+            except Broken:
+                env = maker()
+                obs, _ = env.reset()
+    return found
+
+
+def delivered(batch, limit):
+    """The rows of one lane of a batch, in the same form; ids as they are."""
+    following = batch["next"]
+    columns = {
+        "root": batch["observation"].long(),
+        "next": following["observation"].long(),
+        "reward": following["reward"][..., 0],
+        "mask": batch[MASK],
+        "id": batch[IDS],
+    }
+    columns |= {key: following[key][..., 0] for key in ("terminated", "truncated", "done")}
+    if limit is not None:
+        columns["count"] = batch["step_count"][..., 0]
+        columns["next count"] = following["step_count"][..., 0]
+    lists = {key: column.tolist() for key, column in columns.items()}
+    return [{key: lists[key][row] for key in lists} for row in range(len(lists["id"]))]
+
+
+def check(batches, plan, limit=None):
+    """Compares the batches of one lane with what the plain loop gives."""
+    rows = [row for batch in batches for row in delivered(batch, limit)]
+    size, names = len(batches[0]), {}
+    for row, frame in zip(rows, expected(plan, len(rows), limit), strict=True):
+        at = frame.pop("row")
+        last_of_batch = at % size == size - 1
+        if last_of_batch and frame["truncated"] and not row["truncated"]:
+            # The failure came after this frame was delivered.
+            assert at + 1 == len(rows) or not rows[at + 1]["mask"]
+            frame["truncated"] = frame["done"] = False
+        if limit is None:
+            del frame["count"], frame["next count"]
+        trajectory = frame.pop("id")
+        found = row.pop("id")
+        if trajectory is None:
+            assert found == -1
+        else:
+            assert names.setdefault(found, trajectory) == trajectory
+        assert row == frame, at
+    assert len(set(names.values())) == len(names)
+    assert -1 not in names
+
+
+def collect(source, frames_per_batch, batches, policy=None, **options):
+    """Batches and statistics of a collector that goes on after errors."""
+    policy = by_step() if policy is None else policy
+    with (
+        warnings.catch_warnings(),
+        Collector(
+            source, policy, frames_per_batch=frames_per_batch, on_env_error="restart", **options
+        ) as collector,
+    ):
+        warnings.filterwarnings("ignore", ".* failed at step", RuntimeWarning)
+        found = [collector.next() for _ in range(batches)]
+        return found, collector.stats()
+
+
+KINDS = pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
+
+PLANS = st.builds(
+    Plan,
+    steps=st.lists(st.integers(-1, 9), max_size=6).map(tuple),
+    resets=st.lists(st.sampled_from([-1, 1, 2]), max_size=6).map(tuple),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    ends=st.sampled_from([("terminated",), ("truncated", "terminated"), ("both",)]),
+)
+LIMITS = st.sampled_from([None, 1, 2, 3])
+
+
+@KINDS
+@given(plan=PLANS, limit=LIMITS, size=st.integers(1, 8), is_init=st.sampled_from([None, True]))
+def test_one_environment_is_as_a_plain_loop_says(kind, plan, limit, size, is_init):
+    maker = plan.maker(kind)
+    options = {"max_frames_per_traj": limit, "auto_register_policy_transforms": is_init}
+    batches, stats = collect(maker, size, 30 // size, **options)
+    check(batches, plan, limit)
+    assert stats["frames"] == sum(int(batch[MASK].sum()) for batch in batches)
+    assert stats["env_restarts"] == len(maker.made) - 1
+    assert all(env.was_closed for env in maker.made[:-1])
+    for batch in batches if is_init else []:
+        assert batch["is_init"][..., 0].tolist() == (batch["observation"][:, 2] == 0).tolist()
+
+
+@KINDS
+@given(plans=st.lists(PLANS, min_size=2, max_size=3), limit=LIMITS, size=st.integers(1, 8))
+def test_environments_of_a_list_fail_each_by_itself(kind, plans, limit, size):
+    plans = [Plan(i, p.steps, p.resets, p.lengths, p.ends) for i, p in enumerate(plans)]
+    makers = [plan.maker(kind) for plan in plans]
+    count = len(plans)
+    batches, stats = collect(makers, size * count, 24 // size, max_frames_per_traj=limit)
+    for lane, plan in enumerate(plans):
+        check([batch[lane] for batch in batches], plan, limit)
+    ids = [
+        set(torch.stack([b[IDS][lane] for b in batches]).unique().tolist()) - {-1}
+        for lane in range(count)
+    ]
+    assert sum(map(len, ids)) == len(set().union(*ids))
+    assert stats["env_restarts"] == sum(len(maker.made) - 1 for maker in makers)
+
+
+VECTORS = [
+    pytest.param(lambda fns, mode=mode: SyncVectorEnv(fns, autoreset_mode=mode), id=mode.name)
+    for mode in AutoresetMode
+]
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+@KINDS
+@FAILS
+def test_a_vector_environment_is_built_anew_as_a_whole(kind, vector):
+    made = []
+
+    def make():
+        index = len(made)
+        plans = [Plan(0, lengths=(3,)), Plan(1, steps=(4,), lengths=(4,))]
+        envs = [flaky(kind)(plan, 0) for plan in plans]
+        for lane, env in enumerate(envs):
+            env.number = lane + 10 * index
+            env.close = lambda: None
+        envs[1].fails_at = 5 if index == 0 else -1
+        made.append(envs)
+        return vector([lambda env=env: env for env in envs])
+
+    (batch,), stats = collect(make, 16, 1)
+    numbers = batch["observation"].long()
+    assert batch[MASK].tolist() == [[True] * 5 + [False] + [True] * 2] * 2
+    assert numbers[..., 0].tolist() == [[0] * 6 + [10] * 2, [1] * 6 + [11] * 2]
+    assert numbers[..., 2].tolist() == [[0, 1, 2, 0, 1, 2, 0, 1], [0, 1, 2, 3, 0, 1, 0, 1]]
+    following = batch["next"]
+    done = following["done"][..., 0].int().tolist()
+    assert done == [[0, 0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0]]
+    truncated = following["truncated"][..., 0].int().tolist()
+    assert truncated == [[0, 0, 0, 0, 1, 0, 0, 0]] * 2
+    assert not following["observation"][:, 5].any()
+    assert not following["reward"][:, 5].any()
+    ids = batch[IDS]
+    assert ids[:, 5].tolist() == [-1, -1]
+    assert len(set(ids[:, 6].tolist()) | set(ids[:, :5].unique().tolist())) == 6
+    assert stats["env_restarts"] == 1
+    assert stats["frames"] == 14
+
+
+@KINDS
+@FAILS
+def test_a_reset_that_fails_ends_the_other_episodes_of_a_vector(kind):
+    made = []
+
+    def make():
+        envs = [NumberedEnv(0, lengths=[5]), flaky(kind)(Plan(1, resets=(1,)), len(made))]
+        envs[0] = flaky(kind)(Plan(0, lengths=(5,)), len(made))
+        for env in envs:
+            env.close = lambda: None
+        made.append(envs)
+        return SyncVectorEnv([lambda env=env: env for env in envs])
+
+    (batch,), stats = collect(make, 12, 1)
+    assert stats["env_restarts"] == 1
+    root, following = batch["observation"].long(), batch["next", "observation"].long()
+    assert root[..., 0].tolist() == [[0] * 3 + [10] * 3, [1] * 3 + [11] * 3]
+    mask = batch[MASK]
+    # Without a fixed layout the row of the reset is lost for the vector as a whole.
+    assert mask[:, 2].tolist() == [kind is NumberedEnv] * 2
+    assert mask.sum() == 12 - 2 * (kind is not NumberedEnv)
+    assert (following[mask][:, 3] == root[mask][:, 3] + 1).all()
+    last = 2 if kind is NumberedEnv else 1
+    assert batch["next", "done"][:, last].all()
+    assert batch["next", "truncated"][:, last, 0].tolist() == [True, kind is not NumberedEnv]
+    ids = batch[IDS]
+    assert len(set(ids[:, 0].tolist()) | set(ids[:, 3].tolist())) == 4
+
+
+class Counter(torch.nn.Module):
+    """Counts its own steps in its state."""
+
+    def forward(self, observation, hidden):
+        action = torch.eye(4, dtype=torch.int64)[0].expand(*observation.shape[:-1], 4)
+        if hidden is None:
+            hidden = torch.zeros(*observation.shape[:-1], 1)
+        return action, hidden + 1
+
+
+@KINDS
+@pytest.mark.parametrize("out", ["hidden", ("next", "hidden")], ids=["memory", "state"])
+@pytest.mark.parametrize("many", [False, True])
+@FAILS
+def test_recurrent_state_begins_anew(kind, out, many):
+    policy = TensorDictModule(Counter(), ["observation", "hidden"], ["action", out])
+    plans = [Plan(0, (4, 2, 0), lengths=(9,)), Plan(1, lengths=(4,))]
+    source = [plan.maker(kind) for plan in plans] if many else plans[0].maker(kind)
+    batches, _ = collect(source, 5 * (1 + many), 4, policy)
+    for batch in batches:
+        step = batch["observation"][..., 2]
+        if out == "hidden":  # as it was after the step
+            assert (batch["hidden"][..., 0] == step + 1).all()
+        else:
+            assert (batch["hidden"][..., 0] == step).all()
+            after = torch.where(batch[MASK], step + 1, 0)
+            assert (batch["next", "hidden"][..., 0] == after).all()
+
+
+def test_a_warning_names_environment_step_and_error():
+    makers = [Plan(0).maker(), Plan(1, steps=(5,)).maker()]
+    with Collector(makers, by_step(), frames_per_batch=8, on_env_error="restart") as collector:
+        collector.next()
+        with pytest.warns(RuntimeWarning, match=r"environment 1 failed at step 5 .*Broken: step 5"):
+            collector.next()
+
+
+@KINDS
+@FAILS
+def test_the_mask_is_there_without_failures(kind):
+    with Collector(lambda: kind(), frames_per_batch=4, on_env_error="restart") as collector:
+        batch, fake = collector.next(), collector.fake_tensordict()
+        assert batch[MASK].all()
+        assert collector.stats()["env_restarts"] == 0
+        assert set(fake.keys(True, True)) == set(batch.keys(True, True))
+    with Collector(lambda: kind(), frames_per_batch=4) as collector:
+        assert MASK not in collector.next().keys(True)
+        assert "env_restarts" not in collector.stats()
+
+
+@KINDS
+@FAILS
+def test_what_fails_again_and_again_is_raised(kind):
+    maker = Plan(steps=(2, *[0] * 50)).maker(kind)
+    with Collector([maker], by_step(), frames_per_batch=100, on_env_error="restart") as collector:
+        with pytest.raises(Broken, match="step 0") as caught:
+            collector.next()
+        assert "environment 0 failed 10 times" in "".join(caught.value.__notes__)
+        assert collector.stats()["env_restarts"] == MOST_FAILURES - 1
+
+
+@KINDS
+@FAILS
+def test_good_steps_in_between_end_the_count(kind):
+    maker = Plan(steps=(1,) * 50).maker(kind)
+    _, stats = collect(maker, 1, 60)
+    assert stats["env_restarts"] == 30
+    assert stats["frames"] == 30
+
+
+@KINDS
+def test_an_error_of_building_anew_comes_with_the_first_one(kind):
+    maker = Plan(steps=(2,)).maker(kind)
+
+    def make():
+        if maker.made:
+            raise OSError("no more licences")
+        return maker()
+
+    with Collector(make, by_step(), frames_per_batch=4, on_env_error="restart") as collector:
+        with pytest.raises(Broken, match="step 2") as caught:
+            collector.next()
+        assert isinstance(caught.value.__cause__, OSError)
+        assert "could not be built anew after this: OSError: no more" in caught.value.__notes__[0]
+        assert collector.closed
+
+
+@KINDS
+def test_a_first_reset_that_fails_is_an_error_of_building_anew(kind):
+    maker = Plan(steps=(2,), resets=(-1, 0)).maker(kind)
+    with (
+        Collector(maker, by_step(), frames_per_batch=4, on_env_error="restart") as collector,
+        pytest.raises(Broken, match="step 2") as caught,
+    ):
+        collector.next()
+    assert str(caught.value.__cause__) == "reset 0"
+
+
+def test_a_function_that_gives_the_same_object_again_is_refused():
+    env = FaultyEnv(2, Broken("the motor is off"))
+    with (
+        Collector(lambda: env, by_step(), frames_per_batch=4, on_env_error="restart") as collector,
+        pytest.raises(Broken) as caught,
+    ):
+        collector.next()
+    assert "gave the same object again" in str(caught.value.__cause__)
+
+
+def test_another_sort_of_environment_is_refused():
+    kinds = iter([lambda: FaultyEnv(2, Broken()), lambda: gymnasium.make("Pendulum-v1")])
+    with (
+        Collector(
+            lambda: next(kinds)(), by_step(), frames_per_batch=4, on_env_error="restart"
+        ) as collector,
+        pytest.raises(Broken) as caught,
+    ):
+        collector.next()
+    assert "was made again with full_observation_spec" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@KINDS
+def test_what_ends_the_program_passes(kind, error):
+    class Ending(kind):
+        def step(self, action):
+            raise error
+
+    with (
+        Collector(lambda: Ending(), frames_per_batch=4, on_env_error="restart") as collector,
+        pytest.raises(error),
+    ):
+        collector.next()
+    assert collector.stats()["env_restarts"] == 0
+
+
+@KINDS
+def test_errors_of_the_policy_are_raised(kind):
+    calls = []
+
+    def fails(observation):
+        calls.append(1)
+        if len(calls) > 5:
+            raise Broken("the policy")
+        return choose_by_step(observation)
+
+    with (
+        Collector(lambda: kind(), fails, frames_per_batch=9, on_env_error="restart") as collector,
+        pytest.raises(Broken, match="the policy"),
+    ):
+        collector.next()
+
+
+def test_another_value_is_refused():
+    with pytest.raises(ValueError, match=r"on_env_error must be 'raise' or 'restart'.*'ignore'"):
+        Collector("CartPole-v1", frames_per_batch=4, on_env_error="ignore")
+
+
+@pytest.mark.parametrize(
+    ("source", "which"),
+    [
+        (lambda: NumberedEnv(), "create_env_fn"),
+        (lambda: GymEnv(NumberedEnv()), "create_env_fn"),
+        (lambda: [NumberedEnv, NumberedEnv(1)], "environment 1 of the batch"),
+        (lambda: SerialEnv(2, [NumberedEnv(), NumberedEnv(1)]), "environment 0 of the batch"),
+        (lambda: SyncVectorEnv([NumberedEnv]), "create_env_fn"),
+    ],
+)
+def test_what_was_made_already_is_refused(source, which):
+    with pytest.raises(ValueError, match=rf"on_env_error='restart'.*{which} was given made"):
+        Collector(source(), frames_per_batch=4, on_env_error="restart")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "CartPole-v1",
+        lambda: "CartPole-v1",
+        ["CartPole-v1"] * 2,
+        lambda: GymEnv("CartPole-v1", num_envs=2),
+        lambda: gymnasium.make("CartPole-v1"),
+        lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")),
+    ],
+)
+def test_ids_and_functions_of_every_sort_are_built_anew(source):
+    with Collector(source, frames_per_batch=8, on_env_error="restart") as collector:
+        collector.set_seed(1)
+        first = collector.env.parts[0]
+        before, batch = first.env, collector.next()
+        first.rebuild()
+        assert first.env is not before
+        collector.reset()
+        assert not (collector.next()["observation"] == batch["observation"]).all()
+        collector.set_seed(1)
+        assert (collector.next()["observation"] == batch["observation"]).all()
+
+
+def test_arguments_of_the_environment_are_used_again():
+    options = {"create_env_kwargs": {"frame_skip": 2, "max_episode_steps": 7}}
+    with Collector("CartPole-v1", frames_per_batch=8, on_env_error="restart", **options) as one:
+        (part,) = one.env.parts
+        part.rebuild()
+        assert part.env.env.spec.max_episode_steps == 7
+        assert "_FrameSkip" in repr(part.env)
+
+
+def seeds_of(kind, seed, count=2):
+    makers = [Plan(i, steps=(3, 2, 1)).maker(kind) for i in range(count)]
+    with (
+        warnings.catch_warnings(),
+        Collector(makers, by_step(), frames_per_batch=20, on_env_error="restart") as collector,
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if seed is not None:
+            collector.set_seed(seed)
+        collector.next()
+    return [[next((s for s in env.seeds if s is not None), None) for env in m.made] for m in makers]
+
+
+@KINDS
+def test_what_is_built_anew_is_seeded_from_the_same_seed(kind):
+    first, again, other = (seeds_of(kind, seed) for seed in (1, 1, 2))
+    assert first == again
+    every = [seed for seeds in (*first, *other) for seed in seeds]
+    assert len(set(every)) == len(every) == 16
+    assert None not in every
+    assert seeds_of(kind, None) == [[None] * 4] * 2
+
+
+@pytest.mark.parametrize("many", [False, True])
+@FAILS
+def test_a_replay_buffer_gets_frames_only(many):
+    plans = [Plan(0, (0, 2, 0, 0)), Plan(1, (3,))][: 1 + many]
+    for extend in (True, False):
+        buffer = Buffer()
+        makers = [plan.maker() for plan in plans]
+        collect(
+            makers if many else makers[0],
+            10 * len(plans),
+            2,
+            replay_buffer=buffer,
+            extend_buffer=extend,
+        )
+        count = 20 * len(plans) - 4 - many
+        assert len(buffer) == count
+        frames = buffer.content()
+        before, after = frames["observation"][:, 3], frames["next", "observation"][:, 3]
+        assert (after == before + 1).all()
+
+
+@FAILS
+def test_marks_at_a_batch_end_leave_a_failed_row_alone():
+    (batch,), _ = collect(Plan(steps=(3,), lengths=(9,)).maker(), 4, 1, set_truncated=True)
+    assert batch["next", "truncated"][:, 0].tolist() == [False, False, True, False]
+    (batch,), _ = collect(Plan(steps=(2,)).maker(), 4, 1, set_truncated=True)
+    assert batch["next", "truncated"][:, 0].tolist() == [False, True, False, True]
+
+
+@FAILS
+def test_a_batch_that_ends_early_goes_on_from_the_new_environment():
+    answers = iter([False, False, True, *[False] * 20])
+    plan = Plan(steps=(2,))
+    batches, stats = collect(plan.maker(), 6, 2, interruptor=lambda: next(answers))
+    assert batches[0][MASK].tolist() == [True, True, False, False, False, False]
+    assert batches[1]["observation"][:, 0].tolist() == [10] * 6
+    assert batches[1]["observation"][0, 2] == 0
+    assert stats["frames"] == 8
+
+
+@FAILS
+def test_trajectories_are_split_and_assembled():
+    plan = Plan(steps=(5, 1), lengths=(4,))
+    (batch,), _ = collect(plan.maker(), 12, 1)
+    assembler = TrajectoryAssembler()
+    assembler.add(batch)
+    assert [len(trajectory) for trajectory in assembler.take()] == [4, 1, 1, 4]
+    with pytest.warns(UserWarning, match="pads"):
+        (split,), _ = collect(plan.maker(), 12, 1, split_trajs=True)
+    assert split[MASK].sum(-1).tolist() == [4, 1, 1, 4]
+
+
+class Dying(NumberedEnv):
+    """Ends its own process."""
+
+    def step(self, action):
+        if len(self.actions) == 3:
+            os._exit(1)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [FaultyEnv, Dying])
+@pytest.mark.filterwarnings("ignore:.*ERROR. Re:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*ERROR. Traceback:UserWarning")
+@FAILS
+def test_processes_of_a_vector_environment_are_replaced(kind):
+    made = []
+
+    def make():
+        arguments = {"at": 3, "fault": Broken("off")} if kind is FaultyEnv else {}
+        second = NumberedEnv if made else lambda: kind(**arguments)
+        made.append(AsyncVectorEnv([NumberedEnv, second]))
+        return made[-1]
+
+    (batch,), stats = collect(make, 12, 1)
+    assert batch[MASK].tolist() == [[True] * 3 + [False] + [True] * 2] * 2
+    assert batch["observation"][:, :, 3].tolist() == [[0, 1, 2, 3, 0, 1]] * 2
+    assert stats["env_restarts"] == 1
+    assert not any(process.is_alive() for env in made for process in env.processes)

@@ -1,0 +1,121 @@
+"""The same for environments of TorchRL, which are built anew as a whole."""
+
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import by_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_env_errors import FAILS, IDS, MASK, PLANS, Plan, check, collect
+
+pytest.importorskip("torchrl")
+from torchrl.envs import GymWrapper, RewardSum, TransformedEnv
+from torchrl.envs import SerialEnv as TorchRLSerialEnv
+
+from trawl.collectors import Collector
+
+
+def same(env):
+    return env
+
+
+def wrapped(maker):
+    return lambda: GymWrapper(maker())
+
+
+@settings(max_examples=10)
+@given(plan=PLANS, limit=st.sampled_from([None, 2, 3]), size=st.integers(1, 8))
+def test_an_environment_is_as_a_plain_loop_says(plan, limit, size):
+    maker = plan.maker()
+    batches, stats = collect(wrapped(maker), size, 24 // size, max_frames_per_traj=limit)
+    check(batches, plan, limit)
+    assert stats["frames"] == sum(int(batch[MASK].sum()) for batch in batches)
+    assert stats["env_restarts"] == len(maker.made) - 1
+    assert all(env.was_closed for env in maker.made[:-1])
+
+
+@FAILS
+def test_transforms_and_starts_begin_anew():
+    plan = Plan(steps=(4, 3), lengths=(9,))
+    maker = plan.maker()
+    options = {"auto_register_policy_transforms": True, "max_frames_per_traj": 5}
+    (batch,), stats = collect(
+        lambda: TransformedEnv(GymWrapper(maker()), RewardSum()), 12, 1, **options
+    )
+    assert stats["env_restarts"] == 2
+    assert batch["is_init"][:, 0].int().tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+    step = batch["step_count"][:, 0].tolist()
+    assert step == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
+    assert batch[MASK].int().tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert batch["next", "episode_reward"][:, 0].tolist() == [1, 3, 6, 10, 0, 1, 3, 6, 0, 1, 3, 6]
+
+
+@FAILS
+def test_a_batch_of_environments_is_built_anew_as_one():
+    makers = [Plan(0, (4,), lengths=(3,)).maker(), Plan(1, lengths=(5,)).maker()]
+
+    for source in (
+        [wrapped(maker) for maker in makers],
+        # TorchRL would make some more to look at, if it were given the functions.
+        lambda: TorchRLSerialEnv(2, [partial(same, wrapped(maker)()) for maker in makers]),
+    ):
+        for maker in makers:
+            maker.made.clear()
+        (batch,), stats = collect(source, 14, 1)
+        assert stats["env_restarts"] == 1
+        assert batch[MASK].tolist() == [[True] * 4 + [False] + [True] * 2] * 2
+        assert batch["observation"][:, :, 3].tolist() == [[0, 1, 2, 3, 4, 0, 1]] * 2
+        assert batch["next", "done"][..., 0].int().tolist() == [
+            [0, 0, 1, 1, 0, 0, 0],
+            [0, 0, 0, 1, 0, 0, 0],
+        ]
+        ids = batch[IDS]
+        assert ids[:, 4].tolist() == [-1, -1]
+        assert len(set(ids[:, 5].tolist()) | set(ids[:, 3].tolist())) == 4
+
+
+@FAILS
+def test_the_new_environment_is_seeded():
+    def seeds(seed):
+        maker = Plan(steps=(3, 2, 1)).maker()
+        with Collector(
+            wrapped(maker), by_step(), frames_per_batch=12, on_env_error="restart"
+        ) as collector:
+            collector.set_seed(seed)
+            collector.next()
+            assert collector.env is not None
+        return [next(s for s in env.seeds if s is not None) for env in maker.made]
+
+    first = seeds(1)
+    assert first == seeds(1)
+    assert len({*first, *seeds(2)}) == 8
+
+
+@FAILS
+def test_what_fails_again_and_again_is_raised():
+    maker = Plan(steps=(2, *[0] * 50)).maker()
+    with (
+        Collector(
+            wrapped(maker), by_step(), frames_per_batch=100, on_env_error="restart"
+        ) as collector,
+        pytest.raises(Exception, match="step 0") as caught,
+    ):
+        collector.next()
+    assert "failed 10 times" in "".join(caught.value.__notes__)
+
+
+def test_what_was_made_already_is_refused():
+    env = GymWrapper(Plan().maker()())
+    with pytest.raises(ValueError, match=r"on_env_error='restart'.*create_env_fn was given made"):
+        Collector(env, frames_per_batch=4, on_env_error="restart")
+
+
+@FAILS
+def test_the_mask_is_in_the_fake_batch_too():
+    with Collector(
+        wrapped(Plan().maker()), by_step(), frames_per_batch=4, on_env_error="restart"
+    ) as collector:
+        batch, fake = collector.next(), collector.fake_tensordict()
+    assert set(fake.keys(True, True)) == set(batch.keys(True, True))
+    assert torch.equal(batch[MASK], torch.ones(4, dtype=torch.bool))

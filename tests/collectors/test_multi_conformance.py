@@ -1,0 +1,338 @@
+"""What a collector with workers does wherever these live: one list for every start method."""
+
+import cloudpickle
+import pytest
+import torch
+from collector_parts import Buffer, by_step
+from multi_parts import (
+    CLASSES,
+    TRAJ_IDS,
+    Chooser,
+    actions,
+    drained,
+    envs,
+    ledger,
+    make,
+    same,
+    together,
+    worker_of,
+)
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.errors import WorkerError
+from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, RaggedEnv
+
+METHODS = ["inline", "forkserver"]
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return request.param
+
+
+@pytest.fixture(params=CLASSES, ids=["sync", "async"])
+def cls(request):
+    return request.param
+
+
+# --- frames
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_each_frame_comes_once_and_in_order(cls, method, lanes):
+    book = ledger(2, lanes)
+    collector = make(
+        cls, lanes=lanes, frames_per_batch=12, total_frames=72, start_method=method
+    )
+    found = drained(collector, book)
+    assert book.frames == 72
+    assert len(found) == 6
+    if together(cls):
+        assert set(book.steps.values()) == {72 // 2 // (lanes or 1)}
+
+
+@pytest.mark.parametrize("kind", [NestedEnv, RaggedEnv])
+def test_nested_and_ragged_frames_come_once_and_in_order(cls, method, kind):
+    book = ledger(2, kind=kind)
+    collector = make(
+        cls,
+        create_env_fn=envs(2, kind=kind),
+        policy=None,
+        total_frames=40,
+        start_method=method,
+    )
+    drained(collector, book)
+    assert book.frames == 40
+
+
+@pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
+def test_a_batch_that_is_kept_stays_as_it_was(cls, method, kind):
+    collector = make(
+        cls,
+        create_env_fn=envs(2, kind=kind),
+        policy=None,
+        total_frames=200,
+        start_method=method,
+    )
+    with collector:
+        kept = [(batch, batch.clone()) for batch in collector]
+    for batch, as_it_was in kept:
+        assert (batch == as_it_was).all()
+    book = ledger(2, kind=kind)
+    for batch, _ in kept:
+        book.add(batch)
+    assert book.frames == 200
+
+
+def test_workers_write_where_the_batch_is_delivered(method):
+    with make(start_method=method, total_frames=40) as collector:
+        addresses = [batch["observation"].data_ptr() for batch in collector]
+    # One block is filled while the user has the other.
+    assert len(set(addresses)) == 2
+
+
+def test_factories_may_be_closures_and_local_classes(cls, method):
+    class Local(NumberedEnv):
+        pass
+
+    lengths = [2, 4]
+
+    def policy(observation):
+        return by_step().module(observation)
+
+    book = ledger(2, lengths=lengths)
+    collector = make(
+        cls,
+        create_env_fn=[lambda i=i: Local(i, lengths=lengths) for i in range(2)],
+        policy=policy,
+        total_frames=40,
+        start_method=method,
+    )
+    drained(collector, book)
+    assert book.frames == 40
+
+
+def test_breaking_out_of_a_loop_and_going_on_loses_nothing(cls, method):
+    book = ledger(2)
+    with make(cls, total_frames=100, start_method=method) as collector:
+        for wanted in (3, 2, 100):
+            for count, batch in enumerate(collector, 1):
+                book.add(batch)
+                if count == wanted:
+                    break
+    assert book.frames == 100
+
+
+# --- seeds
+
+
+@pytest.fixture(scope="module")
+def seeded():
+    """The batches of a seeded collector, for each way to put them together."""
+
+    def collect(how, **options):
+        with MultiSyncCollector(
+            "CartPole-v1",
+            num_workers=2,
+            frames_per_batch=60,
+            total_frames=180,
+            cat_results=how,
+            **options,
+        ) as collector:
+            after = collector.set_seed(7)
+            return [after, *collector]
+
+    return collect
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_one_seed_gives_the_same_bits_wherever_workers_live(seeded, method):
+    one, other = seeded("stack", start_method="inline"), seeded("stack", start_method=method)
+    assert one[0] == other[0]
+    assert all(same(*pair) for pair in zip(one[1:], other[1:], strict=True))
+    assert len(one) == 4
+
+
+def test_the_first_worker_is_a_collector_with_that_seed(seeded, method):
+    stacked = seeded("stack", start_method=method)[1:]
+    with Collector("CartPole-v1", frames_per_batch=30, total_frames=90) as alone:
+        alone.set_seed(7)
+        for batch, whole in zip(alone, stacked, strict=True):
+            assert same(batch, whole[0], but=[TRAJ_IDS])
+
+
+# --- weights
+
+
+def test_a_step_of_the_optimiser_reaches_workers_with_an_update_only(cls, method):
+    policy = Chooser(1)
+    with make(cls, policy=policy, start_method=method) as collector:
+        assert actions(collector.next()) == {1}
+        policy.become(2)
+        assert all(actions(collector.next()) == {1} for _ in range(6))
+        collector.update_policy_weights_()
+        later = [actions(collector.next()) for _ in range(8)]
+    # What was begun, or finished, before the update is of the weights before.
+    assert later == sorted(later, key=lambda found: found == {2})
+    assert later[-1] == {2}
+    if together(cls):
+        assert later[0] == {2}
+
+
+def test_weights_reach_the_workers_they_are_for(method):
+    policy = Chooser(0)
+    with make(policy=policy, start_method=method) as collector:
+        collector.update_policy_weights_(Chooser(3), worker_ids=[1])
+        batch = collector.next()
+        assert (actions(batch[0]), actions(batch[1])) == ({0}, {3})
+        assert policy.choice == 0
+        collector.update_policy_weights_(worker_ids=1)
+        assert actions(collector.next()) == {0}
+
+
+# --- control
+
+
+def test_control_calls_lose_no_batch(cls, method):
+    book = ledger(2)
+    with make(cls, total_frames=200, start_method=method) as collector:
+        for count, batch in enumerate(collector):
+            book.add(batch)
+            if count % 3 == 0:
+                assert collector.get_distant_attr("worker_idx") == [0, 1]
+                assert collector.stats("both")["workers_alive"] == 2
+                assert set(collector.state_dict()) >= {"worker0", "worker1", "frames"}
+                collector.update_policy_weights_()
+                assert collector.map_fn("env.batch_size.numel") == [1, 1]
+    assert book.frames == 200
+
+
+def test_a_call_that_fails_leaves_the_next_one_alone(cls, method):
+    with make(cls, start_method=method) as collector:
+        collector.next()
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            collector.map_fn("env.nothing")
+        with pytest.raises(TypeError, match=r"in worker \d: .*argument"):
+            collector.map_fn("policy.eval", [(), (1, 2, 3)])
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        assert collector.map_fn("getattr_env", [("batch_size",)] * 2) == [torch.Size([])] * 2
+        assert collector.next() is not None
+
+
+def test_a_reset_of_one_worker_leaves_the_other(method):
+    book = ledger(2, lengths=[100])
+    collector = make(create_env_fn=envs(2, lengths=[100]), start_method=method)
+    with collector:
+        book.add(collector.next())
+        collector.reset([True, False])
+        batch = collector.next()
+    assert NumberedEnv.numbers(batch)[:, 0, 1:3].tolist() == [[1, 0], [0, 5]]
+    book.reset(0)
+    book.add(batch)
+
+
+def test_a_state_can_be_loaded_elsewhere(cls, method):
+    policy = Chooser(1)
+    with make(cls, policy=policy, total_frames=60, start_method=method) as collector:
+        collector.update_policy_weights_(Chooser(2))
+        before = [collector.next() for _ in range(2)]
+        state = collector.state_dict()
+    state = cloudpickle.loads(cloudpickle.dumps(state))
+    with make(cls, policy=Chooser(0), total_frames=60, start_method=method) as other:
+        other.load_state_dict(state)
+        after = list(other)
+        assert other.stats()["frames"] == 60
+    assert len(after) == 4
+    assert {*actions(after[-1])} == {2}
+    used = torch.cat([batch[TRAJ_IDS].reshape(-1) for batch in before])
+    fresh = torch.cat([batch[TRAJ_IDS].reshape(-1) for batch in after])
+    assert not set(used.tolist()) & set(fresh.tolist())
+
+
+# --- hooks
+
+
+def test_hooks_run_in_workers_with_their_own_batches(cls, method, tmp_path):
+    def note(name, text):
+        with (tmp_path / name).open("a") as file:
+            file.write(text)
+
+    with make(
+        cls,
+        frames_per_batch=10,
+        total_frames=40,
+        start_method=method,
+        pre_collect_hook=lambda: note("pre", "x"),
+        post_collect_hook=lambda batch: note("post", f"{len(batch)} "),
+    ) as collector:
+        count = len(list(collector))
+    each = count * 2 if together(cls) else count
+    assert (tmp_path / "pre").read_text() == "x" * each
+    assert (tmp_path / "post").read_text() == ("5 " if together(cls) else "10 ") * each
+
+
+def test_a_hook_can_be_set_and_taken_away(cls, method, tmp_path):
+    def note(batch):
+        (tmp_path / str(worker_of(batch))).touch()
+
+    with make(cls, start_method=method, frames_per_batch=4, total_frames=80) as collector:
+        assert collector.post_collect_hook is None
+        collector.set_post_collect_hook(note)
+        assert collector.post_collect_hook is note
+        list(collector)
+        assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+        collector.post_collect_hook = None
+        assert collector.get_distant_attr("post_collect_hook") == [None, None]
+
+
+# --- buffers
+
+
+def test_batches_go_into_a_buffer(cls, method):
+    buffer = Buffer()
+    with make(cls, total_frames=60, replay_buffer=buffer, start_method=method) as collector:
+        assert list(collector) == [None] * 6
+        assert collector.stats()["frames"] == 60
+    book = ledger(2)
+    for frame in buffer.frames:
+        book.add(frame.unsqueeze(0))
+    assert book.frames == 60
+
+
+def test_background_collection_keeps_the_budget(cls, method):
+    buffer = Buffer()
+    with make(cls, total_frames=60, replay_buffer=buffer, start_method=method) as collector:
+        collector.start()
+        buffer.wait_for(60)
+        collector.async_shutdown()
+    assert len(buffer) == 60
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_an_error_keeps_its_type_and_says_where_it_was(cls, method, at):
+    sources = [*envs(1), lambda: FaultyEnv(at, KeyError("no fuel"), number=1, lengths=[3])]
+    collector = make(cls, create_env_fn=sources, start_method=method)
+    with pytest.raises(KeyError, match="no fuel") as caught, collector:
+        for _ in range(10):
+            collector.next()
+    error = caught.value
+    assert isinstance(error, WorkerError)
+    assert isinstance(error.original, KeyError)
+    assert str(error).startswith("in worker 1: KeyError: 'no fuel'")
+    assert "raise self.fault" in str(error)
+    assert f"at its step {at} (from 0)" in str(error)
+    assert collector.closed
+
+
+def test_an_error_in_a_factory_comes_from_the_constructor(cls, method):
+    def broken():
+        raise OSError(2, "no such rocket")
+
+    with pytest.raises(OSError, match="no such rocket") as caught:
+        make(cls, create_env_fn=[*envs(1), broken], start_method=method)
+    assert isinstance(caught.value, WorkerError)
+    assert "in worker 1" in str(caught.value)
+    assert "in broken" in str(caught.value)
