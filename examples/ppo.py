@@ -1,9 +1,10 @@
 """PPO on CartPole-v1, in one file, with a Trawl collector gathering the data.
 
 The agent is a small actor and a small critic in plain PyTorch. A ``Collector`` steps a batch of
-environments with the actor and hands over batches of shape ``(num_envs, steps)``; everything
-that makes it PPO (generalised advantage estimation, the clipped objective, the update loop) is
-written out below and meant to be read from top to bottom.
+environments with the actor and hands over batches of shape ``(num_envs, steps)``; with
+``--workers N`` the environments are shared out among N processes, and the batches are the same.
+Everything that makes it PPO (generalised advantage estimation, the clipped objective, the update
+loop) is written out below and meant to be read from top to bottom.
 
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.
@@ -12,6 +13,7 @@ Run it from the root of the repository::
 
     python examples/ppo.py
     python examples/ppo.py --seed 3 --num-envs 32
+    python examples/ppo.py --workers 2
     python examples/ppo.py --help
 
 or, with ``examples`` on the path, call it::
@@ -38,7 +40,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from trawl.collectors import Collector
+from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv
 
 
@@ -55,7 +57,9 @@ class Config:
     total_frames: int = 400_000
     """Frame budget; the learning rate falls linearly to zero over it."""
     num_envs: int = 16
-    """Environments stepped as one batch."""
+    """Environments stepped as one batch; with workers, by all of them together."""
+    workers: int = 0
+    """Processes that the environments are shared out among; 0: they are stepped in this one."""
     num_steps: int = 64
     """Steps each environment makes per batch."""
     num_epochs: int = 10
@@ -191,15 +195,27 @@ def main(config: Config) -> Result:
     parameters = [*actor.parameters(), *critic.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
 
-    # The collector runs in this process and acts with these very weights, so nothing has to be
-    # sent to it after an update.
     frames_per_batch = config.num_envs * config.num_steps
-    collector = Collector(
-        [make_env] * config.num_envs,
-        make_policy(actor),
-        frames_per_batch=frames_per_batch,
-        total_frames=config.total_frames,
-    )
+    collector: Collector | MultiSyncCollector
+    if config.workers:
+        if config.num_envs % config.workers:
+            raise ValueError(f"{config.num_envs} environments can't be shared by {config.workers}")
+        collector = MultiSyncCollector(
+            [[make_env] * (config.num_envs // config.workers)] * config.workers,
+            make_policy(actor),
+            frames_per_batch=frames_per_batch,
+            total_frames=config.total_frames,
+            cat_results=0,  # the workers' environments behind each other: (num_envs, num_steps)
+            update_at_each_batch=True,  # each batch is collected with the weights of then
+        )
+    else:
+        # It acts with these very weights, so nothing has to be sent to it after an update.
+        collector = Collector(
+            [make_env] * config.num_envs,
+            make_policy(actor),
+            frames_per_batch=frames_per_batch,
+            total_frames=config.total_frames,
+        )
     collector.set_seed(config.seed)
 
     running = torch.zeros(config.num_envs)

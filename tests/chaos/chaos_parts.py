@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from trawl.testing import Ledger, NumberedEnv
 # Nothing that is waited for here takes longer on a slow machine, unless it never comes.
 PATIENCE = 100
 LENGTHS = (4, 1, 7)
-_MOST_LIVES = 400
+_MOST_LIVES = 12
 
 
 # --- what goes wrong
@@ -168,6 +170,7 @@ class Crew:
         workers: number of workers.
         lanes: environments of each.
         troubles: what happens to (the first environment of) a worker, by its index.
+        lives: how many lives an environment may have.
 
     Attributes:
         frames: frames checked.
@@ -179,6 +182,7 @@ class Crew:
         workers: int = 2,
         lanes: int = 1,
         troubles: dict[int, Trouble] | None = None,
+        lives: int = _MOST_LIVES,
     ) -> None:
         given = troubles or {}
         self.workers, self.lanes = workers, lanes
@@ -186,8 +190,12 @@ class Crew:
             [Maker(folder, i, j, given.get(i) if j == 0 else None) for j in range(lanes)]
             for i in range(workers)
         ]
-        numbers = [100 * k + 10 * i + j for k in range(_MOST_LIVES) for i in range(10) for j in
-                   range(lanes)]  # fmt: skip
+        numbers = [
+            100 * life + 10 * worker + lane
+            for life in range(lives)
+            for worker in range(workers)
+            for lane in range(lanes)
+        ]
         self._ledger = Ledger([NumberedEnv(number, lengths=LENGTHS) for number in numbers])
         self._latest: Counter[int] = Counter()
 
@@ -274,28 +282,32 @@ class Scored(nn.Module):
 
 
 class Once:
-    """Does something at its ``count``-th call (from 0) in the first process that calls it.
+    """Does something at its ``count``-th call (from 0), in the first process that comes to it.
 
     Args:
-        path: a file that says who was the first.
+        path: a file that says which process that was.
         count: the call.
         what: what is done.
     """
 
     def __init__(self, path: Path, count: int, what: Callable[[], Any]) -> None:
-        self._lives = Lives(path)
+        self.path = str(path)
         self._left = count
         self._what = what
 
     def __call__(self, *args: Any) -> None:
         self._left -= 1
-        if self._left == -1 and self._lives.begin() == 0:
+        if self._left != -1:
+            return
+        with suppress(FileExistsError), open(self.path, "x") as file:
+            file.write(str(os.getpid()))
+            file.flush()
             self._what()
 
     @property
-    def pids(self) -> list[int]:
-        """The processes that called it that often."""
-        return self._lives.pids
+    def pid(self) -> int:
+        """The process that did it."""
+        return int(Path(self.path).read_text())
 
 
 def act(observation: Tensor) -> Tensor:
@@ -315,6 +327,23 @@ class Acting:
 
 
 # --- witnesses
+
+
+@contextmanager
+def replaced(told: str, times: int | None = None) -> Iterator[None]:
+    """Within it there are warnings of workers that died, which begin like this, and no others.
+
+    Args:
+        told: a regular expression.
+        times: how many; None: any number, but one at least.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    messages = [f"{one.category.__name__}: {one.message}" for one in caught]
+    pattern = f"RuntimeWarning: {told}.*; another takes its place .restart"
+    assert all(re.match(pattern, message) for message in messages), messages
+    assert len(messages) == times if times is not None else messages, messages
 
 
 def strike(*pids: int, signum: int = signal.SIGKILL) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 import torch
 from torch import nn
@@ -102,6 +103,50 @@ def leaves():
         return torch.zeros(1)
 
     return policy
+
+
+def dies(once=False):
+    """Kills its process at step 150; only the first of this folder, if ``once``."""
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count == 150 and (not once or first("died")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1)
+
+    return policy
+
+
+def first(name):
+    try:
+        os.mkdir(name)
+    except FileExistsError:
+        return False
+    return True
+
+
+def dies_once():
+    return dies(once=True)
+
+
+def warns():
+    """Warns at step 10."""
+    count = 0
+
+    def policy(observation):
+        nonlocal count
+        count += 1
+        if count == 10:
+            warnings.warn("how odd", RuntimeWarning, stacklevel=1)
+        return torch.zeros(1)
+
+    return policy
+
+
+def wrong():
+    return lambda observation: torch.zeros(7)
 
 
 def breaks():

@@ -46,7 +46,8 @@ def make(cls: Any = MultiSyncCollector, workers: int = 2, lanes: int | None = No
     options.setdefault("frames_per_batch", 10)
     given = "policy_factory" in options
     policy = options.pop("policy", None if given else by_step())
-    sources = options.pop("create_env_fn", None) or envs(workers, lanes)
+    own = "create_env_fn" in options
+    sources = options.pop("create_env_fn") if own else envs(workers, lanes)
     return cls(sources, policy, **options)
 
 

@@ -1,8 +1,13 @@
 import io
+import os
+import signal
 
+import gymnasium
+import numpy as np
+import pytest
 from rich.console import Console
 
-from trawl import Collector
+from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.observe import CollectionProgress
 from trawl.observe.progress import short
 
@@ -58,3 +63,77 @@ def test_an_endless_collection_shows_no_total():
 def test_numbers_are_short():
     assert short(123456.7) == "123,457"
     assert short(float("inf")) == "inf"
+
+
+# --- with workers
+
+
+class WithPid(gymnasium.Env):
+    """Its observations tell the process that it is in."""
+
+    observation_space = gymnasium.spaces.Box(0, 2**31, (1,), "float64")
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([os.getpid()], "float64"), {}
+
+    def step(self, action):
+        return np.array([os.getpid()], "float64"), 0.0, False, False, {}
+
+
+def shown_of(cls, terminal):
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=100)
+    with (
+        cls("CartPole-v1", num_workers=3, frames_per_batch=30, total_frames=600) as collector,
+        CollectionProgress(collector, "a title", console) as progress,
+    ):
+        for batch in collector:
+            progress.update(batch)
+    return output.getvalue(), progress
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_on_a_terminal_each_worker_has_a_line(cls):
+    text, progress = shown_of(cls, True)
+    for words in ("600/600 frames", "worker 0", "worker 1", "worker 2"):
+        assert words in text
+    numbers = [int(line[1].split()[0]) for line in progress.workers()]
+    assert sum(numbers) == 600
+    assert all(numbers)
+    for line in progress.workers():
+        assert line[2].endswith(" frames/s")
+        assert line[2] != "0 frames/s"
+        assert line[3].startswith("env ")
+        assert line[4] == ""
+
+
+def test_without_a_terminal_workers_have_no_lines():
+    text, _ = shown_of(MultiSyncCollector, False)
+    assert len(text.splitlines()) == 10
+    assert "worker" not in text
+    assert "restart" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
+def test_a_worker_that_was_replaced_is_shown(terminal):
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=100)
+    with (
+        MultiSyncCollector(
+            WithPid, num_workers=3, frames_per_batch=30, total_frames=600
+        ) as collector,
+        CollectionProgress(collector, "a title", console) as progress,
+    ):
+        for batch in collector:
+            progress.update(batch)
+            if progress.episodes.frames == 120:
+                os.kill(int(batch["observation"][1, 0, 0]), signal.SIGKILL)
+    assert [line[4] for line in progress.workers()] == ["", "1 restart", ""]
+    assert "1 restart" in output.getvalue()
+    assert "1 restart" in progress.figures()
+    assert [line[2] for line in progress.workers()] != ["dead"] * 3
+    progress.update(batch)
+    assert [line[2] for line in progress.workers()] == ["dead"] * 3

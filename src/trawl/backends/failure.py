@@ -38,7 +38,7 @@ class Failure:
         return cls(
             summary.splitlines()[0] if summary else type(error).__name__,
             text,
-            tuple(str(note) for note in getattr(error, "__notes__", ())),
+            _notes(error),
             _pickled(error),
         )
 
@@ -61,6 +61,11 @@ class Failure:
         original = self.original()
         message = f"in {where}: {self.summary}\n\nThere it was:\n\n{self.text}"
         return _rebuilt(message, original)
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", ())
+    return tuple(map(str, notes)) if isinstance(notes, list | tuple) else ()
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import sys
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -114,11 +115,16 @@ def _reducers() -> dict[type, Any]:
 
     ``torch`` would move all tensors to shared memory: only those that are there stay there.
     """
-    # Not at the top: a process that only starts others has no use for it.
+    known = dict(ForkingPickler(io.BytesIO()).dispatch_table)
+    if "torch" not in sys.modules:
+        # Then there are no tensors, and a program without them need not wait for the import.
+        return known
+
     import torch
     import torch.multiprocessing
     from torch import Tensor, nn
 
+    # That import may have added to them.
     known = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     storages = (torch.TypedStorage, torch.UntypedStorage)
     own = {
@@ -139,7 +145,11 @@ def _reduce_if_shared(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def reduce_memory(memory: Any) -> Any:
         # A typed storage, asked itself, warns that it will be no more.
         storage = getattr(memory, "_untyped_storage", memory)
-        shared = storage.device.type != "cpu" or storage.is_shared()
+        try:
+            shared = storage.device.type != "cpu" or storage.is_shared()
+        except NotImplementedError:
+            # A sparse tensor has no storage; the tensors that it is made of have.
+            shared = False
         return reduce(memory) if shared else memory.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     return reduce_memory

@@ -44,6 +44,10 @@ class ProcessBackend(Backend):
     isolated = True
 
     def __init__(self, start_method: str = "forkserver") -> None:
+        if start_method not in START_METHODS:
+            raise ValueError(
+                f"start_method={start_method!r} is not one of {', '.join(map(repr, START_METHODS))}"
+            )
         self._method = start_method
         self._selector = selectors.EpollSelector()
         self._living: set[ProcessWorker] = set()

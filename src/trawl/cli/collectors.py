@@ -10,15 +10,14 @@ from typing import Any
 
 from trawl.cli.arguments import Collect
 from trawl.cli.errors import CliError, describe, message_of
-from trawl.cli.notes import for_workers
 from trawl.cli.policies import load_policy
-from trawl.collectors import BaseCollector, Collector, MultiCollector
+from trawl.collectors import Collector, MultiCollector
 from trawl.envs.build import build_env
 
 _FRAMES_PER_BATCH = 1000
 
 
-def make_collector(args: Collect, seed: int) -> BaseCollector:
+def make_collector(args: Collect, seed: int) -> Collector | MultiCollector:
     """The collector, seeded; whatever a user's environment or policy raises is told in a line.
 
     Raises:
@@ -36,6 +35,7 @@ def make_collector(args: Collect, seed: int) -> BaseCollector:
             "total_frames": args.frames,
             "max_frames_per_traj": args.max_frames_per_traj,
         }
+        collector: Collector | MultiCollector
         if args.workers:
             env.close(raise_if_closed=False)
             collector = _with_workers(args, seed, options, acts=policy is not None)
@@ -51,15 +51,12 @@ def make_collector(args: Collect, seed: int) -> BaseCollector:
         raise CliError(f"--policy {args.policy}: {describe(error)}") from error
 
 
-def _with_workers(
-    args: Collect, seed: int, options: dict[str, Any], acts: bool
-) -> MultiCollector:
+def _with_workers(args: Collect, seed: int, options: dict[str, Any], acts: bool) -> MultiCollector:
     factory = PolicyFactory(args.policy, _source(args), seed, args.unsafe_pickle)
     return MultiCollector(
         [_source(args)] * args.workers,
         sync=not args.asynchronous,
         policy_factory=factory if acts else None,
-        init_fn=for_workers(),
         **options,
     )
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from trawl.cli.errors import one_line
 
-_told: set[str] = set()
+_WORKER = re.compile(r"^in worker \d+: ")
 
 
 def tell(message: str) -> None:
@@ -22,30 +22,22 @@ def tell(message: str) -> None:
 @contextmanager
 def notes() -> Iterator[None]:
     """Within it a warning is a line on stderr, and not also a line of code."""
-    _told.clear()
-    with warnings.catch_warnings():
-        _listen()
-        yield
-
-
-def for_workers() -> Callable[[], None]:
-    """What makes it so in another process, which doesn't say again what was said here."""
-    return partial(_listen, frozenset(_told))
-
-
-def _listen(known: Iterable[str] = ()) -> None:
-    _told.update(known)
+    told: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         note = one_line(str(message))
-        if note not in known:
-            _told.add(note)
+        text = _WORKER.sub("", note)
+        # Workers make what was made here to be looked at, and would say it all again.
+        if text == note or text not in told:
             tell(f"note: {note}")
+        told.add(text)
 
-    if not sys.warnoptions:
-        warnings.simplefilter("default")
-        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)
-        # So it says that an environment is out of date.
-        warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
-    warnings.showwarning = show
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default")
+            for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            # So it says that an environment is out of date.
+            warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
+        warnings.showwarning = show
+        yield

@@ -13,7 +13,6 @@ from weakref import WeakMethod, WeakSet
 _running: WeakSet[Background] = WeakSet()
 
 
-@atexit.register
 def _stop_all() -> None:
     for background in list(_running):
         background.stop()
@@ -42,6 +41,9 @@ class Background:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _running.add(self)
+        # Called in reverse order: before what was registered by now, as what closes workers.
+        atexit.unregister(_stop_all)
+        atexit.register(_stop_all)
         self._thread.start()
 
     @contextmanager

@@ -155,14 +155,7 @@ class CollectorConfig:
                     f"{name} must be a bool or a mapping of keyword arguments, but it is "
                     f"{type(value).__name__}: {value!r}"
                 )
-        kwargs = self.create_env_kwargs
-        each = kwargs if isinstance(kwargs, (list, tuple)) else [kwargs]
-        for value in each:
-            if value is not None and not isinstance(value, Mapping):
-                raise TypeError(
-                    "create_env_kwargs must be a mapping of keyword arguments, or a list of such, "
-                    f"but there is {type(value).__name__}: {value!r}"
-                )
+        check_env_kwargs(self.create_env_kwargs)
 
     def _check_splitting(self) -> None:
         if not self.split_trajs:
@@ -242,6 +235,16 @@ def _user_level() -> int:
             break
         level, frame = level + 1, frame.f_back
     return level
+
+
+def check_env_kwargs(kwargs: Any) -> None:
+    """Raises a ``TypeError`` for what can be no arguments of environments."""
+    for value in kwargs if isinstance(kwargs, (list, tuple)) else [kwargs]:
+        if value is not None and not isinstance(value, Mapping):
+            raise TypeError(
+                "create_env_kwargs must be a mapping of keyword arguments, or a list of such, "
+                f"but there is {type(value).__name__}: {value!r}"
+            )
 
 
 def check_number(name: str, value: Any, least: int) -> int:

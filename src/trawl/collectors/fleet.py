@@ -32,12 +32,14 @@ from trawl.collectors.worker import (
     Program,
     Ready,
     Reply,
+    Warned,
     Writing,
 )
 from trawl.errors import WorkerDied, WorkerError
 
 # Seconds in which workers are to close their environments, before they are killed.
 _CLOSING = 5.0
+Answer = Ready | Done | Reply | Broken | Warned | Writing
 _living: WeakSet[Fleet] = WeakSet()
 
 
@@ -407,7 +409,12 @@ class Fleet:
             case Message(content=content):
                 self._read(member, content)
 
-    def _read(self, member: Member, content: Ready | Done | Reply | Broken | Writing) -> None:
+    def _read(
+        self, member: Member, content: Ready | Done | Reply | Broken | Warned | Writing
+    ) -> None:
+        if isinstance(content, Warned):
+            warn(f"in worker {member.index}: {content.text}", content.category)
+            return
         if isinstance(content, Writing):
             member.writing = content.begun
             return

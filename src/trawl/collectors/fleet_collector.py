@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import cloudpickle
+import torch
 from torch import nn
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.parcel import Shared
+from trawl.backends.parcel import Parcel, Shared
 from trawl.collectors import worker
 from trawl.collectors.assembly import Assembly, Part
 from trawl.collectors.base import BaseCollector
@@ -27,6 +28,7 @@ from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
 from trawl.collectors.weights import check_weights, chosen_weights, plain_weights
 from trawl.envs.seeding import check_seed, derive
+from trawl.errors import WorkerError
 
 # What a worker has to know to write into a replay buffer.
 _WRITERS = (
@@ -67,13 +69,15 @@ class FleetCollector(BaseCollector):
         self.num_workers = len(self.create_env_fn)
         self._own = PerWorker(self.num_workers, policy, options)
         config = MultiConfig(**options)
-        if policy is not None and self._own.shown("policy_factory", config.policy_factory):
+        factory = self._own.shown.get("policy_factory", config.policy_factory)
+        if policy is not None and factory is not None:
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
+        vars(self).update(self._own.shown)
         self._check()
         self.policy = policy
         self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
-        self._packed = [_packed(policy) for policy in self._own.policies]
+        self._packed = [_packed(policy, i) for i, policy in enumerate(self._own.policies)]
         self._weights: list[bytes | None] = [None] * self.num_workers
         self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[int | None] = [None] * self.num_workers
@@ -114,7 +118,12 @@ class FleetCollector(BaseCollector):
         config = self.config
         if self._workers_write:
             self._initialise_buffer()
-        self._fleet.start()
+        try:
+            self._fleet.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if self._backend.isolated and not isinstance(error, WorkerError):
+                self._check_sendable()
+            raise
         ready = [member.ready for member in self._fleet.members if member.ready is not None]
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
@@ -163,6 +172,17 @@ class FleetCollector(BaseCollector):
                 )
                 return
 
+    def _check_sendable(self) -> None:
+        """Says which argument can't be sent to another process, if there is one."""
+        for member in self._fleet.members:
+            program = self._program(member)
+            parts = {"create_env_fn": program.create_env_fn, "init_fn": program.init_fn}
+            for name, value in {**parts, **program.options}.items():
+                try:
+                    Parcel(value)
+                except Exception as error:
+                    raise _not_sendable(name, member.index, error) from error
+
     @property
     def _workers_write(self) -> bool:
         """Whether workers write into the replay buffer themselves: if it is one they can share."""
@@ -194,6 +214,21 @@ class FleetCollector(BaseCollector):
             version=self._versions[index],
             seed=None if seed is None else derive(seed, "restart", member.restarts),
         )
+
+    @property
+    def policy_device(self) -> tuple[torch.device | None, ...]:
+        """Where each worker's policy runs; None for where it was."""
+        return tuple(devices.policy for devices in self.devices)
+
+    @property
+    def env_device(self) -> tuple[torch.device | None, ...]:
+        """Where each worker's environment has its data; None for nowhere in particular."""
+        return tuple(devices.env for devices in self.devices)
+
+    @property
+    def storing_device(self) -> tuple[torch.device | None, ...]:
+        """Where batches are delivered, by worker; None for nowhere in particular."""
+        return tuple(devices.storing for devices in self.devices)
 
     # --- collecting
 
@@ -419,7 +454,7 @@ class FleetCollector(BaseCollector):
                 if loaded is not None:
                     self._weights[index] = cloudpickle.dumps(plain_weights(loaded))
             if self._version is not None:
-                self._versions = [version] * self.num_workers
+                self._versions = [state_dict[name].get("policy_version", version) for name in names]
             try:
                 self._fleet.call(
                     {
@@ -578,12 +613,15 @@ class FleetCollector(BaseCollector):
         """
         if workers not in _VIEWS:
             raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"workers": self.num_workers, "workers_alive": self._fleet.alive}
         if workers != "per_worker":
-            facts |= self._aggregate()
+            facts = self._aggregate()
         if workers != "aggregate":
             for member in self._fleet.members:
                 one = member.stats()
+                one["requested_frames_per_batch"] = self._schedule.frames[member.index]
+                if isinstance(self._versions[member.index], int):
+                    one["policy_version"] = self._versions[member.index]
                 facts |= {f"worker_{member.index}/{name}": value for name, value in one.items()}
         return facts
 
@@ -636,6 +674,11 @@ class FleetCollector(BaseCollector):
         self._closing_time = timeout
         super().shutdown(timeout, close_env, raise_on_error)
 
+    def __del__(self) -> None:
+        # Environments are closed, if that is a matter of seconds.
+        if not self.__dict__.get("closed", True):
+            self.shutdown(raise_on_error=False)
+
     def _close(self, close_env: bool) -> None:
         fleet = self.__dict__.get("_fleet")
         if fleet is not None:
@@ -649,6 +692,19 @@ class FleetCollector(BaseCollector):
         )
 
 
-def _packed(policy: Any) -> bytes | None:
+def _packed(policy: Any, index: int) -> bytes | None:
     """A copy of the policy, as it is now."""
-    return None if policy is None else cloudpickle.dumps(policy)
+    if policy is None:
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(policy)
+    except Exception as error:
+        raise _not_sendable("policy", index, error) from error
+    return data
+
+
+def _not_sendable(name: str, index: int, error: Exception) -> TypeError:
+    return TypeError(
+        f"{name} (of worker {index}) can't be sent to another process: {error}. Give a function "
+        "that makes there what can't be sent, as create_env_fn or policy_factory"
+    )

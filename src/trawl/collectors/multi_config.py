@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 from trawl.backends.process import START_METHODS
-from trawl.collectors.config import CollectorConfig, check_number, did_you_mean
+from trawl.collectors.config import (
+    CollectorConfig,
+    check_env_kwargs,
+    check_number,
+    did_you_mean,
+)
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
@@ -77,7 +83,6 @@ class MultiConfig(CollectorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choices()
         for name, least in (
             ("num_threads", 1),
             ("num_sub_threads", 1),
@@ -91,6 +96,11 @@ class MultiConfig(CollectorConfig):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be callable, but it is {value!r}")
+        for name in ("preemptive_threshold", "worker_timeout"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise TypeError(f"{name} must be a number, but it is {value!r}")
+        self._check_choices()
         timeout = self.worker_timeout
         if timeout is not None and not timeout > 0:
             raise ValueError(f"worker_timeout must be seconds above 0, but it is {timeout!r}")
@@ -166,6 +176,8 @@ class PerWorker:
         for name in _PER_WORKER:
             if isinstance(options.get(name), (list, tuple)):
                 self._own[name] = self._each(name, options.pop(name))
+        for kwargs in self._own.get("create_env_kwargs", ()):
+            check_env_kwargs(kwargs)
         self.frames: list[int] | None = None
         frames = options["frames_per_batch"]
         if isinstance(frames, (list, tuple)):
@@ -184,9 +196,10 @@ class PerWorker:
         """The options of a worker that were given in lists."""
         return {name: values[index] for name, values in self._own.items()}
 
-    def shown(self, name: str, default: Any) -> Any:
-        """An option as an attribute of the collector: a tuple where workers differ."""
-        return tuple(self._own[name]) if name in self._own else default
+    @property
+    def shown(self) -> dict[str, tuple[Any, ...]]:
+        """Options that were given in lists, as attributes of the collector."""
+        return {name: tuple(values) for name, values in self._own.items()}
 
     def options(self, config: MultiConfig, index: int, frames: int) -> dict[str, Any]:
         """The options of a worker's collector."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -124,6 +125,14 @@ class Writing:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """Something was warned of in the worker; it is the parent's to show."""
+
+    text: str
+    category: type[Warning]
+
+
+@dataclass(frozen=True)
 class Reply:
     """What a call gave, pickled."""
 
@@ -191,6 +200,7 @@ class CollectorService(Service):
         self._joints: dict[int, Joint] = {}
         if program.threads is not None:
             _take_process(program.threads)
+            warnings.showwarning = self._show_warning
         if program.registry:
             _register(program.registry)
         if program.init_fn is not None:
@@ -220,6 +230,9 @@ class CollectorService(Service):
                 trajectory=frames.episodes.next_id,
             )
         )
+
+    def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        self._port.send(Warned(str(message), category))
 
     @property
     @override

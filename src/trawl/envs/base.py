@@ -17,7 +17,7 @@ DONE_KEYS = ("done", "terminated", "truncated")
 
 
 class TensorDictEnv(ABC):
-    """What :class:`~trawl.envs.GymEnv` and :class:`~trawl.envs.SerialEnv` have in common.
+    """What Trawl's own environments, like :class:`~trawl.envs.GymEnv`, have in common.
 
     A subclass sets the attributes below and implements the abstract methods.
 

@@ -10,6 +10,7 @@ import gymnasium
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
 from trawl.envs.vector import is_vector_env
 
@@ -79,6 +80,11 @@ def check_rebuildable(env: Any, source: Any) -> None:
         parts = list(source) if isinstance(source, (list, tuple)) else [source]
         fixed = [_is_env(part) for part in parts]
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
+        if isinstance(part, ParallelEnv):
+            raise ValueError(
+                "on_env_error='restart' can't build the processes of a ParallelEnv anew, and "
+                f"there is {part!r}; use SerialEnv, or a list"
+            )
         if is_fixed:
             which = f"environment {index} of the batch" if len(parts) > 1 else "create_env_fn"
             raise ValueError(

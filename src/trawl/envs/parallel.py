@@ -96,7 +96,10 @@ class ParallelEnv(TensorDictEnv):
         except BaseException:
             self._finalizer()
             raise
-        self._lanes = self.batch_size[1:].numel()
+        self._spends = any(facts.spends for facts in self._crew.facts)
+        self._column = (*self.batch_size, 1)
+        self._nothing = bytes(self.batch_size.numel())
+        self._acted = {as_key(key): self.full_action_spec[key].shape for key in self.action_keys}
         self._eager = False
         # Where the last step was followed by a reset over there, of which nobody asked yet.
         self._begun: Mask | None = None
@@ -167,7 +170,7 @@ class ParallelEnv(TensorDictEnv):
 
     @override
     def spent(self) -> Tensor | None:
-        if not any(facts.spends for facts in self._crew.facts):
+        if not self._spends:
             return None
         return (
             torch.zeros(self.batch_size, dtype=torch.bool) if self._spent is None else self._spent
@@ -189,7 +192,7 @@ class ParallelEnv(TensorDictEnv):
         assert self.area is not None
         if self.area.action_dtypes != dtypes:
             self._crew.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
-            self.area.action_dtypes = dict(dtypes)
+            self.area.take_actions_as(dtypes)
 
     def advance(self, eager: bool = True) -> None:
         """Takes a step with the actions in the area, in which what comes of it is then.
@@ -233,15 +236,36 @@ class ParallelEnv(TensorDictEnv):
             return self._step_by_messages(tensordict)
         self._put_actions(tensordict)
         self._crew.step(self._eager)
-        area, shape = self.area, (*self.batch_size, 1)
-        following = self._taken(area.observed)
-        flags = area.flags
-        self._begun = (flags & RESET).astype(np.bool_) if self._eager else None
-        self._spent = self._flagged(flags, SPENT)
-        following.set("reward", torch.from_numpy(area.rewards.copy()).view(shape))
-        following.set("terminated", self._flagged(flags, TERMINATED).unsqueeze(-1))
-        following.set("truncated", self._flagged(flags, TRUNCATED).unsqueeze(-1))
-        return following
+        area, column = self.area, self._column
+        terminated, truncated, done = torch.zeros((3, *column), dtype=torch.bool).unbind(0)
+        self._begun = None
+        if area.flags.tobytes() != self._nothing:
+            flags = torch.from_numpy(area.flags.copy()).view(column)
+            torch.ne(flags & TERMINATED, 0, out=terminated)
+            torch.ne(flags & TRUNCATED, 0, out=truncated)
+            torch.logical_or(terminated, truncated, out=done)
+            if self._eager:
+                self._begun = (area.flags & RESET).astype(np.bool_)
+        if self._spends:
+            self._spent = torch.from_numpy((area.flags & SPENT).astype(np.bool_)).view(
+                self.batch_size
+            )
+        return self._taken(
+            area.observed,
+            reward=torch.from_numpy(area.rewards.copy()).view(column),
+            terminated=terminated,
+            truncated=truncated,
+            done=done,
+        )
+
+    @override
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if self.area is None:
+            return super().step(tensordict)
+        following = self._placed(self._step(tensordict))
+        preset = tensordict.get("next", None)
+        tensordict.set("next", following if preset is None else preset.update(following))
+        return tensordict
 
     @override
     def step_and_maybe_reset(
@@ -257,12 +281,11 @@ class ParallelEnv(TensorDictEnv):
     def _put_actions(self, tensordict: TensorDictBase) -> None:
         assert self.area is not None
         values: dict[Key, Array] = {}
-        for name in self.action_keys:
-            key, value = as_key(name), tensordict.get(name, None)
+        for key, expected in self._acted.items():
+            value = tensordict.get(key, None)
             if value is None:
                 present = ", ".join(sorted(map(str, tensordict.keys())))
                 raise KeyError(f"no action {show_key(key)} in the TensorDict, which has {present}")
-            expected = self.full_action_spec[name].shape
             if value.shape != expected:
                 raise ValueError(
                     f"action {show_key(key)} has shape {tuple(value.shape)}, but the "
@@ -273,19 +296,19 @@ class ParallelEnv(TensorDictEnv):
             values[key] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
         self.settle()
         self.take_actions_as({key: value.dtype for key, value in values.items()})
-        for key, target in self.area.actions().items():
+        for key, target in self.area.actions.items():
             target[...] = values[key].reshape(target.shape)
 
-    def _taken(self, arrays: dict[Key, Array]) -> TensorDict:
+    def _taken(self, arrays: dict[Key, Array], **more: Tensor) -> TensorDict:
         """A TensorDict of what lies in the area now, as a copy: the next step writes there."""
-        result = TensorDict({}, self.batch_size)
+        nested: dict[str, Any] = {}
         for key, array in arrays.items():
+            place = nested
+            for part in key[:-1]:
+                place = place.setdefault(part, {})
             value = torch.from_numpy(array.copy())
-            result.set(key, value.view(*self.batch_size, *array.shape[1:]))
-        return result
-
-    def _flagged(self, flags: Array, which: int) -> Tensor:
-        return torch.from_numpy((flags & which).astype(np.bool_)).view(self.batch_size)
+            place[key[-1]] = value.view(*self.batch_size, *array.shape[1:])
+        return TensorDict({**nested, **more}, self.batch_size)
 
     def _step_by_messages(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys

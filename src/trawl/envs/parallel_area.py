@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ class Area:
         rewards: float32.
         flags: a byte for each row, of ``TERMINATED``, ``TRUNCATED``, ``RESET`` (the row was reset
             after the step) and ``SPENT`` (the step was none, but a reset).
+        actions: the actions, by key, and ``action_dtypes`` their dtypes.
         cut: whether the row is to be reset after the step in any case.
         eager: a byte: whether rows are reset after the step that ends their episode.
         number: the number of the step that is to be taken.
@@ -68,6 +70,8 @@ class Area:
     """
 
     def __init__(self, plan: AreaPlan, buffer: Any) -> None:
+        self.action_dtypes: dict[Key, np.dtype[Any]]
+        self.actions: dict[Key, Array]
         self._plan = plan
         self._buffer = buffer
         self.nbytes = 0
@@ -86,13 +90,12 @@ class Area:
             }
             for _ in range(2)
         )
-        self._actions: dict[Key, tuple[Array, tuple[int, ...]]] = {}
-        self.action_dtypes: dict[Key, np.dtype[Any]] = {}
-        for key, (shape, dtype) in plan.acted.items():
-            shape = (rows, *shape)
-            memory = self._array((math.prod(shape) * _WIDEST,), np.dtype(np.uint8))
-            self._actions[key] = memory, shape
-            self.action_dtypes[key] = _numpy_dtype(dtype)
+        self._acted: dict[Key, tuple[Array, tuple[int, ...]]] = {}
+        for key, (shape, _) in plan.acted.items():
+            whole = (rows, *shape)
+            memory = self._array((math.prod(whole) * _WIDEST,), np.dtype(np.uint8))
+            self._acted[key] = memory, whole
+        self.take_actions_as({key: _numpy_dtype(dtype) for key, (_, dtype) in plan.acted.items()})
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         offset, count = self.nbytes, math.prod(shape)
@@ -101,14 +104,15 @@ class Area:
             return np.zeros(shape, dtype)
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)
 
-    def actions(self) -> dict[Key, Array]:
-        """The actions, by key, in the dtypes that ``action_dtypes`` say."""
-        return {
-            key: memory[: math.prod(shape) * self.action_dtypes[key].itemsize]
-            .view(self.action_dtypes[key])
-            .reshape(shape)
-            for key, (memory, shape) in self._actions.items()
-        }
+    def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
+        """From now on, actions are of these dtypes."""
+        self.action_dtypes = dict(dtypes)
+        self.actions = {}
+        for key, (memory, shape) in self._acted.items():
+            dtype = dtypes[key]
+            self.actions[key] = (
+                memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+            )
 
     def rows(self, worker: int) -> slice:
         """The rows of a process."""

@@ -214,7 +214,7 @@ class EnvService(Service):
     def retype(self, dtypes: Mapping[Key, str]) -> None:
         """From now on actions come in these dtypes."""
         assert self._area is not None
-        self._area.action_dtypes = {key: np.dtype(name) for key, name in dtypes.items()}
+        self._area.take_actions_as({key: np.dtype(name) for key, name in dtypes.items()})
         self._bind()
 
     def _bind(self) -> None:
@@ -330,7 +330,7 @@ def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[An
 
 def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]:
     """Gives what the environment takes."""
-    arrays = area.actions()
+    arrays = area.actions
     parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
     decode = codec.decode
     if codec.plain and not codec.leaves[0].path:
@@ -343,7 +343,7 @@ def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]
 
 def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], None]:
     """The function that takes the steps of an environment which is a batch itself."""
-    actions = {key: array[rows] for key, array in area.actions().items()}
+    actions = {key: array[rows] for key, array in area.actions.items()}
     rewards, flags, cut = area.rewards[rows], area.flags[rows], area.cut[rows]
     observed = {key: array[rows] for key, array in area.observed.items()}
     begun = {key: array[rows] for key, array in area.begun.items()}

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 from tensordict import TensorDictBase
 
@@ -27,10 +28,12 @@ class CollectionProgress:
     """Shows how a collection gets on.
 
     On a terminal that is a bar with the figures under it, which moves while the ``with`` block
-    lasts. Elsewhere it is a line now and then, without escape codes.
+    lasts; of a collector with workers, also a line for each of them. Elsewhere it is a line now
+    and then, without escape codes.
 
     Args:
-        collector: what collects; its ``stats()`` are shown.
+        collector: what collects; its ``stats()`` are shown. Workers are not asked for theirs,
+            and so not held up.
         title: stands before the bar.
         console: where to show it; the standard error stream without it.
 
@@ -57,8 +60,12 @@ class CollectionProgress:
         self._collector = collector
         self._console = console or Console(file=sys.stderr)
         self._started = time.perf_counter()
-        self._marks = deque([(self._started, 0)], maxlen=_RATE_BATCHES)
-        self._facts: dict[str, Any] = collector.stats()
+        self._marks = _marks(self._started, 0)
+        self._workers: int = getattr(collector, "num_workers", 0)
+        self._facts = self._stats()
+        self._worker_marks = [
+            _marks(self._started, self._of(index, "frames")) for index in range(self._workers)
+        ]
         self._note = ""
         self._live: Live | None = None
         self._printed = (self._started, 0)
@@ -77,10 +84,14 @@ class CollectionProgress:
     def update(self, batch: TensorDictBase) -> None:
         """Takes in a batch that the collector gave."""
         self.episodes.update(batch)
-        self._facts = self._collector.stats()
+        self._facts = self._stats()
         now, frames = time.perf_counter(), int(self._facts["frames"])
         self.seconds = now - self._started
         self._marks.append((now, frames))
+        for index, marks in enumerate(self._worker_marks):
+            own = self._of(index, "frames")
+            if own != marks[-1][1]:
+                marks.append((now, own))
         self._bar.update(self._task, completed=frames, frames=self._count())
         if self._live is None:
             self._maybe_print(now, frames)
@@ -95,8 +106,31 @@ class CollectionProgress:
     @property
     def rate(self) -> float:
         """Frames per second over the last batches."""
-        (then, before), (now, frames) = self._marks[0], self._marks[-1]
-        return (frames - before) / (now - then) if now > then else 0.0
+        return _rate(self._marks)
+
+    def _stats(self) -> dict[str, Any]:
+        view = ("both",) if self._workers else ()
+        facts: dict[str, Any] = self._collector.stats(*view)
+        return facts
+
+    def _of(self, index: int, name: str) -> Any:
+        """A figure of a worker, or None."""
+        return self._facts.get(f"worker_{index}/{name}")
+
+    def workers(self) -> list[list[str]]:
+        """What is shown of each worker: number, frames, rate, the environment's share, faults."""
+        return [self._line(index) for index in range(self._workers)]
+
+    def _line(self, index: int) -> list[str]:
+        share, restarts = self._of(index, "env_time_share"), self._of(index, "restarts")
+        rate = f"{_rate(self._worker_marks[index]):,.0f} frames/s"
+        return [
+            f"worker {index}",
+            f"{self._of(index, 'frames'):,} frames",
+            rate if self._of(index, "alive") else "dead",
+            f"env {share:.0%}" if share else "",
+            plural(restarts, "restart") if restarts else "",
+        ]
 
     def figures(self) -> list[str]:
         """What is shown beside the count of frames."""
@@ -104,6 +138,8 @@ class CollectionProgress:
         share = self._facts.get("env_time_share")
         if share:
             parts.append(f"env {share:.0%}, policy {1 - share:.0%}")
+        if self._facts.get("restarts"):
+            parts.append(plural(self._facts["restarts"], "restart"))
         if self.episodes.count:
             parts.append(plural(self.episodes.count, "episode"))
             parts.append(f"return {short(self.episodes.recent_return)}")
@@ -118,8 +154,23 @@ class CollectionProgress:
 
     def render(self) -> RenderableType:
         """The bar, and the figures under it."""
-        text = Text("  ".join(self.figures()), style="dim", overflow="ellipsis", no_wrap=True)
-        return Group(self._bar, text, *([Text(self._note, style="yellow")] if self._note else []))
+        parts: list[RenderableType] = [self._bar]
+        figures = "  ".join(self.figures())
+        parts.append(Text(figures, style="dim", overflow="ellipsis", no_wrap=True))
+        if self._note:
+            parts.append(Text(self._note, style="yellow"))
+        if self._workers:
+            parts.append(self._table())
+        return Group(*parts)
+
+    def _table(self) -> Table:
+        """A line for each worker; what the terminal has no room for is left out at the end."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for justify in ("left", "right", "right", "right", "left"):
+            table.add_column(justify=justify, no_wrap=True, style="dim")
+        for line in self.workers():
+            table.add_row(*line)
+        return table
 
     def __enter__(self) -> CollectionProgress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -147,6 +198,16 @@ class CollectionProgress:
             self._printed = now, frames
             line = "  ".join([self._count(), *self.figures()])
             self._console.print(Text(line), soft_wrap=True)
+
+
+def _marks(now: float, frames: int) -> deque[tuple[float, int]]:
+    """When there were how many frames, of late."""
+    return deque([(now, frames)], maxlen=_RATE_BATCHES)
+
+
+def _rate(marks: deque[tuple[float, int]]) -> float:
+    (then, before), (now, frames) = marks[0], marks[-1]
+    return (frames - before) / (now - then) if now > then else 0.0
 
 
 def _whole_batches(facts: dict[str, Any]) -> int | None:

@@ -117,7 +117,7 @@ class ParallelStepper(ArrayStepper):
             if key in view.bfloat16:
                 rows[key] = _Floats(rows[key])
         self.env.take_actions_as({key: arrays[0].dtype for key, arrays in rows.items()})
-        return [(target, rows[key]) for key, target in self.env.area.actions().items()]
+        return [(target, rows[key]) for key, target in self.env.area.actions.items()]
 
 
 class _Floats(list[Array]):

@@ -1,16 +1,25 @@
-"""Environments whose frames can be checked, and the check: for tests of what collects them."""
+"""Environments whose frames can be checked, and the check; and the suite that a backend must pass.
 
-from trawl.testing.envs import (
-    FaultyEnv,
-    ImageEnv,
-    NestedEnv,
-    NumberedEnv,
-    RaggedEnv,
-    SelfResettingVectorEnv,
-)
-from trawl.testing.ledger import Ledger
+All of it is for tests of what collects, or of places where workers live.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trawl.testing.backends import BackendConformance
+    from trawl.testing.envs import (
+        FaultyEnv,
+        ImageEnv,
+        NestedEnv,
+        NumberedEnv,
+        RaggedEnv,
+        SelfResettingVectorEnv,
+    )
+    from trawl.testing.ledger import Ledger
 
 __all__ = [
+    "BackendConformance",
     "FaultyEnv",
     "ImageEnv",
     "Ledger",
@@ -19,3 +28,20 @@ __all__ = [
     "RaggedEnv",
     "SelfResettingVectorEnv",
 ]
+
+# Where each name lives. A worker of the suite is a fresh process which needs nothing else of this.
+_HOMES = dict.fromkeys(__all__, "trawl.testing.envs") | {
+    "BackendConformance": "trawl.testing.backends",
+    "Ledger": "trawl.testing.ledger",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trawl.testing' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,170 @@
+"""Exceptions that happened elsewhere."""
+
+import dataclasses
+import pickle
+import threading
+
+import pytest
+
+from trawl.backends.failure import Failure
+from trawl.errors import WorkerDied, WorkerError, add_note
+
+
+def caught(error):
+    try:
+        raise error
+    except BaseException as raised:
+        return Failure.of(raised)
+
+
+def travelled(error):
+    failure = pickle.loads(pickle.dumps(caught(error)))
+    with pytest.raises(WorkerError) as found:
+        raise failure.error("worker 3")
+    return found.value
+
+
+class Coded(RuntimeError):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class ByKeyword(Exception):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+
+
+class WithMessage(ValueError):
+    @property
+    def message(self):
+        return "a property"
+
+
+class New(Exception):
+    def __new__(cls, one, two):
+        return super().__new__(cls, one, two)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Registered(Exception):
+    def __init_subclass__(cls):
+        raise LookupError("no subclass of this")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("text"), ValueError),
+        (KeyError("text"), KeyError),
+        (IndexError("text"), LookupError),
+        (AssertionError("text"), AssertionError),
+        (FileNotFoundError(2, "text", "file"), FileNotFoundError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "text"), UnicodeDecodeError),
+        (ImportError("text", name="x"), ImportError),
+        (SystemError("text"), SystemError),
+        (WithMessage("text"), WithMessage),
+        (Coded("text"), Coded),
+        (pytest.importorskip("torch").OutOfMemoryError("text"), RuntimeError),
+        (WorkerDied("text"), WorkerDied),
+    ],
+)
+def test_an_error_is_of_both_types(error, kind):
+    raised = travelled(error)
+    assert isinstance(raised, kind)
+    assert type(raised).__name__ == type(error).__name__
+    assert isinstance(raised.original, kind)
+    assert str(raised).startswith(f"in worker 3: {caught(error).summary}")
+    assert "text" in str(raised)
+    assert "in caught" in str(raised)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ByKeyword(code="text"),
+        New("text", 2),
+        Frozen("text"),
+        Registered("text"),
+        StopIteration("text"),
+        KeyboardInterrupt("text"),
+        SystemExit("text"),
+        ValueError("text", threading.Lock()),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_told_whatever_its_type(error):
+    raised = travelled(error)
+    assert type(error).__name__ in str(raised)
+    assert "text" in str(raised)
+    assert "in caught" in str(raised)
+    # A generator that raises it would seem to have ended.
+    assert not isinstance(raised, StopIteration | KeyboardInterrupt | SystemExit)
+
+
+def test_an_error_has_what_handlers_ask_for():
+    assert travelled(Coded(7)).code == 7
+    assert travelled(FileNotFoundError(2, "No such file", "name")).errno == 2
+    assert travelled(FileNotFoundError(2, "No such file", "name")).filename == "name"
+
+
+def test_a_local_class():
+    class Local(ValueError):
+        pass
+
+    raised = travelled(Local("text"))
+    assert isinstance(raised, ValueError)
+    assert type(raised).__name__ == "Local"
+
+
+def test_causes_are_in_the_text():
+    try:
+        try:
+            raise KeyError("the cause")
+        except KeyError as error:
+            raise ValueError("the effect") from error
+    except ValueError as error:
+        text = Failure.of(error).text
+    assert "KeyError: 'the cause'" in text
+    assert "direct cause" in text
+
+
+def test_notes_are_kept():
+    error = ValueError("text")
+    add_note(error, "step 5 of environment 2")
+    failure = caught(error)
+    assert failure.notes in (("step 5 of environment 2",), ())
+    assert str(travelled(error)).count("step 5 of environment 2") == 1
+    assert "\n" not in failure.summary
+
+
+def test_an_error_of_an_error():
+    """Workers may have workers."""
+    inner = caught(ValueError("text")).error("worker 1")
+    outer = travelled(inner)
+    assert isinstance(outer, ValueError)
+    assert "in worker 3" in str(outer)
+    assert "in worker 1" in str(outer)
+
+
+def test_an_error_can_be_sent_on():
+    raised = pickle.loads(pickle.dumps(travelled(Coded(7))))
+    assert isinstance(raised, Coded)
+    assert isinstance(raised, WorkerError)
+    assert raised.code == 7
+    assert "in worker 3" in str(raised)
+
+
+def test_errors_that_fail_to_be_told():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    assert "Mute" in str(travelled(Mute()))
+    odd = ValueError("text")
+    odd.__notes__ = 5
+    assert "text" in str(travelled(odd))

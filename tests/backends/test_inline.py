@@ -1,0 +1,13 @@
+"""Workers in this process."""
+
+from trawl.backends import InlineBackend
+from trawl.testing import BackendConformance
+
+
+class TestInline(BackendConformance):
+    isolated = False
+    concurrent = False
+    kills_by_signal = False
+
+    def new_backend(self):
+        return InlineBackend()

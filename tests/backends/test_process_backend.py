@@ -1,0 +1,639 @@
+"""What is special about workers that are processes."""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trawl.backends import Death, Message, ProcessBackend
+from trawl.backends.process import _ServerHandle
+from trawl.testing.puppet import Puppet
+
+METHODS = ["forkserver", "spawn"]
+# Seconds after which a test fails. None takes longer for it.
+PATIENCE = 100
+HERE = str(Path(__file__).parent)
+
+# Scripts begin with this. What they print is what is checked.
+PARTS = """
+import os, select, signal, subprocess, sys, threading, time
+from trawl.backends import Death, Failed, Message, ProcessBackend
+from trawl.backends import server as _server_module
+from trawl.backends.process import _Fork, _ServerHandle
+
+# Each program has a process that workers come from; it takes seconds to import what most need.
+_all, _server_module.PRELOADED = _server_module.PRELOADED, ()
+
+class Service:
+    busy = False
+    def __init__(self, port):
+        self.port = port
+    def handle(self, content):
+        self.port.send(eval(content, {"self": self, "os": os, "sys": sys, "subprocess": subprocess,
+                                      "signal": signal}))
+    def work(self):
+        pass
+    def close(self):
+        pass
+
+def ask(backend, worker, code):
+    worker.send(code)
+    for event in backend.wait():
+        assert isinstance(event, Message), event
+        return event.content
+
+def server(method):
+    return _ServerHandle._known[os.getpid(), method]._process
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+class Program:
+    """A program that was started, and whose lines are read."""
+
+    def __init__(self, code, *, main=True, arguments=(), **options):
+        body = textwrap.dedent(code)
+        if main:
+            body = "if __name__ == '__main__':\n" + textwrap.indent(body, "    ")
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PARTS + body, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+
+    def line(self):
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "it says nothing"
+        return self.process.stdout.readline().strip()
+
+    def rest(self):
+        """All that it says until its end."""
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        return out
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+def run(code, **options):
+    with Program(code, **options) as program:
+        out = program.rest()
+        assert program.process.returncode == 0, out
+        return out
+
+
+def watch(pid):
+    """A descriptor that is readable once the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.pidfd_open(int(pid))
+
+
+def gone(handles, seconds=PATIENCE):
+    """Whether processes end within some time."""
+    deadline = time.monotonic() + seconds
+    for handle in handles:
+        if handle is not None:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([handle], [], [], left)[0]:
+                return False
+            os.close(handle)
+    return True
+
+
+def names():
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(params=METHODS)
+def backend(request):
+    backend = ProcessBackend(request.param)
+    yield backend
+    backend.close()
+
+
+def events_of(backend, count):
+    events = []
+    while len(events) < count:
+        new = backend.wait(PATIENCE)
+        assert new
+        events += new
+    return events
+
+
+# --- where workers come from
+
+
+def test_importing_it_imports_little():
+    """The process that fresh workers are started from has to be small."""
+    code = "import sys, trawl.backends; print({'torch', 'tensordict'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+
+
+def test_forked_where_that_is_possible():
+    out = run("""
+        _server_module.PRELOADED = _all
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        say(type(server("forkserver")) is _Fork, ask(backend, worker, "'torch' in sys.modules"))
+        backend.close()
+    """)
+    assert out == "True True\n"
+
+
+def test_started_afresh_beside_threads():
+    out = run("""
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait)
+        thread.start()
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        say(type(server("forkserver")) is _Fork, ask(backend, worker, "'torch' in sys.modules"))
+        backend.close()
+        done.set()
+        thread.join()
+    """)
+    assert out == "False True\n"
+
+
+def test_started_afresh_beside_threads_of_native_code():
+    out = run("""
+        import torch
+        torch.set_num_threads(2)
+        x = torch.ones(2000, 2000)
+        x @ x + x.exp()
+        say(len(os.listdir("/proc/self/task")) > 1)
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        say(type(server("forkserver")) is _Fork, ask(backend, worker, "1"))
+        backend.close()
+    """)
+    assert out == "True\nFalse 1\n"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_thread_may_launch(method):
+    out = run(f"""
+        def use():
+            backend = ProcessBackend("{method}")
+            worker = backend.launch(0, Service)
+            say(ask(backend, worker, "1"))
+            backend.close()
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    """)
+    assert out == "1\n"
+
+
+def test_a_backend_has_one_of_the_methods():
+    with pytest.raises(ValueError, match=r"start_method='fork'.*'forkserver'"):
+        ProcessBackend("fork")
+
+
+# --- programs of all sorts
+
+SHORT = """
+from trawl.backends import Message, ProcessBackend
+class Service:
+    busy = False
+    def __init__(self, port):
+        port.send(Service.__name__)
+    def handle(self, content):
+        pass
+    def close(self):
+        pass
+backend = ProcessBackend("METHOD")
+backend.launch(0, lambda port: Service(port))
+print([event.content for event in backend.wait()])
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["command", "script", "lines", "frozen"])
+def test_programs_of_all_sorts(method, how, tmp_path):
+    code, text = SHORT.replace("METHOD", method), ""
+    if how == "command":
+        command = ["-c", code]
+    elif how == "script":
+        (tmp_path / "script.py").write_text(code)
+        command = [str(tmp_path / "script.py")]
+    elif how == "lines":
+        command, text = ["-i"], code.replace("\nbackend", "\n\nbackend", 1)
+    else:
+        # In a module that is run by its name, and that no other process could import.
+        (tmp_path / "frozen.py").write_text(code)
+        command = ["-m", "frozen"]
+    done = subprocess.run(
+        [sys.executable, *command], input=text, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "['Service']" in done.stdout, done.stderr
+    assert done.returncode == 0
+    assert "rror" not in done.stderr
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_are_where_their_parent_is(method, tmp_path, monkeypatch):
+    """Environment, folder, path and arguments are those of the moment of the launch."""
+    (tmp_path / "only_here.py").write_text("value = 5")
+    out = run(
+        f"""
+        backend = ProcessBackend("{method}")
+        backend.launch(0, Service)
+        os.chdir("{tmp_path}")
+        sys.path.insert(0, "{tmp_path}")
+        os.environ["TRAWL_NEW"] = "new"
+        os.environ.pop("TRAWL_OLD")
+        worker = backend.launch(0, Service)
+        for code in (
+            "os.getcwd() == '{tmp_path}'",
+            "__import__('only_here').value",
+            "os.environ['TRAWL_NEW']",
+            "os.environ.get('TRAWL_OLD')",
+            "os.popen('echo $TRAWL_NEW$TRAWL_OLD').read().strip()",
+            "sys.argv[1:]",
+        ):
+            say(ask(backend, worker, code))
+        backend.close()
+        """,
+        arguments=["one", "two"],
+        env={**os.environ, "TRAWL_OLD": "old"},
+    )
+    assert out.splitlines() == ["True", "5", "new", "None", "new", "['one', 'two']"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_that_is_gone(method, tmp_path):
+    out = run(f"""
+        os.mkdir("{tmp_path}/gone")
+        os.chdir("{tmp_path}/gone")
+        os.rmdir("{tmp_path}/gone")
+        backend = ProcessBackend("{method}")
+        say(ask(backend, backend.launch(0, Service), "1"))
+        backend.close()
+    """)
+    assert out == "1\n"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_workers_print_arrives_once(method):
+    out = run(f"""
+        import io
+        sys.stdout.write("of the parent, ")
+        backend = ProcessBackend("{method}")
+        workers = [backend.launch(i, Service) for i in range(2)]
+        for worker in workers:
+            ask(backend, worker, "sys.stdout.write('of a worker, ')")
+            worker.stop()
+        deaths = 0
+        while deaths < 2:
+            deaths += len(backend.wait())
+        backend.close()
+        print("end")
+    """)
+    assert out.count("of the parent, ") == 1
+    assert out.count("of a worker, ") == 2
+    assert out.endswith("end\n")
+
+
+# --- ends
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("doing", ["idle", "loop", "native"])
+def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
+    before = names()
+    what = {
+        "idle": "1",
+        "loop": "self.port.send(1) or all(i == 0 for i in iter(int, 1))",
+        "native": "self.port.send(1) or sum(range(10 ** 15))",
+    }[doing]
+    with Program(f"""
+        backend = ProcessBackend("{method}")
+        memory = backend.allocate(1 << 20)
+        workers = [backend.launch(i, Service) for i in range(3)]
+        for worker in workers:
+            worker.share(1, memory)
+            worker.send({what!r})
+        seen = 0
+        while seen < 3:
+            seen += len(backend.wait())
+        say(server("{method}").pid, *[worker.pid for worker in workers])
+        backend.wait()
+    """) as program:
+        handles = [watch(pid) for pid in program.line().split()]
+        assert None not in handles
+        began = time.monotonic()
+        program.process.kill()
+        assert gone(handles)
+        took = time.monotonic() - began
+    assert names() <= before
+    assert took < 20, "what ends them is an event"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["end", "exit", "raise"])
+def test_nothing_is_left_of_a_parent_that_ends(method, how):
+    code = {"end": "", "exit": "os._exit(0)", "raise": "raise SystemExit"}[how]
+    with Program(f"""
+        backend = ProcessBackend("{method}")
+        worker = backend.launch(0, Service)
+        child = ask(backend, worker, "subprocess.Popen(['sleep', '1000']).pid")
+        say(server("{method}").pid, worker.pid, child)
+        sys.stdin.read()
+        {code}
+    """) as program:
+        handles = [watch(pid) for pid in program.line().split()]
+        assert gone(handles)
+        assert program.rest() == ""
+        assert program.process.returncode == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_process_that_workers_come_from_may_die(method):
+    """Its workers die with it; the next one comes from another."""
+    out = run(f"""
+        backend = ProcessBackend("{method}")
+        worker = backend.launch(0, Service)
+        ask(backend, worker, "1")
+        old = server("{method}").pid
+        os.kill(old, signal.SIGKILL)
+        (death,) = backend.wait()
+        say(isinstance(death, Death), death.expected, death.reason)
+        for i in range(2):
+            say(ask(backend, backend.launch(0, Service), "2"))
+        say(server("{method}").pid != old)
+        backend.close()
+    """)
+    assert out.splitlines() == [
+        "True False ended, together with the process that it came from",
+        "2",
+        "2",
+        "True",
+    ]
+
+
+def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monkeypatch):
+    """That is an error, and nothing is left of the attempt."""
+
+    def dead(self, *args):
+        raise __import__("trawl.backends.wire").backends.wire.Closed
+
+    backend.launch(0, Puppet)
+    backend.close()
+    again = ProcessBackend(backend._method)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    known = dict(_ServerHandle._known)
+    with monkeypatch.context() as patch:
+        patch.setattr(_ServerHandle, "_ask", dead)
+        patch.setattr(_ServerHandle, "_get", lambda method: known[os.getpid(), method])
+        with pytest.raises(RuntimeError, match="died, twice"):
+            again.launch(0, Puppet)
+    _ServerHandle._known.update(known)
+    assert len(os.listdir("/proc/self/fd")) == before
+    again.launch(0, Puppet)
+    again.close()
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "close"])
+def test_what_a_worker_started_ends_with_it(backend, how):
+    """Also what that started, and what was left behind by what it started; of no other worker."""
+    worker, other = backend.launch(0, make_parent), backend.launch(1, make_parent)
+    contents = {e.worker: e.content for e in events_of(backend, 2)}
+    pids, others = contents[worker], contents[other]
+    handles, kept = [watch(pid) for pid in pids], [watch(pid) for pid in others]
+    assert None not in handles
+    if how == "close":
+        backend.close()
+        assert gone(handles)
+    else:
+        getattr(worker, how)()
+        assert isinstance(events_of(backend, 1)[0], Death)
+        assert gone(handles)
+        # The other worker's are not taken for those of the one that died.
+        assert not select.select(kept, [], [], 0)[0]
+        backend.close()
+    assert gone(kept)
+
+
+def make_parent(port):
+    child = subprocess.Popen(["sleep", "1000"])
+    grandchild = subprocess.Popen(
+        ["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    # Its parent is gone at once.
+    orphan = subprocess.check_output(["sh", "-c", "sleep 1000 >/dev/null & echo $!"], text=True)
+    port.send([child.pid, grandchild.pid, int(grandchild.stdout.readline()), int(orphan)])
+    return Puppet(port)
+
+
+def test_ctrl_c_is_for_the_parent():
+    with Program(
+        """
+        backends = [ProcessBackend("forkserver"), ProcessBackend("spawn")]
+        workers = [backend.launch(0, Service) for backend in backends]
+        say([ask(*pair, "1") for pair in zip(backends, workers)])
+        try:
+            backends[0].wait()
+        except KeyboardInterrupt:
+            say("interrupted", [ask(*pair, "2") for pair in zip(backends, workers)])
+        for backend in backends:
+            backend.close()
+        """,
+        start_new_session=True,
+    ) as program:
+        assert program.line() == "[1, 1]"
+        os.killpg(program.process.pid, signal.SIGINT)
+        assert program.rest() == "interrupted [2, 2]\n"
+
+
+def test_an_interrupted_launch_confuses_nothing(backend, monkeypatch):
+    """An answer that nobody waited for is not taken for another."""
+    first = backend.launch(0, Puppet)
+    source = first._source
+    receive = source._control.receive
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source._control, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.launch(1, Puppet)
+    assert source._control.receive == receive
+    second = backend.launch(2, Puppet)
+    assert second.pid != first.pid
+    second.send(("echo", 5))
+    assert events_of(backend, 1) == [Message(second, 5)]
+    first.kill()
+    assert events_of(backend, 1) == [Death(first, "was killed by SIGKILL")]
+
+
+def test_events_that_an_interruption_left(backend, monkeypatch):
+    """What was received before Ctrl-C is there afterwards."""
+    workers = [backend.launch(i, Puppet) for i in range(2)]
+    for worker in workers:
+        worker.send(("echo", worker.index))
+    for worker in workers:
+        assert select.select([worker.wire], [], [], PATIENCE)[0]
+    take, taken = backend._take, []
+
+    def interrupted(worker):
+        if taken:
+            raise KeyboardInterrupt
+        taken.append(worker)
+        return take(worker)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend.wait()
+    assert {event.content for event in events_of(backend, 2)} == {0, 1}
+
+
+# --- what is used up
+
+
+def test_descriptors_are_given_back(backend):
+    def use(count):
+        memory = backend.allocate(100)
+        for i in range(count):
+            worker = backend.launch(i, Puppet)
+            worker.share(1, memory)
+            worker.send(("echo", bytes(100_000)))
+            (message,) = events_of(backend, 1)
+            assert len(message.content) == 100_000
+            worker.stop() if i % 2 else worker.kill()
+            *_, death = events_of(backend, 1 + i % 2)
+            assert isinstance(death, Death)
+
+    def here():
+        gc.collect()
+        return sorted(os.listdir("/proc/self/fd"))
+
+    def there():
+        return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+    use(1)
+    server = _ServerHandle._known[os.getpid(), backend._method]._process
+    before = len(here()), there()
+    use(50 if backend._method == "forkserver" else 5)
+    assert (len(here()), there()) == before
+    assert psutil.Process(server.pid).children() == []
+
+
+def test_workers_have_no_files_of_their_parent(tmp_path):
+    with open(tmp_path / "file", "w") as file:
+        os.set_inheritable(file.fileno(), True)
+        for method in METHODS:
+            backend = ProcessBackend(method)
+            worker = backend.launch(0, Puppet)
+            worker.send(("echo", 1))
+            events_of(backend, 1)
+            links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
+            assert str(tmp_path / "file") not in links
+            backend.close()
+
+
+def test_a_backend_that_is_dropped_ends_its_workers():
+    out = run("""
+        import gc, warnings
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        ask(backend, worker, "1")
+        handle = os.pidfd_open(worker.pid)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            del backend, worker
+            gc.collect()
+        say(bool(select.select([handle], [], [], 100)[0]))
+    """)
+    assert out == "True\n"
+
+
+# --- copies of the parent
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "del backend, worker; gc.collect()"])
+def test_a_copy_of_the_parent_does_no_harm(method, end):
+    """``os.fork``, as a ``DataLoader`` does it; the copy uses the objects, and ends somehow."""
+    out = run(f"""
+        import gc
+        backend = ProcessBackend("{method}")
+        worker = backend.launch(0, Service)
+        ask(backend, worker, "1")
+        child = os.fork()
+        if child == 0:
+            worker.send("3")
+            worker.stop()
+            worker.kill()
+            backend.close()
+            {end}
+            os._exit(0)
+        os.waitpid(child, 0)
+        say(ask(backend, worker, "2"), ask(backend, backend.launch(1, Service), "4"))
+        backend.close()
+    """)
+    assert out == "2 4\n"
+
+
+def test_a_copy_of_the_parent_may_have_workers_of_its_own():
+    out = run("""
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        child = os.fork()
+        if child == 0:
+            own = ProcessBackend()
+            say("child", ask(own, own.launch(0, Service), "1"))
+            own.close()
+            sys.exit(0)
+        os.waitpid(child, 0)
+        say("parent", ask(backend, worker, "2"))
+        backend.close()
+    """)
+    assert out == "child 1\nparent 2\n"
+
+
+def test_a_copy_of_the_parent_does_not_keep_workers_alive():
+    """A copy has the parent's sockets, and lives longer."""
+    with Program("""
+        backend = ProcessBackend()
+        worker = backend.launch(0, Service)
+        ask(backend, worker, "1")
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.close(1)
+            os.close(2)
+            signal.pause()
+        say(server("forkserver").pid, worker.pid, *[
+            int(pid) for pid in open(f"/proc/self/task/{os.getpid()}/children").read().split()
+        ])
+        signal.pause()
+    """) as program:
+        pid, worker, *children = map(int, program.line().split())
+        (copy,) = set(children) - {pid}
+        handles = [watch(pid), watch(worker)]
+        try:
+            program.process.kill()
+            assert gone(handles)
+        finally:
+            os.kill(copy, signal.SIGKILL)

@@ -1,0 +1,221 @@
+"""Messages between two processes of one machine."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trawl.backends.wire import Closed, Wire, connection
+
+
+@pytest.fixture
+def wires():
+    one, end = connection()
+    other = Wire(end)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("size", [0, 16_000, 16_384, 16_385, 3_000_000])
+def test_messages_of_any_size(wires, size):
+    one, other = wires
+    one.send({"content": bytes(size)})
+    one.send("next")
+    assert other.receive() == ({"content": bytes(size)}, [])
+    assert other.receive() == ("next", [])
+
+
+@pytest.mark.parametrize("send", ["send", "post"])
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("count", [0, 1, 249, 250, 251, 600])
+def test_descriptors_come_with_a_message(wires, send, size, count):
+    one, other = wires
+    before = descriptors()
+    read, write = os.pipe()
+    getattr(one, send)(bytes(size), [read] * (count - 1) + [write] * (count > 0))
+    getattr(one, send)("next")
+    content, fds = other.receive()
+    assert (len(content), len(fds)) == (size, count)
+    # None of them is left to programs that are started.
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    if fds:
+        os.write(fds[-1], b"!")
+        assert os.read(read, 1) == b"!"
+    for fd in [*fds, read, write]:
+        os.close(fd)
+    assert other.receive() == ("next", [])
+    assert descriptors() == before
+
+
+def test_nothing_there(wires):
+    with pytest.raises(BlockingIOError):
+        wires[0].receive(wait=False)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_the_end_comes_after_what_was_sent(wires, wait):
+    one, other = wires
+    # The other side never reads this, and that is told to this side first.
+    other.send("unread")
+    one.send("first")
+    one.send(bytes(100_000))
+    one.close()
+    assert other.receive(wait) == ("first", [])
+    assert other.receive(wait) == (bytes(100_000), [])
+    for _ in range(2):
+        with pytest.raises(Closed):
+            other.receive(wait)
+
+
+@pytest.mark.parametrize("send", ["send", "post"])
+def test_nobody_is_there(wires, send):
+    one, other = wires
+    other.close()
+    with pytest.raises(Closed):
+        getattr(one, send)("content")
+    one.close()
+    with pytest.raises(Closed):
+        getattr(one, send)("content")
+
+
+def test_posting_does_not_wait(wires):
+    one, other = wires
+    before = descriptors()
+    for i in range(3000):
+        one.post(i, [0] if i % 7 == 0 else [])
+    assert one.full
+    assert not one.flush()
+    got = []
+    while len(got) < 3000:
+        one.flush()
+        content, fds = other.receive(wait=False)
+        got.append(content)
+        assert len(fds) == (content % 7 == 0)
+        for fd in fds:
+            os.close(fd)
+    assert got == list(range(3000))
+    assert not one.full
+    assert descriptors() == before
+
+
+def test_what_is_kept_is_let_go_of(wires):
+    one, other = wires
+    before = descriptors()
+    for _ in range(2000):
+        one.post("x" * 1000, [0])
+    assert descriptors() > before
+    one.close()
+    other.close()
+    assert descriptors() == before - 2
+
+
+def test_sending_waits_for_room(wires):
+    one, other = wires
+    thread = threading.Thread(target=lambda: [one.send(i) for i in range(3000)])
+    thread.start()
+    assert [other.receive()[0] for _ in range(3000)] == list(range(3000))
+    thread.join()
+
+
+def test_what_can_not_be_pickled_is_not_sent(wires):
+    one, other = wires
+    with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
+        one.send(lambda: None)
+    with pytest.raises(TypeError, match="pickle"):
+        one.post((bytes(100_000), threading.Lock()))
+    one.send("next")
+    assert other.receive() == ("next", [])
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("x",)
+
+
+def test_what_can_not_be_read_leaves_nothing(wires):
+    one, other = wires
+    before = descriptors()
+    one.send(Unreadable(), [0, 1])
+    one.send("next")
+    with pytest.raises(ValueError, match="invalid literal"):
+        other.receive()
+    assert other.receive() == ("next", [])
+    assert descriptors() == before
+
+
+def test_lost_descriptors_are_an_error():
+    code = """
+import os, resource, socket
+from trawl.backends.wire import Wire, connection
+one, end = connection()
+other = Wire(end)
+one.send("x", [0] * 20)
+free = os.dup(0)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 5, free + 5))
+try:
+    other.receive()
+except OSError as error:
+    assert "too many open files" in str(error)
+    assert os.dup(0) == free
+    print("told")
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "told\n"
+
+
+def test_a_signal_of_a_broken_pipe_ends_nothing():
+    code = """
+import signal
+from trawl.backends.wire import Closed, connection
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+one, end = connection()
+end.close()
+try:
+    one.send("x")
+except Closed:
+    print("closed")
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "closed\n"
+
+
+def test_a_program_that_is_ended_while_it_sends():
+    """What arrives is a beginning of what was sent, each message whole."""
+    one, end = connection()
+    code = f"""
+import socket
+from trawl.backends.wire import Wire
+wire = Wire(socket.socket(fileno={end.fileno()}))
+number = 0
+while True:
+    wire.send((number, b"x" * (number % 50_000)))
+    number += 997
+"""
+    with end:
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[end.fileno()])
+    got = [one.receive()[0] for _ in range(20)]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with contextlib.suppress(Closed):
+        while True:
+            got.append(one.receive()[0])
+    assert [number for number, _ in got] == [997 * i for i in range(len(got))]
+    assert all(len(data) == number % 50_000 for number, data in got)
+    one.close()
+
+
+def test_the_socket_keeps_messages_apart():
+    one, end = connection()
+    with end:
+        assert end.type == socket.SOCK_SEQPACKET
+    one.close()
+    assert one.fileno() == -1

@@ -1,0 +1,283 @@
+"""When a collector gives up: no restarts left, exceptions, workers that don't answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_parts import (
+    Acting,
+    Crew,
+    Once,
+    Trouble,
+    block,
+    collector_of,
+    fail,
+    family,
+    frames_of,
+    replaced,
+    stay_busy,
+    strike,
+    watched,
+)
+
+from trawl.collectors import MultiCollector, fleet
+from trawl.errors import WorkerDied, WorkerError
+
+SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are never killed for closing too slowly: who waits for one that is gone, is stuck."""
+    monkeypatch.setattr(fleet, "_CLOSING", 1e6)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    """What a test started is gone after it, but for the process that workers come from."""
+    before = set(family())
+    yield
+    assert len(set(family()) - before) <= 1
+
+
+def check_closed(collector: MultiCollector, crew: Crew) -> None:
+    """Nothing is left of a collector that gave up, and it says so."""
+    assert collector.closed
+    assert collector.next() is None
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.set_seed(0)
+    with watched(*crew.pids()) as wait:
+        wait()
+
+
+# --- no restarts left
+
+
+@SYNC
+@pytest.mark.parametrize(
+    ("limits", "deaths"),
+    [
+        ({"max_restarts": 0}, 1),
+        ({"max_restarts": 1}, 2),
+        ({"max_total_restarts": 0}, 1),
+        ({"max_restarts": 5, "max_total_restarts": 2}, 3),
+    ],
+)
+def test_out_of_restarts(tmp_path: Path, sync: bool, limits: dict[str, int], deaths: int) -> None:
+    crew = Crew(tmp_path, troubles={1: Trouble("step", 12, lives=10)})
+    collector = collector_of(crew, sync, total_frames=-1, **limits)
+    with (
+        replaced("worker 1 was killed by SIGKILL", deaths - 1),
+        pytest.raises(WorkerDied) as raised,
+    ):
+        crew.run(collector)
+    message = str(raised.value)
+    assert message.startswith("worker 1 was killed by SIGKILL, and is not replaced again")
+    for name, value in limits.items():
+        assert f"{name}={value}" in message
+    assert len(crew.makers[1][0].lives.pids) == deaths
+    # What it had delivered by then was good.
+    assert crew.frames >= 10 * deaths
+    check_closed(collector, crew)
+
+
+@SYNC
+def test_all_die_at_once_and_for_good(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path, workers=4)
+    collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
+    crew.add(collector.next())
+    strike(*map(crew.pid, range(4)))
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL, and is not replaced again"):
+        crew.run(collector)
+    check_closed(collector, crew)
+
+
+@SYNC
+@pytest.mark.parametrize("victim", [0, 2])
+def test_one_that_always_dies_as_it_is_made(tmp_path: Path, sync: bool, victim: int) -> None:
+    crew = Crew(tmp_path, workers=3, troubles={victim: Trouble("make", 0, lives=99)})
+    with (
+        replaced(f"worker {victim} was killed", 3),
+        pytest.raises(WorkerDied, match=r"is not replaced again.*max_restarts=3"),
+    ):
+        collector_of(crew, sync, total_frames=-1, max_restarts=3)
+    with watched(*crew.pids()) as wait:
+        wait()
+
+
+@SYNC
+def test_calls_end_with_the_last_restart(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path)
+    collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
+    strike(crew.pid(1))
+    with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
+        collector.state_dict()
+    # It can't be used any more, and says why again.
+    with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
+        collector.next()
+    check_closed(collector, crew)
+
+
+# --- exceptions
+
+
+@SYNC
+@pytest.mark.parametrize(("at", "count"), [("make", 0), ("reset", 0), ("reset", 3), ("step", 13)])
+def test_an_exception_in_an_environment(tmp_path: Path, sync: bool, at: str, count: int) -> None:
+    crew = Crew(tmp_path, troubles={1: Trouble(at, count, fail)})
+
+    def run() -> None:
+        with collector_of(crew, sync, total_frames=-1) as collector:
+            crew.run(collector)
+
+    check_failure(run, crew, "1")
+
+
+def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> None:
+    """An exception comes here with its traceback, of both types, and all workers go."""
+    with pytest.raises(WorkerError) as raised:
+        run()
+    assert isinstance(raised.value, ZeroDivisionError)
+    message = str(raised.value)
+    assert re.match(f"in worker {worker}: ZeroDivisionError: the sea is rough", message)
+    assert ", in fail\n" in message
+    assert "chaos_parts.py" in message
+    with watched(*crew.pids()) as wait:
+        wait()
+
+
+@SYNC
+@pytest.mark.parametrize("count", [0, 13])
+def test_an_exception_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
+    crew = Crew(tmp_path)
+
+    def run() -> None:
+        policy = Acting(Once(tmp_path / "policy", count, fail))
+        with collector_of(crew, sync, policy, total_frames=-1) as collector:
+            crew.run(collector)
+
+    check_failure(run, crew)
+
+
+@SYNC
+@pytest.mark.parametrize(
+    "name", ["pre_collect_hook", "post_collect_hook", "init_fn", "policy_factory"]
+)
+def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: str) -> None:
+    crew = Crew(tmp_path)
+
+    def run() -> None:
+        function = {name: Once(tmp_path / "called", 0, fail)}
+        with collector_of(crew, sync, total_frames=-1, **function) as collector:
+            crew.run(collector)
+
+    check_failure(run, crew)
+
+
+@SYNC
+def test_an_exception_and_a_death(tmp_path: Path, sync: bool) -> None:
+    # Which of them is told first is open; both are in the same batch.
+    crew = Crew(tmp_path, troubles={0: Trouble("step", 3, fail), 1: Trouble("step", 3)})
+    collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
+    with pytest.raises(WorkerError):
+        crew.run(collector)
+    check_closed(collector, crew)
+
+
+# --- no answer
+
+
+@SYNC
+@pytest.mark.parametrize("what", [block, stay_busy])
+@pytest.mark.parametrize(("at", "count"), [("step", 13), ("reset", 2), ("make", 0)])
+def test_one_that_gives_no_answer_is_replaced(
+    tmp_path: Path, sync: bool, what: Callable[[], Any], at: str, count: int
+) -> None:
+    crew = Crew(tmp_path, troubles={0: Trouble(at, count, what)})
+    frames = frames_of(sync, crew, 4)
+    with (
+        replaced(r"worker 0 gave no answer for 1.5 s \(worker_timeout\), and was ended", 1),
+        collector_of(crew, sync, total_frames=frames, worker_timeout=1.5) as collector,
+    ):
+        crew.run(collector)
+    assert crew.frames == frames
+
+
+@SYNC
+def test_one_that_was_stopped_is_replaced(tmp_path: Path, sync: bool) -> None:
+    crew = Crew(tmp_path, troubles={1: Trouble("step", 4, _stop)})
+    frames = frames_of(sync, crew, 3)
+    with (
+        replaced("worker 1 gave no answer for 1.5 s", 1),
+        collector_of(crew, sync, total_frames=frames, worker_timeout=1.5) as collector,
+    ):
+        crew.run(collector)
+    assert crew.frames == frames
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_one_is_given_up_however_much_others_say(tmp_path: Path) -> None:
+    # There is always something of the others when this process looks.
+    crew = Crew(tmp_path, workers=3, troubles={0: Trouble("step", 3, block)})
+    slow = threading.Event()
+    collector = collector_of(crew, False, total_frames=-1, worker_timeout=1.5)
+    with collector, replaced("worker 0 gave no answer for 1.5 s", 1):
+        while len(crew.makers[0][0].lives.pids) == 1:
+            crew.add(collector.next())
+            slow.wait(0.02)
+
+
+@SYNC
+def test_without_a_limit_it_is_waited_for(tmp_path: Path, sync: bool) -> None:
+    # As long as it takes: until it is told to go on, which happens when a death was seen.
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    crew = Crew(tmp_path, troubles={0: Trouble("step", 3, partial(_read, str(gate)))})
+    frames = frames_of(sync, crew, 2)
+    with collector_of(crew, sync, total_frames=frames) as collector:
+        opener = threading.Timer(2.0, gate.write_bytes, [b"go"])
+        opener.start()
+        crew.run(collector)
+        assert not opener.is_alive()
+        opener.join()
+        assert collector.stats()["restarts"] == 0
+    assert crew.frames == frames
+
+
+def _read(path: str) -> None:
+    Path(path).read_bytes()
+
+
+def test_who_waits_for_the_user_is_not_silent(tmp_path: Path) -> None:
+    crew = Crew(tmp_path)
+    nothing = threading.Event()
+    with collector_of(crew, True, total_frames=-1, worker_timeout=0.7) as collector:
+        crew.add(collector.next())
+        nothing.wait(1.5)
+        crew.add(collector.next())
+        assert collector.stats()["restarts"] == 0
+
+
+@SYNC
+def test_who_does_not_close_is_killed(
+    tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "_CLOSING", 0.5)
+    busy = Trouble("step", 3, stay_busy)
+    dies = Trouble("step", 4)
+    crew = Crew(tmp_path, workers=3, troubles={0: busy, 1: dies, 2: busy})
+    collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
+    with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
+        crew.run(collector)
+    check_closed(collector, crew)

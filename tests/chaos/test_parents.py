@@ -1,0 +1,463 @@
+"""Programs that end in all the ways there are: nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_parts import PATIENCE, family, watched
+
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+_HERE = Path(__file__).parent
+
+PROLOGUE = """
+import gc, os, signal, sys, threading
+from pathlib import Path
+from chaos_parts import *
+from trawl.collectors import MultiCollector
+
+sync = {sync}
+crew = Crew(Path("."), workers=3{crew})
+
+def say(word):
+    print(word, flush=True)
+
+def listen():
+    # Returns at a signal only.
+    signal.pause()
+
+def collect(**options):
+    return collector_of(crew, sync, total_frames=-1, **options)
+"""
+
+
+class Script:
+    """A script that runs.
+
+    Args:
+        control: the connection to its host.
+        folder: where it runs.
+        text: the script.
+    """
+
+    def __init__(self, control: socket.socket, folder: Path, text: str) -> None:
+        self._control = control
+        self.folder = folder
+        self._output, output = os.pipe()
+        self._errors, errors = os.pipe()
+        request = pickle.dumps({"folder": str(folder), "script": text})
+        socket.send_fds(control, [request], [output, errors])
+        for fd in (output, errors):
+            os.close(fd)
+        self.pid: int = pickle.loads(control.recv(1 << 10))
+        self._words = os.fdopen(self._output)
+        # What it prints to stderr may be more than a pipe holds, but hardly.
+        self._rest = os.fdopen(self._errors)
+
+    def hear(self, word: str) -> None:
+        """Waits until it says something."""
+        line = self._words.readline().strip()
+        assert line == word, f"it said {line!r}, and on stderr {self._rest.read()}"
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to its process group, as a terminal does."""
+        os.killpg(self.pid, signum)
+
+    def end(self) -> tuple[int, str]:
+        """Waits until it, and all that it started, is gone; its exit status, and its stderr.
+
+        Whoever is left has the other end of its stdout and stderr.
+        """
+        self._control.send(pickle.dumps(self.pid))
+        status = pickle.loads(self._control.recv(1 << 10))
+        said = self._words.read()
+        errors = self._rest.read()
+        self._words.close()
+        self._rest.close()
+        assert said == "", f"it said {said!r}, and on stderr {errors}"
+        return status, errors
+
+
+@pytest.fixture(scope="module")
+def control() -> Iterator[socket.socket]:
+    """The connection to a process that runs scripts."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE)
+    command = [sys.executable, str(_HERE / "script_host.py"), str(theirs.fileno())]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environ.pop("PYTHONWARNINGS", None)
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as process:
+        theirs.close()
+        with ours:
+            yield ours
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.fixture
+def run(control: socket.socket, tmp_path: Path) -> Any:
+    """Starts a script."""
+
+    def start(text: str, mode: str = "sync", crew: str = "") -> Script:
+        prologue = PROLOGUE.format(sync=mode == "sync", crew=crew and f", {crew}")
+        return Script(control, tmp_path, prologue + text)
+
+    return start
+
+
+def check_folder(folder: Path) -> None:
+    """There is nothing in its folder, also that for temporary files, but what tests write."""
+    assert all(path.name.startswith(("worker", "once")) for path in folder.iterdir())
+
+
+def check_memory(pids: list[int]) -> None:
+    """None of these processes uses a file in /dev/shm, which could be left there."""
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            assert "/dev/shm/" not in line or "(deleted)" in line
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            assert not os.readlink(f"/proc/{pid}/fd/{name}").startswith("/dev/shm/")
+
+
+def only_interrupted(errors: str) -> bool:
+    """Whether stderr has one traceback, of KeyboardInterrupt, and nothing else."""
+    lines = errors.strip().splitlines()
+    return (
+        lines[0] == "Traceback (most recent call last):"
+        and lines[-1] == "KeyboardInterrupt"
+        and all(line.startswith("  ") for line in lines[1:-1])
+    )
+
+
+# --- killed
+
+LOOP = """
+with collect() as collector:
+    for number, batch in enumerate(collector):
+        crew.add(batch)
+        if number == 3:
+            say("going")
+"""
+
+TRAINS = """
+with collect() as collector:
+    for number, batch in enumerate(collector):
+        if number == 3:
+            say("training")
+            while True:
+                sum(range(1000))
+"""
+
+
+@MODES
+@pytest.mark.parametrize("text", [LOOP, TRAINS], ids=["waits", "trains"])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_path: Path) -> None:
+    script = run(text, mode)
+    script.hear("going" if text == LOOP else "training")
+    started = family(script.pid)
+    # Three workers, and where they come from.
+    assert len(started) == 4
+    check_memory([script.pid, *started])
+    with watched(*started) as wait:
+        os.kill(script.pid, signum)
+        wait()
+    assert script.end() == (-signum, "")
+    check_folder(tmp_path)
+
+
+@MODES
+@pytest.mark.parametrize("what", ["block", "stay_busy"])
+def test_the_parent_is_killed_while_workers_are_deaf(run: Any, mode: str, what: str) -> None:
+    script = run(
+        """
+def deafen():
+    say("deaf")
+    WHAT()
+
+crew = Crew(Path("."), workers=1, troubles={0: Trouble("step", 13, deafen)})
+with collect() as collector:
+    for batch in collector:
+        pass
+""".replace("WHAT", what),
+        mode,
+    )
+    script.hear("deaf")
+    started = family(script.pid)
+    assert len(started) == 2
+    with watched(*started) as wait:
+        os.kill(script.pid, signal.SIGKILL)
+        wait()
+    assert script.end() == (-signal.SIGKILL, "")
+
+
+def test_the_parent_is_killed_while_workers_are_made(run: Any) -> None:
+    script = run("""
+def linger():
+    say("made")
+    block()
+
+crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, linger)})
+collect()
+""")
+    script.hear("made")
+    with watched(*family(script.pid)) as wait:
+        os.kill(script.pid, signal.SIGKILL)
+        wait()
+    assert script.end() == (-signal.SIGKILL, "")
+
+
+@MODES
+@pytest.mark.parametrize("victim", ["parent", "worker"])
+def test_what_environments_started_goes_too(run: Any, mode: str, victim: str) -> None:
+    script = run(
+        """
+import subprocess
+
+def start():
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, start)})
+with collect() as collector:
+    collector.next()
+    say("going")
+    for batch in collector:
+        pass
+""",
+        mode,
+    )
+    script.hear("going")
+    started = family(script.pid)
+    assert len(started) == 3
+    worker, sleeper = started[1:]
+    with watched(sleeper) as wait:
+        os.kill(worker if victim == "worker" else script.pid, signal.SIGKILL)
+        wait()
+    os.kill(script.pid, signal.SIGKILL)
+    script.end()
+
+
+def test_all_of_it_is_killed(run: Any) -> None:
+    script = run(LOOP)
+    script.hear("going")
+    script.signal(signal.SIGKILL)
+    assert script.end() == (-signal.SIGKILL, "")
+
+
+# --- interrupted
+
+
+@MODES
+@pytest.mark.parametrize("text", [LOOP, TRAINS], ids=["waits", "trains"])
+def test_interrupted(run: Any, mode: str, text: str, tmp_path: Path) -> None:
+    script = run(text, mode)
+    script.hear("going" if text == LOOP else "training")
+    script.signal(signal.SIGINT)
+    status, errors = script.end()
+    assert status == -signal.SIGINT
+    assert only_interrupted(errors), errors
+    check_folder(tmp_path)
+
+
+@MODES
+def test_interrupted_without_a_with_block(run: Any, mode: str) -> None:
+    script = run(
+        TRAINS.replace("with collect() as collector:", "collector = collect()\nif 1:"), mode
+    )
+    script.hear("training")
+    script.signal(signal.SIGINT)
+    status, errors = script.end()
+    assert status == -signal.SIGINT
+    assert only_interrupted(errors), errors
+
+
+@MODES
+def test_interrupted_and_then_gone_on(run: Any, mode: str) -> None:
+    # As in a notebook: the program lives on, and makes another.
+    script = run(
+        """
+try:
+    with collect() as collector:
+        for number, batch in enumerate(collector):
+            if number == 3:
+                say("going")
+except KeyboardInterrupt:
+    say("interrupted")
+crew = Crew(Path("."), workers=3, lives=3)
+with collect() as collector:
+    crew.add(collector.next())
+say("done")
+""",
+        mode,
+    )
+    script.hear("going")
+    script.signal(signal.SIGINT)
+    script.hear("interrupted")
+    script.hear("done")
+    assert script.end() == (0, "")
+
+
+def test_interrupted_while_workers_are_made(run: Any) -> None:
+    script = run("""
+def linger():
+    say("made")
+    block()
+
+crew = Crew(Path("."), workers=1, troubles={0: Trouble("make", 0, linger)})
+collect()
+""")
+    script.hear("made")
+    script.signal(signal.SIGINT)
+    status, errors = script.end()
+    assert status == -signal.SIGINT
+    assert only_interrupted(errors), errors
+
+
+@MODES
+def test_interrupted_twice(run: Any, mode: str) -> None:
+    # A worker does not close: the first waits for it, and the second does not.
+    script = run(
+        """
+from trawl.collectors import fleet
+fleet._CLOSING = 1e6
+
+def deafen():
+    signal.signal(signal.SIGTERM, lambda *_: say("told"))
+    signal.signal = lambda *_: None
+    say("deaf")
+    while True:
+        try:
+            listen()
+        except BaseException:
+            pass
+
+crew = Crew(Path("."), workers=1, troubles={0: Trouble("step", 13, deafen)})
+with collect() as collector:
+    for batch in collector:
+        pass
+""",
+        mode,
+    )
+    script.hear("deaf")
+    script.signal(signal.SIGINT)
+    script.hear("told")
+    script.signal(signal.SIGINT)
+    status, errors = script.end()
+    assert status == -signal.SIGINT
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert "Error" not in errors
+
+
+# --- forgotten
+
+
+@MODES
+@pytest.mark.parametrize("held", ["", "collector.myself = collector"], ids=["plain", "cycle"])
+def test_never_shut_down(run: Any, mode: str, held: str) -> None:
+    script = run(f"collector = collect()\ncollector.next()\n{held}\nsay('bye')", mode)
+    script.hear("bye")
+    assert script.end() == (0, "")
+
+
+@MODES
+def test_an_exception_in_the_users_loop(run: Any, mode: str) -> None:
+    script = run("for batch in collect():\n    raise ValueError('the learner')", mode)
+    status, errors = script.end()
+    assert status == 1
+    assert errors.count("Traceback") == 1
+    assert errors.endswith("ValueError: the learner\n")
+
+
+@MODES
+@pytest.mark.parametrize("how", ["plain", "cycle", "iterator"])
+def test_let_go_of(run: Any, mode: str, how: str) -> None:
+    script = run(
+        """
+collector = collect()
+batch = collector.next()
+for number in range(2):
+    next(iter(collector))
+how = "HOW"
+if how == "cycle":
+    cycle = [collector]
+    cycle.append(cycle)
+    del cycle
+if how == "iterator":
+    iterator = iter(collector)
+    next(iterator)
+    del iterator
+say("going")
+sys.stdin = None
+with watched(*crew.pids()) as wait:
+    del collector
+    gc.collect()
+    wait()
+say("gone")
+crew.add(batch)
+""".replace("HOW", how),
+        mode,
+    )
+    script.hear("going")
+    script.hear("gone")
+    assert script.end() == (0, "")
+
+
+@MODES
+def test_let_go_of_needs_no_collection_of_garbage(run: Any, mode: str) -> None:
+    script = run(
+        """
+gc.disable()
+collector = collect()
+collector.next()
+with watched(*crew.pids()) as wait:
+    del collector
+    wait()
+say("gone")
+""",
+        mode,
+    )
+    script.hear("gone")
+    assert script.end() == (0, "")
+
+
+@MODES
+def test_never_shut_down_while_it_collects_in_the_background(run: Any, mode: str) -> None:
+    script = run(
+        """
+buffer = Buffer(crew)
+collector = collect(replay_buffer=buffer)
+collector.start()
+buffer.wait_for(100)
+say("bye")
+""",
+        mode,
+    )
+    script.hear("bye")
+    assert script.end() == (0, "")
+
+
+@MODES
+def test_interrupted_while_it_collects_in_the_background(run: Any, mode: str) -> None:
+    script = run(
+        """
+buffer = Buffer(crew)
+with collect(replay_buffer=buffer) as collector:
+    collector.start()
+    buffer.wait_for(100)
+    say("going")
+    listen()
+""",
+        mode,
+    )
+    script.hear("going")
+    script.signal(signal.SIGINT)
+    status, errors = script.end()
+    assert status == -signal.SIGINT
+    assert only_interrupted(errors), errors

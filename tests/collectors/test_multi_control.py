@@ -1,0 +1,540 @@
+"""What can be asked of workers, and told to them, while they collect."""
+
+import gc
+import json
+import multiprocessing
+import os
+
+import pytest
+import torch
+from collector_parts import Buffer, named
+from multi_parts import (
+    CLASSES,
+    MASK,
+    TRAJ_IDS,
+    Chooser,
+    actions,
+    envs,
+    ledger,
+    make,
+    together,
+    worker_of,
+)
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import Collector, MultiAsyncCollector, PolicyVersion
+from trawl.errors import WorkerError
+from trawl.testing import FaultyEnv, NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+# --- by path
+
+
+@BOTH
+def test_attributes_of_workers_can_be_read(cls):
+    with make(cls, policy=Chooser(2), frames_per_batch=20) as collector:
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        assert collector.get_distant_attr("env.batch_size") == [torch.Size([])] * 2
+        assert [w.item() for w in collector.get_distant_attr("policy.choice")] == [2, 2]
+        each = 10 if together(cls) else 20
+        assert collector.get_distant_attr("requested_frames_per_batch") == [each] * 2
+        assert collector.getattr_policy("choice") == 2
+        assert collector.getattr_env("batch_size") == torch.Size([])
+        assert collector.frames_per_batch_worker() == each
+        assert collector.frames_per_batch_worker(worker_idx=1) == each
+
+
+@BOTH
+def test_methods_of_workers_can_be_called(cls):
+    with make(cls, policy=Chooser(2)) as collector:
+        seeds = collector.map_fn("env.set_seed", [(3,), (4,)])
+        assert len(set(seeds)) == 2
+        assert seeds == collector.map_fn("env.set_seed", [(3,), ()], [{}, {"seed": 4}])
+        states = collector.map_fn("policy.state_dict")
+        assert [state["choice"] for state in states] == [2, 2]
+
+
+@BOTH
+def test_attributes_of_this_side_can_be_read(cls):
+    policy = TensorDictModule(Chooser(2), in_keys=["observation"], out_keys=["action"])
+    buffer = Buffer()
+    with make(cls, policy=policy, replay_buffer=buffer) as collector:
+        assert collector.get_model("policy") is policy
+        assert collector.get_model("policy.in_keys[0]") == "observation"
+        assert collector.cascade_execute("stats")["frames"] == 0
+        assert collector.cascade_execute("num_workers") == 2
+        with pytest.raises(ValueError, match="can't be called with arguments"):
+            collector.cascade_execute("num_workers", 3)
+        assert collector.getattr_rb("frames") is buffer.frames
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("call", "kind", "match"),
+    [
+        (lambda c: c.map_fn("env.nothing"), AttributeError, "no attribute 'nothing'"),
+        (lambda c: c.map_fn("worker_idx", [(1,), (2,)]), (AttributeError, ValueError), "called"),
+        (lambda c: c.map_fn("stats", [()]), ValueError, "Expected 2 argument entries, got 1"),
+        (lambda c: c.map_fn("stats", None, [{}] * 3), ValueError, "Expected 2 .* got 3"),
+        (lambda c: c.get_distant_attr("env.nothing"), AttributeError, "no attribute 'nothing'"),
+        (lambda c: c.get_distant_attr("env..x"), ValueError, "malformed"),
+        (lambda c: c.getattr_policy("nothing"), AttributeError, "no attribute 'nothing'"),
+        (lambda c: c.getattr_env("nothing"), AttributeError, "nothing"),
+        (lambda c: c.getattr_rb("nothing"), AttributeError, "no replay buffer"),
+        (lambda c: c.reset([True]), ValueError, "reset_idx has 1 entries, but there are 2"),
+        (lambda c: c.stats("some"), ValueError, "aggregate, per_worker, both, but it is 'some'"),
+        (lambda c: c.load_state_dict({}), KeyError, "state_dict has no 'frames'"),
+        (lambda c: c.pause(), RuntimeError, r"call start\(\) before"),
+        (lambda c: c.start(), RuntimeError, r"start\(\) needs a replay buffer"),
+        (lambda c: c.shutdown(close_env=False), RuntimeError, "can't shut down with close_env"),
+        (lambda c: c.worker_idx, RuntimeError, "worker_idx was not set"),
+        (lambda c: c.nothing, AttributeError, "no attribute 'nothing'"),
+    ],
+    ids=lambda value: named(value) if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_a_call_that_fails_does_no_harm(cls, call, kind, match, method):
+    book = ledger(2)
+    with make(cls, policy=Chooser(1), total_frames=40, start_method=method) as collector:
+        book.add(collector.next())
+        with pytest.raises(kind, match=match):
+            call(collector)
+        assert collector.get_distant_attr("worker_idx") == [0, 1]
+        for batch in collector:
+            book.add(batch)
+    assert book.frames == 40
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.map_fn("stats"),
+        lambda c: c.get_distant_attr("env"),
+        lambda c: c.set_seed(0),
+        lambda c: c.reset(),
+        lambda c: c.state_dict(),
+        lambda c: c.load_state_dict({"frames": 0, "iter": 0, "worker0": {}, "worker1": {}}),
+        lambda c: c.update_policy_weights_(Chooser(1)),
+        lambda c: setattr(c, "post_collect_hook", None),
+        lambda c: c.fake_tensordict(),
+    ],
+    ids=range(9),
+)
+def test_a_closed_collector_says_so(cls, call):
+    collector = make(cls, policy=Chooser())
+    collector.next()
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match="on a collector that was shut down"):
+        call(collector)
+    assert collector.next() is None
+    assert collector.stats()["workers_alive"] == 0
+    assert collector.stats("per_worker")["workers"] == 2
+    collector.shutdown()
+
+
+# --- reset
+
+
+@BOTH
+def test_a_reset_begins_new_trajectories(cls):
+    book = ledger(2, lengths=[100])
+    with make(cls, create_env_fn=envs(2, lengths=[100]), total_frames=120) as collector:
+        for count, batch in enumerate(collector):
+            book.add(batch)
+            if count % 4 == 1:
+                collector.reset()
+                book.reset()
+    assert book.frames == 120
+
+
+def test_arguments_of_a_reset_reach_the_environments():
+    class Told(NumberedEnv):
+        def reset(self, *, seed=None, options=None):
+            found = super().reset(seed=seed)
+            self.number = (options or {}).get("number", self.number)
+            return self._observe(), found[1]
+
+    with make(create_env_fn=[Told] * 2) as collector:
+        collector.reset([False, True], options={"number": 9})
+        assert [worker_of(row) for row in collector.next()] == [0, 9]
+
+
+# --- state
+
+
+@BOTH
+@pytest.mark.parametrize("policy", [Chooser(1), None, lambda observation: torch.eye(4)[0]])
+def test_any_collector_can_load_its_own_state(cls, policy):
+    with make(cls, policy=policy, total_frames=60) as collector:
+        collector.next()
+        state = collector.state_dict()
+        assert state["frames"] == 10
+        assert state["iter"] == 1
+        assert set(state) == {"worker0", "worker1", "frames", "iter", "traj_pool"}
+        assert ("policy_state_dict" in state["worker0"]) == isinstance(policy, nn.Module)
+        collector.load_state_dict(state)
+        assert sum(batch.numel() for batch in collector) == 50
+
+
+@BOTH
+def test_counts_versions_and_weights_go_on(cls, tmp_path):
+    options = {"total_frames": 80, "track_policy_version": True, "init_random_frames": 20}
+    with make(cls, policy=Chooser(1), **options) as collector:
+        collector.update_policy_weights_(Chooser(2), worker_ids=0)
+        for _ in range(4):
+            collector.next()
+        torch.save(collector.state_dict(), tmp_path / "state.pt")
+    with make(cls, policy=Chooser(0), **options) as other:
+        other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=False))
+        assert other.policy_version == 1
+        assert other.stats()["frames"] == 40
+        found = {}
+        for batch in other:
+            for row in batch if together(cls) else [batch]:
+                made_by = (worker_of(row), *row["policy_version"].unique().tolist())
+                found.setdefault(made_by, set()).update(actions(row))
+    # There were random frames enough, and each worker has the weights that it had.
+    assert found == {(0, 1): {2}, (1, 0): {1}}
+    assert other._versions == [1, 0]
+
+
+@BOTH
+def test_ids_are_not_used_again_after_loading(cls):
+    def ids(batches):
+        return {number for batch in batches for number in batch[TRAJ_IDS].reshape(-1).tolist()}
+
+    with make(cls, workers=3, frames_per_batch=12) as collector:
+        before = ids(collector.next() for _ in range(5))
+        state = collector.state_dict()
+    with make(cls, workers=3, frames_per_batch=12) as other:
+        other.load_state_dict(state)
+        book = ledger(3)
+        later = [other.next() for _ in range(8)]
+        for batch in later:
+            book.add(batch)
+    assert not before & ids(later)
+
+
+@pytest.mark.parametrize("missing", ["frames", "iter", "worker1"])
+def test_a_missing_entry_is_named(missing):
+    with make(policy=Chooser()) as collector:
+        state = collector.state_dict()
+        del state[missing]
+        with pytest.raises(KeyError, match=f"state_dict has no '{missing}'"):
+            collector.load_state_dict(state)
+
+
+def test_weights_may_be_missing_if_not_strict():
+    with make(policy=Chooser(1)) as collector:
+        state = collector.state_dict()
+        for index in (0, 1):
+            del state[f"worker{index}"]["policy_state_dict"]
+        with pytest.raises(KeyError, match="no 'policy_state_dict'"):
+            collector.load_state_dict(state)
+        collector.load_state_dict(state, strict=False)
+        assert actions(collector.next()) == {1}
+
+
+# --- statistics
+
+
+@BOTH
+def test_statistics_tell_of_all_workers_and_of_each(cls):
+    with make(cls, total_frames=100, policy=Chooser(1), track_policy_version=True) as collector:
+        for _ in range(4):
+            collector.next()
+        whole = collector.stats()
+        assert whole.items() >= {
+            "frames": 40,
+            "batches": 4,
+            "total_frames": 100,
+            "completed": False,
+            "requested_frames_per_batch": 10,
+            "policy_version": 0,
+            "workers": 2,
+            "workers_alive": 2,
+            "restarts": 0,
+            "env_path": "array",
+        }.items()
+        assert 0 < whole["env_time_share"] < 1
+        assert whole == collector.stats("aggregate")
+        each = collector.stats(workers="per_worker")
+        # What is known of all workers is told with each view.
+        assert (each["workers"], each["workers_alive"]) == (2, 2)
+        assert "total_frames" not in each
+        assert each["worker_0/requested_frames_per_batch"] == (5 if together(cls) else 10)
+        assert each["worker_0/frames"] + each["worker_1/frames"] == 40
+        assert each["worker_0/policy_version"] == 0
+        assert each["worker_0/alive"]
+        both = collector.stats("both")
+        assert both.keys() == whole.keys() | each.keys()
+        json.dumps(both)
+
+
+def test_a_version_of_ones_own_is_counted_on():
+    version = PolicyVersion()
+    version.increment_version()
+    with make(policy=Chooser(), track_policy_version=version) as collector:
+        assert collector.next()["policy_version"].unique().tolist() == [1]
+        collector.update_policy_weights_()
+        assert version.version == 2
+
+
+# --- profiles
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_the_first_batches_of_a_worker_can_be_profiled(cls, method, tmp_path):
+    with make(cls, total_frames=80, start_method=method) as collector:
+        assert collector.profile_config is None
+        collector.enable_profile(
+            workers=[1],
+            num_rollouts=2,
+            save_path=tmp_path / "trace_{worker_idx}.json",
+            with_stack=False,
+        )
+        assert collector.profile_config.workers == [1]
+        list(collector)
+        with pytest.raises(RuntimeError, match="must be called before the first batch"):
+            collector.enable_profile()
+        collector.disable_profile()
+        assert collector.profile_config is None
+    assert [path.name for path in tmp_path.iterdir()] == ["trace_1.json"]
+
+
+def test_options_of_a_profile_are_checked():
+    with make() as collector, pytest.raises(ValueError, match="nothing would be profiled"):
+        collector.enable_profile(num_rollouts=1)
+
+
+# --- the end
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_environments_are_closed_at_the_end(cls, method, tmp_path):
+    class Closing(NumberedEnv):
+        def close(self):
+            (tmp_path / str(self.number)).touch()
+
+    sources = [lambda i=i: Closing(i) for i in range(2)]
+    with make(cls, create_env_fn=sources, start_method=method) as collector:
+        collector.next()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+
+
+@BOTH
+def test_a_collector_that_is_forgotten_ends(cls):
+    collector = make(cls, start_method="forkserver")
+    batch = collector.next()
+    workers = [member.worker for member in collector._fleet.members]
+    del collector
+    gc.collect()
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
+    assert batch["observation"].shape[-1] == 5
+
+
+# --- errors
+
+
+def failing(number, at=3):
+    return lambda: FaultyEnv(at, ValueError("no fuel"), number=number, lengths=[2])
+
+
+@BOTH
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_an_error_names_worker_environment_and_step(cls, lanes):
+    fine, worse = envs(1, lanes)[0], envs(1, lanes)[0]
+    worse[-1] = failing(5)
+    collector = make(cls, create_env_fn=[fine, worse], frames_per_batch=12 * lanes)
+    with pytest.raises(ValueError, match="no fuel") as caught, collector:
+        for _ in range(8):
+            collector.next()
+    text = str(caught.value)
+    assert "in worker 1" in text
+    assert "at its step 3 (from 0)" in text
+    assert f"environment {lanes - 1}" in text or lanes == 1
+    assert isinstance(caught.value, WorkerError)
+    assert type(caught.value.original) is ValueError
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("pre_collect_hook", lambda: 1 / 0),
+        ("post_collect_hook", lambda batch: 1 / 0),
+        ("postproc", lambda batch: 1 / 0),
+        ("policy", lambda observation: torch.eye(4)[0] if observation[2] != 1 else 1 / 0),
+    ],
+)
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_errors_of_users_functions_keep_their_type(cls, option, value, method):
+    collector = make(cls, start_method=method, **{option: value})
+    with pytest.raises(ZeroDivisionError, match="division by zero") as caught, collector:
+        for _ in range(4):
+            collector.next()
+    assert collector.closed
+    assert isinstance(caught.value, WorkerError) == (option != "postproc")
+
+
+@BOTH
+@pytest.mark.parametrize("option", ["policy_factory", "init_fn"])
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_errors_of_construction_come_from_the_constructor(cls, option, method):
+    def broken():
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there") as caught:
+        make(cls, start_method=method, **{option: broken})
+    assert "in broken" in str(caught.value)
+    assert "in worker 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_an_error_of_a_type_of_ones_own_comes_back(method):
+    class Stuck(Exception):
+        def __init__(self, where, when):
+            super().__init__(where, when)
+            self.where, self.when = where, when
+
+    def env():
+        raise Stuck("here", when=3)
+
+    with pytest.raises(WorkerError, match="Stuck") as caught:
+        make(create_env_fn=[env] * 2, start_method=method)
+    if caught.value.original is not None:
+        assert (caught.value.original.where, caught.value.original.when) == ("here", 3)
+
+
+@BOTH
+def test_stop_iteration_does_not_end_the_loop_quietly(cls):
+    sources = [*envs(1), lambda: FaultyEnv(2, StopIteration("over"), number=1)]
+    with (
+        pytest.raises(RuntimeError, match="raised StopIteration"),
+        make(cls, create_env_fn=sources) as collector,
+    ):
+        list(zip(collector, range(9), strict=False))
+
+
+@BOTH
+def test_a_closed_collector_stays_closed_after_an_error(cls):
+    collector = make(cls, create_env_fn=[*envs(1), failing(1)], total_frames=100)
+    with pytest.raises(ValueError, match="no fuel"):
+        list(collector)
+    assert collector.closed
+    assert list(collector) == []
+    assert collector.next() is None
+
+
+def test_batches_that_came_before_the_error_are_delivered():
+    # The worker that is fine, and all batches of the other one up to its last, come through.
+    book = ledger(2, lengths=[2])
+    sources = [*envs(1, lengths=[2]), failing(1, at=47)]
+    with (
+        pytest.raises(ValueError, match="no fuel"),
+        make(MultiAsyncCollector, create_env_fn=sources, total_frames=1000) as collector,
+    ):
+        for batch in collector:
+            book.add(batch)
+    assert book.steps[1] <= 40
+    assert book.steps[0] >= 20
+
+
+# --- preemption
+
+
+def _frames(book, batch):
+    before = book.frames
+    book.add(batch)
+    return book.frames - before
+
+
+@pytest.mark.parametrize("how", ["stack", -1])
+def test_workers_that_are_late_are_not_waited_for(how):
+    """The late one stands in a step, from which only the end of the test lets it go."""
+    gate = multiprocessing.get_context("spawn").Event()
+
+    class Late(NumberedEnv):
+        def step(self, action):
+            if len(self.actions) == 2:
+                gate.wait()
+            return super().step(action)
+
+    book = ledger(2, lengths=[4])
+    collector = make(
+        create_env_fn=[lambda: NumberedEnv(0, lengths=[4]), lambda: Late(1, lengths=[4])],
+        frames_per_batch=40,
+        preemptive_threshold=0.5,
+        cat_results=how,
+        total_frames=200,
+        start_method="forkserver",
+    )
+    with collector:
+        first = collector.next()
+        assert collector.stats()["frames"] == _frames(book, first) == 20
+        if how == "stack":
+            assert first.shape == (2, 20)
+            assert first[MASK].sum(-1).tolist() == [20, 0]
+            assert (first[TRAJ_IDS][1] == -1).all()
+        else:
+            assert first.shape == (20,)
+            assert MASK not in first.keys(True)
+        gate.set()
+        for batch in collector:
+            frames = _frames(book, batch)
+            assert batch.names[-1] == "time"
+            assert frames > 0
+            if how == "stack":
+                assert batch.shape == (2, 20)
+        assert collector.stats()["frames"] == book.frames >= 200
+    assert book.steps[1] >= 3
+
+
+@pytest.mark.parametrize("threshold", [None, 1.0, 1])
+def test_without_a_threshold_all_are_waited_for(threshold):
+    book = ledger(2)
+    with make(preemptive_threshold=threshold, total_frames=40) as collector:
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape == (2, 5)
+            assert MASK not in batch.keys(True)
+    assert book.frames == 40
+
+
+def test_a_threshold_means_nothing_to_async_batches():
+    with make(MultiAsyncCollector, preemptive_threshold=0.5, total_frames=40) as collector:
+        assert [batch.shape for batch in collector] == [(10,)] * 4
+
+
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_nothing_is_lost_where_workers_are_broken_off(how, lanes):
+    book = ledger(3, lanes)
+    with make(
+        workers=3,
+        lanes=lanes,
+        frames_per_batch=120,
+        preemptive_threshold=0.4,
+        cat_results=how,
+        total_frames=1200,
+        start_method="forkserver",
+    ) as collector:
+        for batch in collector:
+            book.add(batch)
+        assert collector.stats()["frames"] == book.frames >= 1200
+
+
+def test_a_collector_tells_what_its_workers_are():
+    with make() as collector:
+        kinds = collector.get_distant_attr("config")
+    assert [kind.worker_idx for kind in kinds] == [0, 1]
+    assert [kind.total_frames for kind in kinds] == [-1, -1]
+    assert not isinstance(collector, Collector)

@@ -1,0 +1,509 @@
+"""Each option of a collector does with workers what it does without."""
+
+import inspect
+import pydoc
+import warnings
+from dataclasses import fields
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import by_step, keys
+from multi_parts import (
+    CLASSES,
+    LENGTHS,
+    TRAJ_IDS,
+    Chooser,
+    actions,
+    drained,
+    envs,
+    ledger,
+    make,
+    together,
+    worker_of,
+)
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch.distributions import OneHotCategorical
+
+import trawl
+from trawl.collectors import (
+    AsyncCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiConfig,
+    MultiSyncCollector,
+    PolicyVersion,
+)
+from trawl.testing import FaultyEnv, NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+# --- the signature
+
+MORE = {
+    "num_workers": None,
+    "collector_class": None,
+    "cat_results": None,
+    "preemptive_threshold": None,
+    "update_at_each_batch": False,
+    "num_threads": None,
+    "num_sub_threads": 1,
+    "init_fn": None,
+    "start_method": "forkserver",
+}
+
+
+@pytest.mark.parametrize(
+    "cls", [MultiCollector, MultiSyncCollector, MultiAsyncCollector, AsyncCollector]
+)
+def test_the_signature_shows_every_option(cls):
+    shown = inspect.signature(cls).parameters
+    assert list(shown)[:2] == ["create_env_fn", "policy"]
+    assert {name: shown[name].default for name in MORE} == MORE
+    alone = inspect.signature(Collector).parameters
+    assert not {"return_same_td", "interruptor", "worker_idx", "backend"} & set(shown)
+    for name in set(alone) & set(shown):
+        assert shown[name].default == alone[name].default
+    assert "preemptive_threshold" in pydoc.render_doc(cls, renderer=pydoc.plaintext)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_an_option_is_documented(name):
+    assert f"        {name}: " in MultiConfig.__doc__
+
+
+def test_options_can_be_read_as_attributes():
+    with make(total_frames=30, cat_results=-1, num_sub_threads=2) as collector:
+        for field in fields(MultiConfig):
+            assert field.name == "worker_idx" or hasattr(collector, field.name)
+        assert collector.total_frames == 30
+        assert collector.cat_results == -1
+        assert collector.num_sub_threads == 2
+        assert collector.requested_frames_per_batch == 10
+
+
+# --- episodes
+
+
+@BOTH
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_long_episodes_are_truncated(cls, lanes):
+    book = ledger(2, lanes, limit=2)
+    collector = make(
+        cls, lanes=lanes, frames_per_batch=12, max_frames_per_traj=2, total_frames=72
+    )
+    drained(collector, book)
+    assert book.frames == 72
+
+
+@BOTH
+def test_environments_are_reset_before_each_batch(cls):
+    book = ledger(2, lengths=[100])
+    with make(
+        cls, create_env_fn=envs(2, lengths=[100]), reset_at_each_iter=True, total_frames=60
+    ) as collector:
+        for batch in collector:
+            numbers = NumberedEnv.numbers(batch)
+            assert (numbers[..., 0, 2] == 0).all()
+            assert not batch["next", "done"].any()
+            book.add(batch)
+            for number in numbers[..., 0].unique().tolist():
+                book.reset(number)
+
+
+@BOTH
+@pytest.mark.parametrize(("lanes", "how"), [(None, "stack"), (2, "stack"), (None, -1), (2, 0)])
+def test_the_last_step_of_each_worker_is_marked_as_truncated(cls, lanes, how):
+    options = {"cat_results": how} if together(cls) else {}
+    with make(
+        cls,
+        create_env_fn=envs(2, lanes, lengths=[100]),
+        frames_per_batch=12,
+        set_truncated=True,
+        total_frames=36,
+        **options,
+    ) as collector:
+        for batch in collector:
+            workers = 2 if together(cls) else 1
+            steps = 12 // workers // (lanes or 1)
+            last = torch.arange(batch.shape[-1]) % steps == steps - 1
+            for key in ("truncated", "done"):
+                assert (batch["next", key][..., 0] == last).all()
+            assert not batch["done"].any()
+            assert not batch["next", "terminated"].any()
+
+
+@BOTH
+def test_batches_are_split_into_trajectories(cls):
+    with (
+        pytest.warns(UserWarning, match=r"split_trajs=True pads") as caught,
+        make(cls, split_trajs=True, frames_per_batch=18) as collector,
+    ):
+        batch = collector.next()
+        # Whole trajectories of 3 and 5 and 1 steps, for each environment.
+        lengths = batch["collector", "mask"].sum(-1).tolist()
+        assert lengths == ([3, 5, 1] * 2 if together(cls) else [3, 5, 1] * 2)
+        ids = batch[TRAJ_IDS]
+        assert len(ids[:, 0].unique()) == len(ids)
+    assert len(caught) == 1
+
+
+# --- keys
+
+
+@BOTH
+def test_next_can_be_without_observations(cls):
+    with make(cls, compact_obs=True, track_policy_version=True) as collector:
+        batch, fake = collector.next(), collector.fake_tensordict()
+    assert set(batch["next"].keys()) == {"done", "terminated", "truncated", "reward"}
+    assert keys(fake) == keys(batch)
+    assert "policy_version" in batch.keys()  # noqa: SIM118 - a TensorDict is no dict
+
+
+@BOTH
+def test_trajectory_ids_can_be_left_out(cls):
+    with make(cls, track_traj_ids=False) as collector:
+        assert "collector" not in collector.next().keys()  # noqa: SIM118
+
+
+@BOTH
+def test_private_entries_are_not_delivered(cls):
+    policy = TensorDictModule(
+        lambda observation: (by_step().module(observation), observation),
+        in_keys=["observation"],
+        out_keys=["action", "_seen"],
+    )
+    with make(cls, policy=policy) as collector:
+        batch, fake = collector.next(), collector.fake_tensordict()
+    assert "_seen" not in keys(batch)
+    assert keys(fake) == keys(batch)
+
+
+@BOTH
+def test_postprocessing_is_done_here_with_whole_batches(cls):
+    seen = []
+
+    def process(batch):
+        seen.append(batch.shape)
+        return batch.select("observation").set("more", torch.ones(batch.shape))
+
+    with make(cls, postproc=process, total_frames=20) as collector:
+        found = list(collector)
+    assert [keys(batch) for batch in found] == [{"observation", "more"}] * 2
+    assert [tuple(shape) for shape in seen] == [((2, 5) if together(cls) else (10,))] * 2
+
+
+@BOTH
+def test_postprocessing_must_give_something(cls):
+    collector = make(cls, postproc=lambda batch: None)
+    with pytest.raises(TypeError, match="postproc returned None"), collector:
+        collector.next()
+    assert collector.closed
+
+
+# --- how the policy acts
+
+
+def likely():
+    """A policy that usually takes action 2."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(
+            lambda observation: torch.tensor([0.1, 0.2, 0.5, 0.2]).expand(
+                *observation.shape[:-1], 4
+            ),
+            in_keys=["observation"],
+            out_keys=["probs"],
+        ),
+        ProbabilisticTensorDictModule(
+            in_keys=["probs"],
+            out_keys=["action"],
+            distribution_class=OneHotCategorical,
+            return_log_prob=True,
+        ),
+    )
+
+
+@BOTH
+def test_exploration_can_be_turned_off(cls):
+    options = {"policy": likely(), "frames_per_batch": 100}
+    with make(cls, **options) as collector:
+        assert len(actions(collector.next())) > 1
+    with make(cls, exploration_type=InteractionType.MODE, **options) as collector:
+        assert actions(collector.next()) == {2}
+    assert trawl.ExplorationType.MODE is InteractionType.MODE
+
+
+@BOTH
+def test_without_a_policy_actions_are_random(cls):
+    with make(cls, policy=None, frames_per_batch=200) as collector:
+        batch = collector.next()
+    assert actions(batch) == {0, 1, 2, 3}
+    if together(cls):
+        assert not torch.equal(batch[0]["action"], batch[1]["action"])
+
+
+@BOTH
+def test_a_trusted_policy_is_called_as_it_is(cls):
+    def policy(frame):
+        return frame.set("action", torch.tensor([0, 0, 1, 0]))
+
+    with make(cls, policy=policy, trust_policy=True) as collector:
+        assert actions(collector.next()) == {2}
+
+
+@BOTH
+def test_a_policy_can_be_compiled(cls):
+    with make(cls, policy=Chooser(2), compile_policy={"backend": "eager"}) as collector:
+        assert actions(collector.next()) == {2}
+        collector.update_policy_weights_(Chooser(1))
+        for _ in range(6):
+            batch = collector.next()
+        assert actions(batch) == {1}
+
+
+@BOTH
+def test_frames_can_say_that_they_begin_an_episode(cls):
+    book = ledger(2)
+    collector = make(cls, auto_register_policy_transforms=True, total_frames=40)
+    found = drained(collector, book)
+    assert "is_init" in keys(found[0])
+
+
+# --- versions
+
+
+@BOTH
+def test_batches_tell_the_version_that_made_them(cls):
+    with make(cls, policy=Chooser(0), track_policy_version=True) as collector:
+        assert (collector.policy_version, collector.stats()["policy_version"]) == (0, 0)
+        for version in range(1, 4):
+            collector.update_policy_weights_(Chooser(version))
+            assert collector.policy_version == collector.get_policy_version() == version
+            for _ in range(6):
+                batch = collector.next()
+            assert batch["policy_version"].unique().tolist() == [version]
+            assert actions(batch) == {version}
+            assert torch.equal(batch["next", "policy_version"], batch["policy_version"])
+            assert batch["policy_version"].dtype is torch.int64
+        assert collector.get_distant_attr("policy_version") == [3, 3]
+
+
+@BOTH
+def test_a_batch_has_the_weights_of_its_version(cls):
+    with make(
+        cls, policy=Chooser(0), track_policy_version=True, start_method="forkserver"
+    ) as collector:
+        for version in range(1, 40):
+            collector.update_policy_weights_(Chooser(version % 4))
+            batch = collector.next()
+            for row in batch if together(cls) else [batch]:
+                (made_by,) = row["policy_version"].unique().tolist()
+                assert actions(row) == {made_by % 4}
+            if together(cls):
+                assert batch["policy_version"].unique().tolist() == [version]
+
+
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_versions_may_differ_between_workers(how, lanes):
+    with make(
+        lanes=lanes,
+        policy=Chooser(0),
+        track_policy_version=True,
+        cat_results=how,
+        frames_per_batch=12,
+    ) as collector:
+        collector.update_policy_weights_(Chooser(3), worker_ids=[1])
+        assert collector.get_distant_attr("policy_version") == [0, 1]
+        batch = collector.next()
+    second = NumberedEnv.numbers(batch)[..., 0] >= (lanes or 1)
+    assert torch.equal(batch["policy_version"], second.long())
+    assert torch.equal(batch["next", "policy_version"], second.long())
+    assert torch.equal(NumberedEnv.action_numbers(batch), 3 * second)
+
+
+@BOTH
+def test_versions_can_be_names(cls):
+    version = PolicyVersion("uuid")
+    with make(cls, policy=Chooser(0), track_policy_version=version) as collector:
+        first = collector.policy_version
+        assert first == version.version
+        collector.update_policy_weights_(worker_ids=1)
+        second = collector.policy_version
+        assert first != second
+        found = set()
+        for _ in range(6):
+            batch = collector.next()
+            for row in batch if together(cls) else [batch]:
+                found.add((worker_of(row), row["policy_version"][0]))
+        assert found == {(0, first), (1, second)}
+        assert "policy_version" not in collector.stats()
+
+
+@BOTH
+def test_a_version_can_be_counted_up_by_hand(cls):
+    with make(cls, track_policy_version=True) as collector:
+        collector.increment_version()
+        assert collector.get_distant_attr("policy_version") == [1, 1]
+        assert collector.next()["policy_version"].unique().tolist() == [1]
+    with make(cls) as collector:
+        collector.increment_version()
+        assert collector.policy_version is None
+
+
+@BOTH
+def test_weights_can_be_sent_before_each_batch(cls):
+    policy = Chooser(0)
+    with make(
+        cls, policy=policy, update_at_each_batch=True, track_policy_version=True
+    ) as collector:
+        for choice in (1, 2, 3):
+            policy.become(choice)
+            batch = collector.next()
+            if together(cls):
+                assert actions(batch) == {choice}
+                assert batch["policy_version"].unique().tolist() == [choice]
+        for _ in range(6):
+            batch = collector.next()
+        assert actions(batch) == {3}
+
+
+# --- processes
+
+
+class Threads(NumberedEnv):
+    """Its number is that of torch's threads in its process."""
+
+    def __init__(self, **kwargs):
+        super().__init__(torch.get_num_threads(), **kwargs)
+
+
+@BOTH
+def test_threads_are_shared_out_and_given_back(cls):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        with make(cls, start_method="forkserver", create_env_fn=[Threads] * 2) as collector:
+            assert torch.get_num_threads() == 2
+            assert worker_of(collector.next()) == 1
+        assert torch.get_num_threads() == 4
+        with make(
+            cls,
+            start_method="forkserver",
+            create_env_fn=[Threads] * 2,
+            num_threads=3,
+            num_sub_threads=2,
+        ) as collector:
+            assert torch.get_num_threads() == 3
+            assert worker_of(collector.next()) == 2
+        assert torch.get_num_threads() == 4
+        with pytest.raises(ZeroDivisionError):
+            make(cls, start_method="forkserver", create_env_fn=[lambda: 1 / 0] * 2)
+        assert torch.get_num_threads() == 4
+        with make(cls):
+            assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_something_can_be_called_first_in_each_worker(method, monkeypatch):
+    monkeypatch.delenv("TRAWL_TEST_NUMBER", raising=False)
+
+    def begin():
+        import os
+
+        os.environ["TRAWL_TEST_NUMBER"] = "7"
+
+    def env():
+        import os
+
+        return NumberedEnv(int(os.environ["TRAWL_TEST_NUMBER"]))
+
+    with make(create_env_fn=[env] * 2, init_fn=begin, start_method=method) as collector:
+        assert worker_of(collector.next()) == 7
+    monkeypatch.delenv("TRAWL_TEST_NUMBER", raising=False)
+
+
+class Mine(Collector):
+    """A collector whose trajectories are named in another way."""
+
+    def _collect(self):
+        raise NotImplementedError
+
+    def shout(self, text):
+        return f"{self.worker_idx}: {text.upper()}"
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_a_worker_may_be_a_collector_of_ones_own(cls, method):
+    book = ledger(2)
+    with make(cls, collector_class=Mine, start_method=method, total_frames=20) as collector:
+        assert collector.map_fn("shout", [("a",), ("b",)]) == ["0: A", "1: B"]
+        for batch in collector:
+            book.add(batch)
+    assert book.frames == 20
+
+
+@BOTH
+def test_environments_that_fail_can_be_built_anew(cls):
+    kinds = [partial(FaultyEnv, 3, RuntimeError("broken"), number=i, lengths=[9]) for i in (0, 1)]
+    with (
+        pytest.warns(RuntimeWarning, match=r"broken"),
+        make(cls, create_env_fn=kinds, on_env_error="restart") as collector,
+    ):
+        for _ in range(4):
+            batch = collector.next()
+        assert "mask" in batch["collector"].keys()  # noqa: SIM118
+        stats = collector.stats()
+        each = collector.stats("per_worker")
+        assert stats["env_restarts"] > 0
+        assert sum(each[f"worker_{i}/env_restarts"] for i in (0, 1)) >= stats["env_restarts"]
+
+
+# --- devices
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        ({}, None),
+        ({"device": "cpu"}, "cpu"),
+        ({"device": ["cpu", "cpu:0"]}, "cpu"),
+        ({"storing_device": "cpu"}, "cpu"),
+        ({"storing_device": ["cpu", torch.device("cpu")]}, "cpu"),
+        ({"policy_device": "cpu"}, None),
+        ({"policy_device": ["cpu"] * 2, "env_device": ["cpu"] * 2}, "cpu"),
+    ],
+)
+def test_batches_are_on_the_storing_device(cls, options, device):
+    with make(cls, policy=Chooser(1), total_frames=40, **options) as collector:
+        assert collector.next().device == (None if device is None else torch.device(device))
+        for batch in collector:
+            assert batch.device == (None if device is None else torch.device(device))
+        assert collector.fake_tensordict().device == batch.device
+        for name, given in options.items():
+            if isinstance(given, list):
+                shown = [torch.device(device) for device in getattr(collector, name)]
+                assert [device.type for device in shown] == ["cpu", "cpu"]
+
+
+def test_warnings_of_options_come_once():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(
+            create_env_fn=envs(2, 3, lengths=LENGTHS),
+            frames_per_batch=20,
+            total_frames=50,
+            init_random_frames=30,
+        ).shutdown()
+    assert len(caught) == 3

@@ -1,0 +1,167 @@
+"""Batches of workers that go into a replay buffer."""
+
+import pytest
+import torch
+from collector_parts import Buffer
+from multi_parts import CLASSES, Chooser, actions, ledger, make, together
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+class Noting(Buffer):
+    """Notes the shapes of the batches that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def extend(self, batch):
+        self.shapes.append(tuple(batch.shape))
+        super().extend(batch)
+
+
+def checked(buffer, *args, **kwargs):
+    """The buffer's frames, each of which has to be there once and in order."""
+    book = ledger(*args, **kwargs)
+    for frame in buffer.frames:
+        book.add(frame.unsqueeze(0))
+    return book
+
+
+@BOTH
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_every_frame_is_in_the_buffer_once(cls, lanes, method):
+    buffer = Noting()
+    with make(
+        cls,
+        lanes=lanes,
+        frames_per_batch=12,
+        total_frames=72,
+        replay_buffer=buffer,
+        start_method=method,
+    ) as collector:
+        assert collector.replay_buffer is buffer
+        assert list(collector) == [None] * 6
+        assert collector.stats()["frames"] == 72
+    assert checked(buffer, 2, lanes).frames == 72
+
+
+@BOTH
+def test_what_is_in_the_buffer_outlives_the_collector(cls):
+    buffer = Buffer()
+    with make(cls, total_frames=200, replay_buffer=buffer) as collector:
+        list(collector)
+    assert checked(buffer, 2).frames == 200
+
+
+@BOTH
+def test_batches_are_processed_first(cls):
+    buffer = Buffer()
+    with make(
+        cls,
+        replay_buffer=buffer,
+        total_frames=40,
+        postproc=lambda batch: batch.set("more", torch.ones(batch.shape)),
+    ) as collector:
+        list(collector)
+    assert buffer.content()["more"].all()
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_collection_in_the_background_ends_at_the_total(cls, method):
+    buffer = Buffer()
+    with make(cls, total_frames=60, replay_buffer=buffer, start_method=method) as collector:
+        collector.start()
+        buffer.wait_for(60)
+        collector.async_shutdown()
+        assert collector.closed
+    assert checked(buffer, 2).frames == 60
+    assert collector.stats()["frames"] == 60
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_background_collection_can_be_held(cls, method):
+    buffer = Buffer()
+    with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:
+        collector.start()
+        collector.start()
+        assert collector.is_running()
+        buffer.wait_for(30)
+        with collector.pause():
+            count = len(buffer)
+            stats = collector.stats("both")
+            assert stats["frames"] == count
+            assert collector.map_fn("worker_idx.bit_length") == [0, 1]
+            assert set(collector.state_dict()) >= {"worker0", "worker1"}
+            collector.update_policy_weights_(Chooser(2))
+            assert len(buffer) == count
+        buffer.wait_for(count + 60)
+        with pytest.raises(KeyError), collector.pause():
+            raise KeyError
+        # An error within does not leave it held.
+        buffer.wait_for(len(buffer) + 30)
+        collector.async_shutdown()
+    assert checked(buffer, 2).frames == len(buffer)
+    assert actions(buffer.frames[-1].unsqueeze(0)) == {2}
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_control_calls_while_collecting_in_the_background(cls, method):
+    buffer = Buffer()
+    with make(cls, policy=Chooser(1), replay_buffer=buffer, start_method=method) as collector:
+        collector.start()
+        for round_ in range(1, 6):
+            collector.update_policy_weights_(Chooser(round_ % 4))
+            assert collector.get_distant_attr("worker_idx") == [0, 1]
+            assert collector.stats("per_worker")["workers_alive"] == 2
+            buffer.wait_for(20 * round_)
+        collector.set_seed(0)
+        collector.async_shutdown()
+    assert len(buffer) % 10 == 0
+
+
+@BOTH
+def test_errors_in_the_background_come_with_the_next_call(cls, monkeypatch):
+    buffer = Buffer()
+
+    def broken(batch):
+        raise ArithmeticError("does not add up")
+
+    printed = []
+    monkeypatch.setattr("traceback.print_exc", lambda *a, **k: printed.append(1))
+    collector = make(cls, replay_buffer=buffer, post_collect_hook=broken)
+    collector.start()
+    with pytest.raises(ArithmeticError, match="does not add up"):
+        while True:
+            collector.stats()
+    with pytest.raises(ArithmeticError):
+        collector.async_shutdown()
+    assert collector.closed
+
+
+@BOTH
+def test_random_frames_are_counted_with_the_buffer(cls):
+    buffer = Buffer()
+    buffer.write_count = 20
+    with make(
+        cls, policy=Chooser(1), replay_buffer=buffer, init_random_frames=40, frames_per_batch=20
+    ) as collector:
+        for _ in range(5):
+            collector.next()
+    found = {actions(batch) == {1} for batch in buffer.content().split(20)[-1:]}
+    assert found == {True}
+
+
+@BOTH
+def test_together_or_apart(cls):
+    buffer = Noting()
+    with make(cls, replay_buffer=buffer, total_frames=40) as collector:
+        list(collector)
+    frames = sum(torch.Size(shape).numel() for shape in buffer.shapes)
+    assert frames == 40
+    if not together(cls):
+        assert buffer.shapes == [(10,)] * 4

@@ -1,0 +1,191 @@
+"""The same seed and the same number of workers: the same batches."""
+
+import pytest
+import torch
+from multi_parts import CLASSES, TRAJ_IDS, make, same, together, worker_of
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import Categorical
+
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+def sampling():
+    """A policy that draws its actions."""
+    torch.manual_seed(0)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=Categorical
+        ),
+    )
+
+
+def cartpoles(cls=MultiSyncCollector, workers=2, lanes=None, **options):
+    source = "CartPole-v1" if lanes is None else ["CartPole-v1"] * lanes
+    options.setdefault("start_method", "inline")
+    options.setdefault("frames_per_batch", 48)
+    if options.get("policy") is not None:
+        options["create_env_kwargs"] = {"categorical_action_encoding": True}
+    return cls([source] * workers, **options)
+
+
+@pytest.mark.parametrize("policy", [None, sampling()], ids=["random", "sampling"])
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+def test_one_seed_gives_equal_batches(policy, lanes, how):
+    found = []
+    for method in ("inline", "forkserver"):
+        with cartpoles(
+            lanes=lanes,
+            policy=policy,
+            total_frames=144,
+            cat_results=how,
+            start_method=method,
+        ) as collector:
+            found.append([collector.set_seed(3), *collector])
+    (after, *one), (again, *other) = found
+    assert after == again
+    assert len(one) == 3
+    assert all(same(*pair) for pair in zip(one, other, strict=True))
+
+
+def test_workers_get_different_seeds():
+    with cartpoles(workers=3, lanes=2) as collector:
+        collector.set_seed(3)
+        first = collector.next()["observation"][..., 0, :].reshape(6, 4)
+    assert len({tuple(row) for row in first.tolist()}) == 6
+
+
+def test_a_static_seed_is_the_same_for_all():
+    with cartpoles(workers=3, lanes=2) as collector:
+        assert collector.set_seed(3, static_seed=True) == 3
+        batch = collector.next()
+    assert len({tuple(row) for row in batch["observation"][..., 0, :].reshape(6, 4).tolist()}) == 1
+    assert torch.equal(batch["action"][0], batch["action"][2])
+
+
+def test_other_seeds_give_other_batches():
+    with cartpoles() as one, cartpoles() as other:
+        one.set_seed(3)
+        other.set_seed(4)
+        assert not same(one.next(), other.next())
+
+
+@pytest.mark.parametrize("policy", [None, sampling()], ids=["random", "sampling"])
+def test_each_worker_is_a_collector_whose_seed_follows(policy):
+    with cartpoles(policy=policy, workers=3) as collector:
+        after = collector.set_seed(11)
+        found = [collector.next() for _ in range(3)]
+    seed = 11
+    for worker in range(3):
+        with Collector(
+            "CartPole-v1",
+            policy,
+            frames_per_batch=16,
+            create_env_kwargs={"categorical_action_encoding": True} if policy else None,
+        ) as alone:
+            seed = alone.set_seed(seed)
+            for batch in found:
+                assert same(batch[worker], alone.next(), but=[TRAJ_IDS])
+    assert seed == after
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_a_seed_given_while_iterating_gives_the_same_batches(cls, method):
+    def after_seeding(collector, begun):
+        rows = {0: [], 1: []}
+        for _ in range(begun):
+            collector.next()
+        collector.set_seed(5)
+        # What was collected before the seed comes first: its frames say that.
+        while min(map(len, rows.values())) < 8:
+            batch = collector.next()
+            for index, row in enumerate(batch if together(cls) else [batch]):
+                number = index if together(cls) else int(row[TRAJ_IDS][0]) % 2
+                rows[number].append(row["observation"].clone())
+        return {number: torch.cat(parts) for number, parts in rows.items()}
+
+    with cartpoles(cls, start_method=method, frames_per_batch=10) as collector:
+        fresh = after_seeding(collector, 0)
+    with cartpoles(cls, start_method=method, frames_per_batch=10) as collector:
+        again = after_seeding(collector, 4)
+    for number, expected in fresh.items():
+        begin = expected[:20]
+        length = len(again[number])
+        places = [
+            start
+            for start in range(length - 20)
+            if torch.equal(again[number][start : start + 20], begin)
+        ]
+        assert len(places) == 1
+        if together(cls):
+            assert places == [0]
+
+
+def test_each_async_worker_gives_the_same_batches():
+    def collect(method):
+        rows = {0: [], 1: []}
+        with cartpoles(MultiAsyncCollector, frames_per_batch=10, start_method=method) as found:
+            found.set_seed(9)
+            while min(map(len, rows.values())) < 5:
+                batch = found.next()
+                rows[int(batch[TRAJ_IDS][0]) % 2].append(batch)
+        return rows
+
+    one, other = collect("inline"), collect("forkserver")
+    for number in (0, 1):
+        assert all(same(*pair) for pair in zip(one[number][:5], other[number][:5], strict=True))
+
+
+@BOTH
+def test_what_is_drawn_here_changes_nothing(cls):
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        with cartpoles(cls, policy=sampling(), workers=1, total_frames=96) as collector:
+            collector.set_seed(3)
+            batches = []
+            for batch in collector:
+                torch.rand(noise)
+                batches.append(batch)
+            found.append(batches)
+    assert all(same(*pair) for pair in zip(*found, strict=True))
+
+
+def test_a_seed_makes_workers_begin_anew():
+    with make() as collector:
+        collector.next()
+        collector.set_seed(0)
+        batch = collector.next()
+        assert (batch["observation"][:, 0, 2] == 0).all()
+        assert [worker_of(row) for row in batch] == [0, 1]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("seed", "kind", "match"),
+    [
+        (-1, ValueError, "must not be negative"),
+        (1.5, TypeError, "must be an integer"),
+        (True, TypeError, "must be an integer"),
+    ],
+)
+def test_a_seed_is_a_number(cls, seed, kind, match):
+    with make(cls) as collector, pytest.raises(kind, match=match):
+        collector.set_seed(seed)
+
+
+def test_without_a_seed_workers_differ():
+    with cartpoles(start_method="forkserver") as one, cartpoles(start_method="forkserver") as other:
+        first, second = one.next(), other.next()
+    assert not torch.equal(first[0]["observation"], first[1]["observation"])
+    assert not torch.equal(first["observation"], second["observation"])
+    assert not torch.equal(first[0]["action"], first[1]["action"])

@@ -1,0 +1,206 @@
+"""TorchRL's environments in workers, and TorchRL's collectors next to Trawl's."""
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from collector_parts import layout
+from multi_parts import TRAJ_IDS, together
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import trawl.collectors
+from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+
+torchrl_collectors = pytest.importorskip("torchrl.collectors")
+
+from torchrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
+from torchrl.envs import (  # noqa: E402
+    GymEnv,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+
+CLASSES = [MultiSyncCollector, MultiAsyncCollector]
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+def plain():
+    return GymEnv("Pendulum-v1")
+
+
+def transformed():
+    env = TransformedEnv(plain(), StepCounter(max_steps=7))
+    env.append_transform(RewardSum())
+    env.append_transform(InitTracker())
+    return env
+
+
+def serial():
+    return SerialEnv(3, plain)
+
+
+def actor():
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+
+
+def checked(rows):
+    """Checks that the rows of one worker go on from each other."""
+    whole = torch.cat([row.exclude(("collector", "mask")) for row in rows], -1)
+    now, then = whole[..., 1:], whole["next"][..., :-1]
+    goes_on = ~then["done"][..., 0]
+    assert torch.equal(now["observation"][goes_on], then["observation"][goes_on])
+    same = whole[TRAJ_IDS][..., 1:] == whole[TRAJ_IDS][..., :-1]
+    assert torch.equal(same, goes_on)
+    return whole
+
+
+@BOTH
+@pytest.mark.parametrize("make_env", [plain, transformed, serial], ids=["plain", "more", "serial"])
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_environments_of_torchrl_are_collected_from(cls, make_env, method):
+    lanes = 3 if make_env is serial else 1
+    with cls(
+        [make_env] * 2,
+        actor(),
+        frames_per_batch=60,
+        total_frames=360,
+        start_method=method,
+    ) as collector:
+        rows = {0: [], 1: []}
+        for batch in collector:
+            for index, row in enumerate(batch if together(cls) else [batch]):
+                number = index if together(cls) else int(row[TRAJ_IDS].reshape(-1)[0]) % 2
+                rows[number].append(row)
+        fake = collector.fake_tensordict()
+        assert layout(fake) == layout(batch)
+        assert collector.stats()["frames"] == 360
+    wholes = [checked(found) for found in rows.values() if found]
+    assert sum(whole.numel() for whole in wholes) == 360
+    if make_env is transformed:
+        count = wholes[0]["step_count"][:, 0]
+        assert count[:8].tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+    if make_env is serial:
+        assert wholes[0].shape[0] == lanes
+
+
+@pytest.mark.parametrize("make_env", [plain, transformed], ids=["plain", "more"])
+def test_one_seed_gives_the_same_bits_wherever_workers_live(make_env):
+    found = []
+    for method in ("inline", "forkserver"):
+        with MultiSyncCollector(
+            [make_env] * 2, frames_per_batch=40, total_frames=80, start_method=method
+        ) as collector:
+            collector.set_seed(1)
+            found.append(list(collector))
+    for one, other in zip(*found, strict=True):
+        assert (one == other).all()
+
+
+@BOTH
+@pytest.mark.parametrize("option", [{"max_frames_per_traj": 5}, {"compact_obs": True}])
+def test_options_do_with_them_what_they_do(cls, option):
+    with cls(
+        [plain] * 2, actor(), frames_per_batch=40, start_method="inline", **option
+    ) as collector:
+        batch = collector.next()
+    if "compact_obs" in option:
+        assert "observation" not in batch["next"].keys()  # noqa: SIM118
+    else:
+        assert batch["step_count"].max() == 4
+        assert batch["next", "truncated"][..., 4, 0].all()
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_batches_go_into_torchrls_buffers(cls, method):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
+    with cls(
+        [plain] * 2,
+        actor(),
+        frames_per_batch=40,
+        total_frames=200,
+        replay_buffer=buffer,
+        start_method=method,
+    ) as collector:
+        assert list(collector) == [None] * 5
+    sample = buffer.sample()
+    assert sample["observation"].shape[-1] == 3
+    assert buffer.write_count in (200, 10)  # rows of batches, or frames of them
+
+
+# --- next to TorchRL's own
+
+
+CASES = {
+    "MultiSyncCollector": (plain, {"cat_results": "stack", "max_frames_per_traj": 9}),
+    "MultiAsyncCollector": (serial, {}),
+}
+# Ends its workers by itself: TorchRL's shutdown may wait for ever for what they left in queues.
+SCRIPT = """
+if __name__ == "__main__":
+    import os, pickle, sys, warnings
+    warnings.simplefilter("ignore")
+    from test_multi_torchrl import CASES, facts, torchrl_collectors
+
+    found = {}
+    for name in CASES:
+        collector, found[name] = facts(torchrl_collectors, name)
+        for process in collector.procs:
+            process.kill()
+    with open(sys.argv[1], "wb") as file:
+        pickle.dump(found, file)
+    os._exit(0)
+"""
+
+
+def facts(module, name, **more):
+    """A collector, and the look of its batches."""
+    make_env, options = CASES[name]
+    collector = getattr(module, name)(
+        [partial(make_env)] * 2,
+        actor(),
+        frames_per_batch=60,
+        total_frames=120,
+        **options,
+        **more,
+    )
+    return collector, [(batch.shape, batch.names, layout(batch)) for batch in collector]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """The look of TorchRL's batches, by the name of the collector."""
+    folder = tmp_path_factory.mktemp("torchrl")
+    (folder / "look.py").write_text(SCRIPT)
+    path = [str(Path(__file__).parent), *sys.path]
+    subprocess.run(
+        [sys.executable, folder / "look.py", folder / "found"],
+        check=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return pickle.loads((folder / "found").read_bytes())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_look_as_torchrls(name, theirs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collector, ours = facts(trawl.collectors, name, start_method="inline")
+    collector.shutdown()
+    assert len(theirs[name]) == len(ours) == 2
+    for their, our in zip(theirs[name], ours, strict=True):
+        assert our == their

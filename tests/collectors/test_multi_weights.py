@@ -1,0 +1,225 @@
+"""New weights for the policies of workers: in every form, for those they are meant for."""
+
+import pytest
+import torch
+from multi_parts import CLASSES, Chooser, actions, envs, make, together, worker_of
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.errors import WorkerError
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+def settled(collector, batches=8):
+    """The actions of each worker once new weights are in use."""
+    found = {}
+    for _ in range(batches):
+        batch = collector.next()
+        for row in batch if together(type(collector)) else [batch]:
+            found[worker_of(row)] = actions(row)
+    return [found[index] for index in sorted(found)]
+
+
+# --- forms
+
+FORMS = {
+    "module": lambda: {"policy_or_weights": Chooser(2)},
+    "policy": lambda: {"policy": Chooser(2)},
+    "state dict": lambda: {"policy_or_weights": Chooser(2).state_dict()},
+    "weights": lambda: {"weights": Chooser(2).state_dict()},
+    "plain dict": lambda: {"weights": {"choice": torch.tensor(2.0)}},
+    "TensorDict": lambda: {"weights": TensorDict.from_module(Chooser(2))},
+    "TensorDict of data": lambda: {"weights": TensorDict.from_module(Chooser(2)).data},
+    "by model": lambda: {"weights_dict": {"policy": Chooser(2)}},
+    "of a model": lambda: {"weights": Chooser(2).state_dict(), "model_id": "policy"},
+    "of all workers": lambda: {"policy": Chooser(2), "worker_ids": [0, 1]},
+    "in another dtype": lambda: {"weights": {"choice": torch.tensor(2, dtype=torch.float64)}},
+}
+
+
+@BOTH
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_may_come_in_any_form(cls, form):
+    policy = Chooser(1)
+    with make(cls, policy=policy) as collector:
+        collector.update_policy_weights_(**FORMS[form]())
+        assert settled(collector) == [{2}, {2}]
+    # The user's own policy is left alone.
+    assert policy.choice == 1
+
+
+@BOTH
+def test_weights_by_their_older_name_warn(cls):
+    with make(cls, policy=Chooser(1)) as collector:
+        with pytest.warns(DeprecationWarning, match="policy_weights is an older name"):
+            collector.update_policy_weights_(policy_weights=Chooser(2))
+        assert settled(collector) == [{2}, {2}]
+
+
+@BOTH
+def test_nested_weights_find_their_places(cls):
+    policy = TensorDictModule(Chooser(1), in_keys=["observation"], out_keys=["action"])
+    with make(cls, policy=policy) as collector:
+        collector.update_policy_weights_({"module": {"choice": torch.tensor(3.0)}})
+        assert settled(collector) == [{3}, {3}]
+
+
+@BOTH
+def test_weights_are_those_of_the_moment(cls):
+    policy = Chooser(1)
+    with make(cls, policy=policy) as collector:
+        policy.become(2)
+        collector.update_policy_weights_()
+        policy.become(3)
+        assert settled(collector) == [{2}, {2}]
+
+
+@BOTH
+def test_buffers_are_sent_as_well(cls):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("choice", torch.tensor(1))
+
+        def forward(self, observation):
+            return nn.functional.one_hot(self.choice, 4).expand(*observation.shape[:-1], 4)
+
+    policy = Moving()
+    with make(cls, policy=policy) as collector:
+        assert settled(collector) == [{1}, {1}]
+        policy.choice.fill_(2)
+        assert settled(collector) == [{1}, {1}]
+        collector.update_policy_weights_()
+        assert settled(collector) == [{2}, {2}]
+
+
+# --- for whom
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [(0, [{2}, {1}]), ([1], [{1}, {2}]), ((0, 1), [{2}, {2}]), ([], [{1}, {1}])],
+)
+def test_weights_reach_the_workers_they_are_for(cls, ids, found):
+    with make(cls, policy=Chooser(1)) as collector:
+        collector.update_policy_weights_(Chooser(2), worker_ids=ids)
+        assert settled(collector) == found
+
+
+def test_a_factory_may_be_given_weights_for_each_worker():
+    with make(policy_factory=Chooser, track_policy_version=True) as collector:
+        for index, choice in enumerate((3, 2)):
+            collector.update_policy_weights_(Chooser(choice), worker_ids=index)
+        batch = collector.next()
+        assert [actions(row) for row in batch] == [{3}, {2}]
+        assert batch["policy_version"].tolist() == [[1] * 5, [2] * 5]
+
+
+# --- mistakes
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("args", "kwargs", "kind", "match"),
+    [
+        ((Chooser(),), {"weights": {}}, ValueError, "give one of policy_or_weights, weights"),
+        ((), {"policy": Chooser(), "weights": {}}, ValueError, "give one of policy, weights"),
+        ((), {"weights_dict": {"critic": 1}}, KeyError, "no model 'critic'"),
+        ((Chooser(),), {"model_id": "critic"}, KeyError, "no model 'critic'"),
+        (
+            (),
+            {"weights_dict": {"policy": Chooser()}, "model_id": "policy"},
+            ValueError,
+            "leave model_id='policy' out",
+        ),
+        ((3,), {}, TypeError, "weights must be a module, a TensorDict or a dict.*int"),
+        (({"choice": 3},), {}, TypeError, "weight 'choice' is no tensor but int"),
+        (({"chance": torch.ones(())},), {}, KeyError, "missing .*choice.* unknown .*chance"),
+        (({"choice": torch.ones(2)},), {}, ValueError, r"'choice' has shape \(2,\)"),
+        ((Chooser(),), {"worker_ids": [2]}, ValueError, "worker 2, but there are workers 0 to 1"),
+        ((Chooser(),), {"worker_ids": -1}, ValueError, "worker -1, but there are workers 0 to 1"),
+    ],
+    ids=lambda value: None,
+)
+def test_mistakes_are_told_at_once_and_change_nothing(cls, args, kwargs, kind, match):
+    with make(cls, policy=Chooser(1), track_policy_version=True) as collector:
+        with pytest.raises(kind, match=match):
+            collector.update_policy_weights_(*args, **kwargs)
+        assert collector.policy_version == 0
+        assert settled(collector) == [{1}, {1}]
+
+
+@BOTH
+@pytest.mark.parametrize("policy", [None, lambda observation: torch.eye(4)[0]])
+def test_there_may_be_no_weights_to_take(cls, policy):
+    with (
+        make(cls, policy=policy) as collector,
+        pytest.raises(RuntimeError, match="no weights to take: the policy is no module"),
+    ):
+        collector.update_policy_weights_()
+
+
+@pytest.mark.parametrize("weights", [{"chance": torch.ones(())}, {"choice": torch.ones(2)}])
+def test_weights_that_do_not_fit_what_a_worker_made_are_told_of(weights):
+    with make(policy_factory=Chooser) as collector:
+        # Which names there are, only the worker knows.
+        with pytest.raises((KeyError, ValueError), match="in worker 0") as caught:
+            collector.update_policy_weights_(weights)
+            collector.next()
+        assert isinstance(caught.value, WorkerError)
+
+
+def test_weights_of_a_policy_without_any_are_told_of():
+    with make(policy=lambda observation: torch.eye(4)[0]) as collector:
+        with pytest.raises(TypeError, match="has no weights to update") as caught:
+            collector.update_policy_weights_(Chooser())
+            collector.next()
+        assert isinstance(caught.value, WorkerError)
+
+
+def test_a_closed_collector_takes_no_weights():
+    collector = make(policy=Chooser(1))
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match=r"update_policy_weights_\(\) on a .* shut down"):
+        collector.update_policy_weights_()
+
+
+# --- big policies
+
+
+@BOTH
+def test_a_step_of_the_optimiser_does_not_tear_the_weights(cls):
+    """Each batch is of one version, while weights are changed and sent all the time."""
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ParameterList([nn.Parameter(torch.zeros(5000)) for _ in range(6)])
+
+        def forward(self, observation):
+            values = torch.stack([layer[[0, -1]].sum() for layer in self.layers])
+            shape = observation.shape[:-1]
+            action = nn.functional.one_hot(torch.tensor(0), 4).expand(*shape, 4)
+            return action, values.min().expand(*shape, 1), values.max().expand(*shape, 1)
+
+    policy = Wide()
+    module = TensorDictModule(policy, ["observation"], ["action", "least", "most"])
+    with make(
+        cls,
+        create_env_fn=envs(2),
+        policy=module,
+        frames_per_batch=20,
+        start_method="forkserver",
+        track_policy_version=True,
+    ) as collector:
+        for number in range(1, 20):
+            with torch.no_grad():
+                for layer in policy.layers:
+                    layer.fill_(number / 2)
+            collector.update_policy_weights_()
+            batch = collector.next()
+            assert torch.equal(batch["least"], batch["most"])
+            assert torch.equal(batch["least"][..., 0].long(), batch["policy_version"])

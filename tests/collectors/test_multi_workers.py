@@ -1,0 +1,428 @@
+"""Workers that differ: lists with an entry for each of them; and `Collector` as the way to them."""
+
+import warnings
+
+import pytest
+import torch
+from collector_parts import by_step, named
+from multi_parts import (
+    CLASSES,
+    TRAJ_IDS,
+    Chooser,
+    actions,
+    envs,
+    ledger,
+    make,
+    together,
+    worker_of,
+)
+from tensordict.nn import TensorDictModule
+
+import trawl.collectors
+import trawl.collectors.legacy as legacy
+from trawl.collectors import (
+    AsyncCollector,
+    BaseCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
+from trawl.testing import NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+INLINE = {"start_method": "inline"}
+
+
+def by_worker(collector, batches=6):
+    """The last batch of each worker."""
+    found = {}
+    for _ in range(batches):
+        batch = collector.next()
+        for row in batch if together(type(collector)) else [batch]:
+            found[worker_of(row)] = row
+    return [found[index] for index in sorted(found)]
+
+
+# --- environments
+
+
+@BOTH
+def test_each_worker_may_have_an_environment_of_its_own_kind(cls):
+    sources = [NumberedEnv(0, lengths=[2]), lambda: NumberedEnv(1, lengths=[3])]
+    with make(cls, create_env_fn=sources) as collector:
+        found = by_worker(collector)
+    for row, length in zip(found, [2, 3], strict=True):
+        steps = NumberedEnv.numbers(row)[:, 2]
+        assert torch.equal(row["next", "done"][:, 0], steps == length - 1)
+
+
+@BOTH
+def test_arguments_of_environments_may_be_the_same(cls):
+    with make(
+        cls,
+        create_env_fn=NumberedEnv,
+        num_workers=2,
+        create_env_kwargs={"number": 5, "lengths": [2]},
+    ) as collector:
+        assert worker_of(collector.next()) == 5
+
+
+@BOTH
+def test_arguments_of_environments_may_be_the_workers_own(cls):
+    kwargs = [{"number": 3, "lengths": [2]}, {"number": 8, "lengths": [4]}]
+    with make(
+        cls, create_env_fn=NumberedEnv, num_workers=2, create_env_kwargs=kwargs
+    ) as collector:
+        found = by_worker(collector)
+        assert collector.create_env_kwargs == tuple(kwargs)
+    assert [worker_of(row) for row in found] == [3, 8]
+
+
+@BOTH
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_worker_may_have_a_list_of_environments(cls, lanes):
+    book = ledger(2, lanes)
+    with make(cls, lanes=lanes, frames_per_batch=12, total_frames=48) as collector:
+        for batch in collector:
+            book.add(batch)
+            assert batch.shape[-2] == lanes
+    assert book.frames == 48
+
+
+def test_environments_may_be_named_by_their_ids():
+    with MultiSyncCollector(["CartPole-v1"] * 2, frames_per_batch=10, **INLINE) as collector:
+        assert collector.next()["observation"].shape == (2, 5, 4)
+
+
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_environments_that_are_registered_here_are_known_to_workers(method):
+    import gymnasium
+
+    name = "TrawlTest/Numbered-v0"
+    gymnasium.register(name, entry_point=NumberedEnv, disable_env_checker=True)
+    try:
+        with MultiSyncCollector(
+            name, num_workers=2, frames_per_batch=10, start_method=method
+        ) as collector:
+            assert worker_of(collector.next()) == 0
+    finally:
+        del gymnasium.registry[name]
+
+
+# --- policies
+
+
+@BOTH
+def test_policies_may_be_the_workers_own(cls):
+    policies = [Chooser(1), Chooser(3)]
+    with make(cls, policy=policies) as collector:
+        assert [actions(row) for row in by_worker(collector)] == [{1}, {3}]
+        policies[0].become(0)
+        collector.update_policy_weights_()
+        assert [actions(row) for row in by_worker(collector, 12)] == [{0}, {3}]
+
+
+@BOTH
+def test_a_policy_may_be_made_by_the_worker(cls):
+    with make(cls, policy_factory=lambda: Chooser(2)) as collector:
+        assert actions(collector.next()) == {2}
+        with pytest.raises(RuntimeError, match=r"no weights to take: the policy is no module"):
+            collector.update_policy_weights_()
+        collector.update_policy_weights_(Chooser(1))
+        assert [actions(row) for row in by_worker(collector, 12)] == [{1}, {1}]
+
+
+@BOTH
+def test_factories_of_policies_may_be_the_workers_own(cls):
+    with make(cls, policy_factory=[lambda: Chooser(2), lambda: Chooser(0)]) as collector:
+        assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "policy",
+    [
+        by_step(),
+        lambda observation: by_step().module(observation),
+        Chooser(1),
+        TensorDictModule(Chooser(1), in_keys=["observation"], out_keys=["action"]),
+        None,
+    ],
+    ids=["tensordict module", "lambda", "module", "module in a module", "none"],
+)
+def test_a_policy_may_be_anything_that_acts(cls, policy):
+    book = ledger(2)
+    with make(cls, policy=policy, total_frames=40) as collector:
+        assert collector.policy is policy
+        for batch in collector:
+            book.add(batch)
+    assert book.frames == 40
+
+
+@BOTH
+def test_workers_have_the_policy_as_it_was_when_it_was_given(cls):
+    policy = Chooser(1)
+    with make(cls, policy=policy) as collector:
+        policy.become(2)
+        assert collector.get_model("policy") is policy
+        assert actions(collector.next()) == {1}
+
+
+# --- frames
+
+
+def test_frames_may_be_the_workers_own():
+    with make(frames_per_batch=[3, 7], cat_results=0) as collector:
+        batch = collector.next()
+    assert batch.shape == (10,)
+    assert NumberedEnv.numbers(batch)[:, 0].tolist() == [0] * 3 + [1] * 7
+
+
+def test_rows_of_different_lengths_do_not_stack():
+    with pytest.raises(ValueError, match=r"cat_results='stack' needs batches of one length, .*-1"):
+        make(frames_per_batch=[3, 7])
+
+
+def test_each_async_worker_collects_the_sum_of_a_list():
+    with make(MultiAsyncCollector, frames_per_batch=[3, 7]) as collector:
+        assert collector.next().shape == (10,)
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("frames_per_batch", [5, 5, 5]),
+        ("policy", [Chooser()]),
+        ("policy_factory", [Chooser] * 3),
+        ("create_env_kwargs", [{}]),
+        ("device", ["cpu"]),
+        ("storing_device", ["cpu"] * 3),
+        ("env_device", ["cpu"] * 3),
+        ("policy_device", ["cpu"] * 3),
+    ],
+    ids=named,
+)
+def test_a_list_has_an_entry_for_each_worker(name, value):
+    count = len(value)
+    with pytest.raises(ValueError, match=rf"{name} has {count} entries, but there are 2 workers"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"num_workers": 3}, ValueError, r"num_workers=3 does not match create_env_fn, a list of 2"),
+        ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
+        ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
+        ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
+        ({"create_env_fn": []}, ValueError, r"create_env_fn must not be an empty list"),
+        ({"frames_per_batch": 0}, ValueError, r"frames_per_batch must be at least 1"),
+        ({"frames_per_batch": [5, 0]}, ValueError, r"frames_per_batch must be at least 1"),
+        ({"frames_per_batch": [5, 1.5]}, TypeError, r"frames_per_batch must be an integer"),
+        ({"total_frames": 0}, ValueError, r"total_frames must be positive, or -1"),
+        ({"cat_results": 1}, ValueError, r"cat_results must be 'stack', 0 or -1, but it is 1"),
+        ({"cat_results": "cat"}, ValueError, r"cat_results must be .* but it is 'cat'"),
+        ({"cat_results": True}, ValueError, r"cat_results must be .* but it is True"),
+        ({"preemptive_threshold": 1.5}, ValueError, r"preemptive_threshold .* 0 to 1.* 1.5"),
+        ({"preemptive_threshold": -0.1}, ValueError, r"preemptive_threshold .* 0 to 1.* -0.1"),
+        ({"preemptive_threshold": "x"}, TypeError, r"preemptive_threshold .*'x'"),
+        ({"num_threads": 0}, ValueError, r"num_threads must be at least 1, but it is 0"),
+        ({"num_sub_threads": 0}, ValueError, r"num_sub_threads must be at least 1"),
+        ({"num_sub_threads": 1.5}, TypeError, r"num_sub_threads must be an integer"),
+        ({"max_restarts": -1}, ValueError, r"max_restarts must be at least 0, but it is -1"),
+        ({"max_total_restarts": -1}, ValueError, r"max_total_restarts must be at least 0"),
+        ({"worker_timeout": 0}, ValueError, r"worker_timeout must be seconds above 0"),
+        ({"worker_timeout": "x"}, TypeError, r"worker_timeout .*'x'"),
+        ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn', 'inline'"),
+        ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is 3"),
+        ({"collector_class": 3}, TypeError, r"collector_class must be callable, but it is 3"),
+        ({"postproc": 3}, TypeError, r"postproc must be callable"),
+        ({"post_collect_hook": 3}, TypeError, r"post_collect_hook must be callable"),
+        ({"reset_when_done": False}, ValueError, r"reset_when_done=False is not possible"),
+        ({"exploration_type": "random"}, TypeError, r"exploration_type must be"),
+        ({"device": "abacus"}, ValueError, r"device 'abacus' is no device"),
+        ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is no device"),
+        ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
+        ({"interruptor": print}, TypeError, r"unknown arguments: interruptor"),
+        ({"return_same_td": True}, TypeError, r"unknown arguments: return_same_td"),
+        ({"worker_idx": 1}, TypeError, r"unknown arguments: worker_idx"),
+        ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
+        (
+            {"policy_factory": Chooser, "policy": Chooser()},
+            TypeError,
+            r"policy and policy_factory can't both be given",
+        ),
+        (
+            {"policy_factory": [Chooser] * 2, "policy": Chooser()},
+            TypeError,
+            r"policy and policy_factory can't both be given",
+        ),
+    ],
+    ids=named,
+)
+@BOTH
+def test_arguments_are_checked_before_a_worker_is_started(cls, options, kind, match, monkeypatch):
+    def started(*args):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("trawl.backends.inline.InlineBackend.launch", started)
+    with pytest.raises(kind, match=match):
+        make(cls, **options)
+
+
+@pytest.mark.parametrize("how", [0, -1])
+def test_what_is_put_together_needs_buffers(how):
+    with pytest.raises(RuntimeError, match=r"cat_results=0 or -1 can't .* use_buffers=False"):
+        make(cat_results=how, use_buffers=False)
+
+
+@pytest.mark.parametrize("how", [0, -1])
+def test_batches_of_one_worker_are_not_put_together(how):
+    with pytest.raises(ValueError, match=rf"cat_results={how} is for batches of all workers"):
+        make(MultiAsyncCollector, cat_results=how)
+
+
+@BOTH
+def test_arguments_are_given_by_name(cls):
+    with pytest.raises(TypeError, match=r"at most 2 positional arguments.*got 3.*by name"):
+        cls(envs(2), None, 10)
+    with pytest.raises(TypeError, match=rf"{cls.__name__} needs the argument frames_per_batch"):
+        cls(envs(2))
+
+
+# --- Collector, elsewhere
+
+
+@pytest.mark.parametrize("backend", [None, "process", "multiprocessing"])
+@pytest.mark.parametrize(("sync", "cls"), [(None, 0), (False, 0), (True, 1)])
+def test_a_collector_may_live_in_processes(backend, sync, cls):
+    with Collector(
+        NumberedEnv,
+        by_step(),
+        num_collectors=2,
+        backend=backend,
+        sync=sync,
+        frames_per_batch=10,
+        total_frames=20,
+        backend_options=INLINE,
+    ) as collector:
+        assert type(collector) is (MultiAsyncCollector, MultiSyncCollector)[cls]
+        assert not isinstance(collector, Collector)
+        assert isinstance(collector, BaseCollector)
+        assert sum(batch.numel() for batch in collector) == 20
+
+
+def test_the_number_of_workers_is_one_or_that_of_the_list():
+    with Collector(
+        NumberedEnv, backend="process", frames_per_batch=10, backend_options=INLINE
+    ) as collector:
+        assert collector.num_workers == 1
+    with Collector(
+        envs(3), backend="process", frames_per_batch=10, backend_options=INLINE
+    ) as collector:
+        assert collector.num_workers == 3
+    with Collector(
+        create_env_fn=envs(3),
+        policy=by_step(),
+        num_collectors=3,
+        sync=True,
+        frames_per_batch=9,
+        backend_options={"cat_results": -1, **INLINE},
+    ) as collector:
+        assert collector.next().shape == (9,)
+
+
+def test_options_that_say_no_more_than_the_default_are_dropped():
+    with Collector(
+        NumberedEnv,
+        num_collectors=2,
+        frames_per_batch=10,
+        return_same_td=False,
+        interruptor=None,
+        worker_idx=None,
+        backend_options=INLINE,
+    ) as collector:
+        assert isinstance(collector, MultiCollector)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"return_same_td": True}, TypeError, r"unknown arguments: return_same_td"),
+        ({"backend_options": {"sync": True}}, ValueError, r"'sync', which is reserved"),
+        ({"backend_options": {"num_workers": 2}}, ValueError, r"'num_workers', which is reserved"),
+        ({"backend_options": {"num_collectors": 2}}, ValueError, r"reserved"),
+        ({"backend_options": {"backend_options": {}}}, ValueError, r"reserved"),
+        (
+            {"backend_options": {"frames_per_batch": 3}},
+            ValueError,
+            r"duplicate argument 'frames_per_batch'",
+        ),
+        ({"backend_options": {"policy": None}}, ValueError, r"duplicate argument 'policy'"),
+        ({"backend_options": {"nonsense": 1}}, TypeError, r"unknown arguments: nonsense"),
+        ({"num_collectors": 3}, ValueError, r"num_collectors=3 does not match .* list of 2"),
+    ],
+    ids=named,
+)
+def test_arguments_of_the_backend_are_checked(options, kind, match):
+    options = {"num_collectors": 2, "frames_per_batch": 10, **options}
+    with pytest.raises(kind, match=match):
+        Collector(envs(2), by_step(), **options)
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [((envs(2), None, 10), r"at most"), ((), r"needs the argument create_env_fn")],
+    ids=["three", "none"],
+)
+def test_arguments_by_position_are_checked(args, match):
+    with pytest.raises(TypeError, match=match):
+        Collector(*args, num_collectors=2, frames_per_batch=10)
+
+
+def test_an_argument_is_given_once():
+    with pytest.raises(ValueError, match=r"create_env_fn was given twice"):
+        Collector(envs(2), create_env_fn=envs(1), num_collectors=2, frames_per_batch=10)
+
+
+def test_an_empty_list_has_no_workers():
+    with pytest.raises(ValueError, match=r"create_env_fn must not be an empty list"):
+        Collector([], backend="process", frames_per_batch=10)
+
+
+# --- older names
+
+OLD = {
+    "MultiSyncDataCollector": MultiSyncCollector,
+    "MultiaSyncDataCollector": MultiAsyncCollector,
+    "aSyncDataCollector": AsyncCollector,
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_an_older_name_is_the_class_and_warns_once(name, monkeypatch):
+    monkeypatch.setattr(legacy, "_warned", set())
+    with pytest.warns(DeprecationWarning, match=rf"{name} is an older name of {OLD[name].__name__}"):
+        found = getattr(trawl.collectors, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert getattr(trawl.collectors, name) is OLD[name] is found
+
+
+@pytest.mark.parametrize("name", ["MultiCollector", "MultiSyncCollector", "AsyncCollector"])
+def test_the_classes_are_at_the_top(name):
+    assert getattr(trawl, name) is getattr(trawl.collectors, name)
+
+
+def test_ids_are_unique_over_workers_with_different_environments():
+    kinds = [[NumberedEnv(0, lengths=[1])] * 1, [NumberedEnv(1, lengths=[2])]]
+    with make(create_env_fn=kinds, frames_per_batch=12, total_frames=48) as collector:
+        ids = torch.cat([batch[TRAJ_IDS] for batch in collector], -1)
+    one, other = (set(row.reshape(-1).tolist()) for row in ids)
+    assert len(one) == 24
+    assert len(other) == 12
+    assert not one & other

@@ -1,0 +1,614 @@
+"""Environments in processes of their own, stepped as one batch: as SerialEnv, but side by side."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+from trawl import Collector
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.errors import WorkerDied, WorkerError
+from trawl.testing import (
+    FaultyEnv,
+    ImageEnv,
+    Ledger,
+    NestedEnv,
+    NumberedEnv,
+    RaggedEnv,
+    SelfResettingVectorEnv,
+)
+
+STEP = 2
+
+KINDS = pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv])
+
+
+@pytest.fixture
+def opened():
+    """Makes environments that are closed at the end, whatever comes."""
+    envs = []
+
+    def make(cls, *args, **kwargs):
+        envs.append(cls(*args, **kwargs))
+        return envs[-1]
+
+    yield make
+    for env in envs:
+        env.close(raise_if_closed=False)
+
+
+@pytest.fixture
+def parallel(opened):
+    """Environment ``i`` has episodes of ``2 + i`` steps."""
+
+    def make(kind=NumberedEnv, count=3, cls=ParallelEnv, **options):
+        makers = [lambda i=i: kind(i, lengths=[2 + i]) for i in range(count)]
+        return opened(cls, count, makers, **options)
+
+    return make
+
+
+def pids(env):
+    return [worker.pid for worker in env._crew._workers]
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def assert_same(first, second):
+    """Equal in keys, shapes, dtypes and values, also where these are no tensors."""
+    assert first.batch_size == second.batch_size
+    mine, other = (set(each.keys(True, True)) for each in (first, second))
+    assert mine == other
+    for key in mine:
+        left, right = first.get(key), second.get(key)
+        if isinstance(left, torch.Tensor):
+            assert left.dtype == right.dtype
+            assert torch.equal(left, right), key
+        else:
+            assert str(left) == str(right), key
+
+
+def rolled(env, steps=12):
+    torch.manual_seed(1)
+    return env.rollout(steps, break_when_any_done=False)
+
+
+# --- the same as SerialEnv
+
+
+@KINDS
+def test_it_gives_what_a_serial_environment_gives(kind, parallel):
+    env, other = parallel(kind), parallel(kind, cls=SerialEnv)
+    assert env.batch_size == other.batch_size
+    for what in ("full_observation_spec", "full_action_spec", "action_spec_unbatched"):
+        assert getattr(env, what) == getattr(other, what)
+    assert env.fixed_layout == other.fixed_layout
+    assert_same(rolled(env), rolled(other))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_equal_seeds_give_equal_data(env_id, opened):
+    frames = []
+    for cls in (ParallelEnv, SerialEnv):
+        env = opened(cls, 3, env_id)
+        assert env.set_seed(3) == SerialEnv(3, env_id).set_seed(3)
+        frames.append(rolled(env, 60))
+    assert_same(*frames)
+    assert env.set_seed(3, static_seed=True) == 3
+    assert len(env.reset()["observation"].unique(dim=0)) == 1
+
+
+def test_a_seed_for_a_reset_is_one_for_each(opened):
+    first, second = (
+        opened(cls, 2, "CartPole-v1").reset(seed=5) for cls in (ParallelEnv, SerialEnv)
+    )
+    assert_same(first, second)
+
+
+@KINDS
+def test_a_partial_reset_leaves_the_other_rows(kind, parallel):
+    env = parallel(kind)
+    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    mask = torch.tensor([[False], [True], [False]])
+    fresh = env.reset(root.copy().set("_reset", mask))
+    assert kind.numbers(fresh)[:, STEP].tolist() == [1, 0, 1]
+
+
+def test_a_step_does_not_reset_unless_it_is_to(parallel):
+    env = parallel(count=1)
+    root = env.reset()
+    for _ in range(2):
+        root = env.step(env.rand_action(root)).get("next")
+    assert root["done"].item()
+    fresh = env.reset(root.copy().set("_reset", root["done"]))
+    assert NumberedEnv.numbers(fresh)[0, :STEP].tolist() == [0, 1]
+
+
+def test_what_was_given_stays_as_it_is(parallel):
+    env = parallel()
+    first = env.step(env.rand_action(env.reset()))
+    before = first.clone()
+    env.step(env.rand_action(env.reset()))
+    assert_same(first, before)
+
+
+@KINDS
+def test_a_fake_frame_is_laid_out_as_a_real_one(kind, parallel):
+    env = parallel(kind)
+    fake, real = env.fake_tensordict(), env.step(env.rand_action(env.reset()))
+    assert set(fake.keys(True, True)) == set(real.keys(True, True))
+
+
+def test_nested_batches(opened):
+    def vector(first):
+        return SyncVectorEnv([lambda i=i: NumberedEnv(first + i, lengths=[2]) for i in range(2)])
+
+    def batches(cls):
+        return opened(cls, 3, [lambda i=i: vector(2 * i) for i in range(3)])
+
+    env, other = batches(ParallelEnv), batches(SerialEnv)
+    assert env.batch_size == (3, 2)
+    assert env.action_spec_unbatched.shape == (4,)
+    assert_same(rolled(env), rolled(other))
+
+
+def test_a_batch_of_parallel_batches(opened):
+    env = opened(ParallelEnv, 2, lambda: ParallelEnv(2, NumberedEnv))
+    other = opened(SerialEnv, 2, lambda: SerialEnv(2, NumberedEnv))
+    assert_same(rolled(env), rolled(other))
+
+
+def test_a_step_that_was_spent_on_resetting_is_known(opened):
+    def vector(length):
+        return SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[length])])
+
+    env = opened(ParallelEnv, 2, [lambda: vector(1), lambda: vector(3)])
+    root = env.reset()
+    spent = []
+    for _ in range(3):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+        spent.append(env.spent().flatten().tolist())
+    assert spent == [[False, False], [True, False], [False, False]]
+    with pytest.raises(ValueError, match="SelfResettingVectorEnv can't"):
+        Collector(env, frames_per_batch=2, max_frames_per_traj=2)
+
+
+def test_environments_that_spend_no_step_on_resetting_say_so(parallel):
+    assert parallel().spent() is None
+
+
+def test_arguments_reach_the_function_that_makes_it(opened):
+    def make(length=3):
+        return NumberedEnv(lengths=[length])
+
+    env = opened(ParallelEnv, 2, make, create_env_kwargs=[{"length": 1}, {"length": 2}])
+    assert env.step(env.rand_action(env.reset()))["next", "done"].tolist() == [[True], [False]]
+
+
+def test_arguments_of_a_reset_reach_each_environment(opened):
+    class Listening(NumberedEnv):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            return obs + options["more"], info
+
+    env = opened(ParallelEnv, 2, Listening)
+    assert env.reset(options={"more": 7})["observation"][:, STEP].tolist() == [7, 7]
+
+
+def test_actions_may_come_in_another_dtype(opened):
+    frames = []
+    for cls in (ParallelEnv, SerialEnv):
+        env = opened(cls, 2, "Pendulum-v1")
+        env.set_seed(0)
+        root = env.reset()
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            action = torch.tensor([[0.1], [0.7]], dtype=dtype)
+            root = env.step(root.set("action", action)).get("next")
+        frames.append(root)
+    assert_same(*frames)
+
+
+def test_actions_are_checked(parallel):
+    env = parallel()
+    root = env.reset()
+    with pytest.raises(KeyError, match="no action 'action'"):
+        env.step(root)
+    with pytest.raises(ValueError, match=r"shape \(3, 1\), but .* says \(3, 4\)"):
+        env.step(root.set("action", torch.ones(3, 1)))
+
+
+def test_environments_that_were_registered_here_are_known_there(opened):
+    # Before: processes come from one that is there from now on.
+    opened(ParallelEnv, 1, NumberedEnv)
+    gymnasium.register("Trawl/Parallel-v0", lambda: NumberedEnv(number=7))
+    try:
+        env = opened(ParallelEnv, 1, "Trawl/Parallel-v0")
+        assert NumberedEnv.numbers(env.reset())[0, 0] == 7
+    finally:
+        del gymnasium.registry["Trawl/Parallel-v0"]
+
+
+def test_tensordicts_may_be_put_on_a_device(parallel):
+    assert rolled(parallel(device="cpu")).device == torch.device("cpu")
+    assert parallel().reset().device is None
+
+
+def test_it_tells_what_it_is(parallel):
+    env = parallel()
+    assert repr(env) == "ParallelEnv(3 x GymEnv(NumberedEnv))"
+    assert env.name == "NumberedEnv"
+    with pytest.raises(TypeError, match="give a function that makes it"):
+        pickle.dumps(env)
+
+
+# --- arguments that are wrong
+
+
+@pytest.mark.parametrize(
+    ("count", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+)
+def test_there_is_a_positive_number_of_environments(count, error):
+    with pytest.raises(error, match="num_workers must be"):
+        ParallelEnv(count, NumberedEnv)
+
+
+def test_there_are_as_many_functions_as_environments():
+    with pytest.raises(ValueError, match="create_env_fn has 2 entries, but num_workers is 3"):
+        ParallelEnv(3, [NumberedEnv] * 2)
+    with pytest.raises(ValueError, match="create_env_kwargs has 2 entries, but num_workers is 3"):
+        ParallelEnv(3, NumberedEnv, create_env_kwargs=[{}] * 2)
+    with pytest.raises(ValueError, match="start_method must be among"):
+        ParallelEnv(3, NumberedEnv, start_method="fork")
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (ImageEnv, "full_observation_spec"),
+        (lambda: GymEnv(NumberedEnv(), categorical_action_encoding=True), "full_action_spec"),
+        (lambda: SyncVectorEnv([NumberedEnv]), "batch_size"),
+    ],
+)
+def test_environments_of_a_batch_must_be_alike(other, what):
+    with pytest.raises(ValueError, match=f"environment 1 has {what}"):
+        ParallelEnv(2, [NumberedEnv, other])
+
+
+# --- in a collector
+
+
+def batches(env, max_batches=4, **options):
+    with Collector(env, frames_per_batch=60, **options) as collector:
+        collector.set_seed(0)
+        assert collector._rollout.frames.describe()["env_path"] == "array"
+        return [collector.next() for _ in range(max_batches)]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}, {"reset_at_each_iter": True}])
+@pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv])
+def test_each_frame_is_collected_once(kind, options, parallel):
+    env = parallel(kind)
+    ledger = Ledger(
+        [kind(i, lengths=[2 + i]) for i in range(3)], options.get("max_frames_per_traj")
+    )
+    collector = Collector(env, frames_per_batch=60, total_frames=240, **options)
+    for batch in collector:
+        ledger.add(batch)
+        if options.get("reset_at_each_iter"):
+            ledger.reset()
+    collector.shutdown()
+    assert ledger.frames == 240
+
+
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 7}, {"compact_obs": True}])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_collected_data_is_that_of_a_serial_environment(env_id, options, opened):
+    mine, other = (batches(opened(cls, 2, env_id), **options) for cls in (ParallelEnv, SerialEnv))
+    for first, second in zip(mine, other, strict=True):
+        assert_same(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_policy_may_act_in_another_dtype(dtype, opened):
+    def policy(observation):
+        return observation[..., :1].to(dtype)
+
+    mine, other = (
+        batches(opened(cls, 2, "Pendulum-v1"), policy=policy) for cls in (ParallelEnv, SerialEnv)
+    )
+    assert mine[0]["action"].dtype is dtype
+    for first, second in zip(mine, other, strict=True):
+        assert_same(first, second)
+
+
+def test_steps_that_were_spent_on_resets_are_masked(opened):
+    def vector(first):
+        return SelfResettingVectorEnv(
+            [lambda i=i: NumberedEnv(first + i, lengths=[2 + i]) for i in range(2)]
+        )
+
+    def collected(cls):
+        env = opened(cls, 2, [lambda i=i: vector(2 * i) for i in range(2)])
+        return batches(env, max_batches=3)
+
+    ledger = Ledger([NumberedEnv(i, lengths=[2 + i % 2]) for i in range(4)])
+    for mine, other in zip(collected(ParallelEnv), collected(SerialEnv), strict=True):
+        assert_same(mine, other)
+        ledger.add(mine)
+    assert 100 < ledger.frames < 180
+
+
+def test_environments_without_a_layout_are_collected_too(parallel):
+    env = parallel(RaggedEnv)
+    ledger = Ledger([RaggedEnv(i, lengths=[2 + i]) for i in range(3)], limit=3)
+    with Collector(env, frames_per_batch=30, total_frames=60, max_frames_per_traj=3) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 60
+
+
+def test_environments_of_torchrl(opened):
+    torchrl_envs = pytest.importorskip("torchrl.envs")
+
+    def make():
+        return torchrl_envs.GymEnv("CartPole-v1")
+
+    env, other = opened(ParallelEnv, 2, make), opened(SerialEnv, 2, make)
+    env.set_seed(0)
+    other.set_seed(0)
+    assert_same(rolled(env, 30), rolled(other, 30))
+
+
+def test_processes_may_be_fresh_interpreters(opened):
+    env = opened(ParallelEnv, 1, NumberedEnv, start_method="spawn")
+    assert env.rollout(3).batch_size == (1, 3)
+
+
+def test_it_may_be_part_of_a_worker(opened):
+    from trawl.collectors.multi import MultiSyncCollector
+
+    def collected(cls):
+        makers = [
+            lambda i=i: cls(2, [lambda n=n: NumberedEnv(2 * i + n) for n in range(2)])
+            for i in range(2)
+        ]
+        collector = MultiSyncCollector(makers, frames_per_batch=80, total_frames=160)
+        try:
+            return [batch.clone() for batch in collector]
+        finally:
+            collector.shutdown()
+
+    ledger = Ledger([NumberedEnv(i) for i in range(4)])
+    for batch in collected(ParallelEnv):
+        ledger.add(batch)
+    assert ledger.frames == 160
+
+
+def test_it_is_not_built_anew(parallel):
+    env = parallel()
+    with pytest.raises(ValueError, match="can't build the processes of a ParallelEnv anew"):
+        Collector(lambda: env, frames_per_batch=3, on_env_error="restart")
+
+
+# --- what goes wrong
+
+
+def test_an_error_while_an_environment_is_made_comes_back():
+    def fail():
+        raise OSError("no display")
+
+    with pytest.raises(OSError, match="in environment 1: OSError: no display") as raised:
+        ParallelEnv(2, [NumberedEnv, fail])
+    assert isinstance(raised.value, WorkerError)
+
+
+@pytest.mark.parametrize("kind", ["array", "messages"])
+def test_an_error_in_a_step_comes_back_and_the_rest_goes_on(kind, opened):
+    class Unfit(FaultyEnv):
+        def __init__(self):
+            super().__init__(1, ZeroDivisionError("by me"))
+            if kind == "messages":
+                self.observation_space = RaggedEnv().observation_space
+
+        def _observe(self):
+            obs = super()._observe()
+            extra = {"text": "0", "taken": (), "graph": RaggedEnv().reset()[0]["graph"]}
+            return {"observation": obs, **extra} if kind == "messages" else obs
+
+    env = opened(ParallelEnv, 2, [NumberedEnv if kind == "array" else RaggedEnv, Unfit])
+    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    with pytest.raises(ZeroDivisionError, match="in environment 1: ZeroDivisionError: by me"):
+        env.step(env.rand_action(root))
+    fresh = env.reset()
+    assert fresh["observation"][:, STEP].tolist() == [0, 0]
+    assert fresh["observation"][0, 3] == 2
+
+
+def test_an_error_in_a_reset_comes_back(opened):
+    class Once(NumberedEnv):
+        def reset(self, **kwargs):
+            if self._episode == 0:
+                raise ZeroDivisionError("by me")
+            return super().reset(**kwargs)
+
+    env = opened(ParallelEnv, 2, [NumberedEnv, lambda: Once(lengths=[2])])
+    with pytest.raises(ZeroDivisionError, match="while resetting GymEnv"):
+        env.rollout(3, break_when_any_done=False)
+
+
+def test_an_observation_of_another_shape_is_refused(opened):
+    env = opened(ParallelEnv, 2, lambda: FaultyEnv(1, "shape"))
+    with pytest.raises(ValueError, match=r"has shape \(4,\), but"):
+        env.rollout(3)
+
+
+def test_an_error_comes_through_a_collector(opened):
+    env = opened(ParallelEnv, 2, [NumberedEnv, lambda: FaultyEnv(3, ZeroDivisionError("by me"))])
+    with (
+        Collector(env, frames_per_batch=20) as collector,
+        pytest.raises(ZeroDivisionError, match="in environment 1"),
+    ):
+        next(iter(collector))
+
+
+@pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
+def test_a_death_is_noticed(kind, opened):
+    class Mortal(kind):
+        def step(self, action):
+            if len(self.actions) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(action)
+
+    env = opened(ParallelEnv, 2, [lambda: kind(lengths=[9]), lambda: Mortal(1, lengths=[9])])
+    with pytest.raises(WorkerDied, match="environment 1: its process was killed by SIGKILL"):
+        env.rollout(5)
+    # And it is not forgotten.
+    with pytest.raises(WorkerDied, match="environment 1"):
+        env.reset()
+
+
+def test_a_death_between_steps_is_noticed(parallel):
+    env = parallel()
+    root = env.rand_action(env.reset())
+    os.kill(pids(env)[2], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="environment 2"):
+        env.step(root)
+
+
+def test_an_exit_is_a_death(opened):
+    class Leaving(NumberedEnv):
+        def step(self, action):
+            os._exit(3)
+
+    env = opened(ParallelEnv, 1, Leaving)
+    with pytest.raises(WorkerDied, match="environment 0: its process exited with status 3"):
+        env.rollout(5)
+
+
+def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
+    """Ctrl-C, when one process was told to step, and the others were not yet."""
+    env = parallel()
+    root = env.rand_action(env.reset())
+    write, crew = os.write, env._crew
+
+    def interrupted(descriptor, data):
+        if descriptor == crew._bells[1]:
+            raise KeyboardInterrupt
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(root)
+    monkeypatch.undo()
+    frame = env.step(root)
+    assert NumberedEnv.numbers(frame["next"])[:, STEP].tolist() == [2, 2, 2]
+
+
+# --- the end
+
+
+def test_closing_closes_every_environment(opened, tmp_path):
+    class Closing(NumberedEnv):
+        def close(self):
+            (tmp_path / str(self.number)).touch()
+
+    env = opened(ParallelEnv, 2, [lambda i=i: Closing(i) for i in range(2)])
+    processes = pids(env)
+    env.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+    assert all(map(gone, processes))
+    env.close(raise_if_closed=False)
+    with pytest.raises(RuntimeError, match="closed already"):
+        env.close()
+    with pytest.raises(RuntimeError, match="closed already"):
+        env.reset()
+
+
+def test_what_goes_wrong_while_it_is_closed_is_told(opened):
+    class Closing(NumberedEnv):
+        def close(self):
+            raise OSError("stuck")
+
+    env = opened(ParallelEnv, 2, Closing)
+    with pytest.raises(OSError, match=r"in environment \d: OSError: stuck"):
+        env.close()
+
+
+def test_what_is_not_closed_ends_with_its_last_reference():
+    env = ParallelEnv(2, "CartPole-v1")
+    processes, known = pids(env), weakref.ref(env)
+    before = len(os.listdir("/proc/self/fd"))
+    del env
+    gc.collect()
+    assert known() is None
+    assert all(map(gone, processes))
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_no_descriptor_is_left():
+    ParallelEnv(2, NumberedEnv).close()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        env = ParallelEnv(2, NumberedEnv)
+        env.rollout(3)
+        env.close()
+        del env
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)", "raise SystemExit"])
+def test_nothing_is_left_when_its_process_ends(end):
+    program = f"""
+        import os
+        from trawl.envs import ParallelEnv
+        env = ParallelEnv(2, "CartPole-v1")
+        env.rollout(3)
+        print(*[worker.pid for worker in env._crew._workers], flush=True)
+        {end}
+    """
+    # The pipe of its standard output ends when the last process that has it is gone.
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, check=False
+    ).stdout
+    processes = told.split()
+    assert len(processes) == 2
+    assert all(gone(int(pid)) for pid in processes)
+
+
+def test_an_environment_may_keep_its_action(opened):
+    class Keeping(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+        action_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+        kept = np.zeros(1, np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            return self.kept, {}
+
+        def step(self, action):
+            before, self.kept = self.kept, action
+            return before, 0.0, False, False, {}
+
+    env = opened(ParallelEnv, 1, Keeping)
+    root = env.reset()
+    seen = []
+    for value in (1.0, 2.0, 3.0):
+        root = env.step(root.set("action", torch.full((1, 1), value))).get("next")
+        seen.append(root["observation"].item())
+    assert seen == [0.0, 1.0, 2.0]

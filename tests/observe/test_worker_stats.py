@@ -1,0 +1,90 @@
+"""What a collector with workers tells of each of them, without asking it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from trawl import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from trawl.testing import FaultyEnv, NumberedEnv
+
+OPTIONS = {"num_workers": 2, "frames_per_batch": 20, "total_frames": 200}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_frames_of_workers_are_those_delivered(sync):
+    with MultiCollector(NumberedEnv, sync=sync, **OPTIONS) as collector:
+        for count, _ in enumerate(collector, 1):
+            facts = collector.stats("both")
+            own = [facts[f"worker_{index}/frames"] for index in range(2)]
+            batches = [facts[f"worker_{index}/batches"] for index in range(2)]
+            assert sum(own) == facts["frames"] == 20 * count
+            assert batches == [count, count] if sync else sum(batches) == count
+    assert [facts[f"worker_{index}/alive"] for index in range(2)] == [True, True]
+    assert [facts[f"worker_{index}/restarts"] for index in range(2)] == [0, 0]
+    after = collector.stats("per_worker")
+    assert sum(after[f"worker_{index}/frames"] for index in range(2)) == 200
+    assert not after["worker_0/alive"]
+    assert "frames" not in after
+
+
+class Slow(NumberedEnv):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def test_workers_are_not_waited_for():
+    with MultiAsyncCollector(Slow, **OPTIONS) as collector:
+        collector.next()
+        began = time.perf_counter()
+        for _ in range(10):
+            assert collector.stats("both")["workers_alive"] == 2
+        # A batch takes 0.4 s.
+        assert time.perf_counter() - began < 0.3
+
+
+@pytest.mark.filterwarnings("ignore:worker 1 was killed:RuntimeWarning")
+def test_the_count_goes_on_when_another_takes_the_place():
+    with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
+        collector.next()
+        os.kill(collector._fleet.members[1].worker.pid, signal.SIGKILL)
+        for _ in collector:
+            pass
+        facts = collector.stats("both")
+    assert [facts[f"worker_{index}/frames"] for index in range(2)] == [100, 100]
+    assert [facts[f"worker_{index}/restarts"] for index in range(2)] == [0, 1]
+    assert facts["restarts"] == 1
+
+
+def fails_at_7():
+    return FaultyEnv(at=7, fault=ZeroDivisionError("what a step"))
+
+
+def test_environments_that_were_built_anew_are_counted_over_all_workers(monkeypatch):
+    monkeypatch.setenv("RL_WARNINGS", "0")
+    options = OPTIONS | {"on_env_error": "restart", "total_frames": -1}
+    with MultiSyncCollector(fails_at_7, **options) as collector:
+        assert collector.stats()["env_restarts"] == 0
+        for _ in range(3):
+            collector.next()
+        before = collector.stats("both")
+        os.kill(collector._fleet.members[1].worker.pid, signal.SIGKILL)
+        collector.next()
+        collector.next()
+        after = collector.stats("both")
+    assert before["worker_1/env_restarts"] >= 3
+    assert before["env_restarts"] == sum(before[f"worker_{i}/env_restarts"] for i in range(2))
+    assert after["worker_1/env_restarts"] > before["worker_1/env_restarts"]
+    assert after["env_restarts"] == sum(after[f"worker_{i}/env_restarts"] for i in range(2))
+
+
+def test_there_are_three_views():
+    with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
+        collector.next()
+        whole, each, both = (collector.stats(name) for name in ("aggregate", "per_worker", "both"))
+        assert set(whole) | set(each) == set(both)
+        assert set(whole) & set(each) == {"workers", "workers_alive"}
+        with pytest.raises(ValueError, match="workers must be one of aggregate, per_worker, both"):
+            collector.stats("all")
