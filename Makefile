@@ -19,14 +19,14 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help demo test check format docs bench clean
+.PHONY: help demo test check format docs bench chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns
+demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns (ARGS="--workers 2")
 	@rm -rf runs/demo
-	$(BIN)/trawl collect Pendulum-v1 --frames 10000 --out runs/demo
+	$(BIN)/trawl collect Pendulum-v1 --frames 10000 --out runs/demo $(ARGS)
 	$(BIN)/trawl show runs/demo --plot runs/demo/returns.png
 	@echo "The plot: runs/demo/returns.png"
 
@@ -47,6 +47,9 @@ docs: $(VENV)/.dev ## build the documentation into site/
 
 bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
+
+chaos: $(VENV)/.dev ## kill workers at random for two minutes, and check every frame
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py $(ARGS)
 
 clean: ## remove what was built (not .venv, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -7,6 +7,7 @@ run ahead, poll, or keep a core busy while they wait cost the others nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import socket
 import subprocess
@@ -60,6 +61,7 @@ class Host:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "multi.host", str(theirs.fileno())],
                 cwd=BENCHMARKS,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -134,9 +136,6 @@ class Host:
 
 def serve(connection: Connection) -> None:
     """Make the contestant that is asked for, and give it turns until nobody asks any more."""
-    import torch
-
-    torch.set_num_threads(1)
     contestant: Contestant | None = None
     with contextlib.suppress(EOFError):
         while True:

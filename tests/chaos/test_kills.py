@@ -432,8 +432,9 @@ def test_killed_after_a_hook_was_set(tmp_path: Path, sync: bool) -> None:
 # --- the process that workers come from
 
 
-@SYNC
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("sync", "method"), [(True, "forkserver"), (False, "forkserver"), (True, "spawn")]
+)
 def test_the_process_that_workers_come_from_is_killed(
     tmp_path: Path, sync: bool, method: str
 ) -> None:

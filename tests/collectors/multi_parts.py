@@ -72,6 +72,13 @@ def drained(collector: Any, book: Ledger) -> list[TensorDictBase]:
     return found
 
 
+def run(collector: Any, batches: int = 10) -> None:
+    """Collects some batches, and closes the collector."""
+    with collector:
+        for _ in range(batches):
+            collector.next()
+
+
 class Chooser(nn.Module):
     """A policy for ``NumberedEnv`` with one weight: the number of the action."""
 

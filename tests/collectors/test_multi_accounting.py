@@ -102,25 +102,19 @@ def test_workers_may_have_different_shares(frames, lanes, total):
 
 
 def test_frames_that_workers_cannot_share_are_rounded_up():
-    with (
-        pytest.warns(
-            UserWarning,
-            match=r"frames_per_batch=21 .* 2 workers: each will collect 11 frames, 22 in all",
-        ),
-        make(frames_per_batch=21) as collector,
-    ):
+    match = r"frames_per_batch=21 .* 2 workers: each will collect 11 frames, 22 in all"
+    with pytest.warns(UserWarning, match=match):
+        collector = make(frames_per_batch=21)
+    with collector:
         assert collector.next().shape == (2, 11)
         assert collector.requested_frames_per_batch == 22
 
 
 def test_frames_that_environments_cannot_share_are_rounded_up():
-    with (
-        pytest.warns(
-            UserWarning,
-            match=r"20 frames of worker 0 .* 3 environments: it will collect 21 at a time, 7 of",
-        ) as caught,
-        make(lanes=3, frames_per_batch=40) as collector,
-    ):
+    match = r"20 frames of worker 0 .* 3 environments: it will collect 21 at a time, 7 of"
+    with pytest.warns(UserWarning, match=match) as caught:
+        collector = make(lanes=3, frames_per_batch=40)
+    with collector:
         assert collector.next().shape == (2, 3, 7)
         assert collector.requested_frames_per_batch == 42
     assert len(caught) == 1
@@ -219,11 +213,8 @@ def test_the_first_frames_are_random(cls):
 
 
 def test_random_frames_are_whole_batches():
-    with (
-        pytest.warns(UserWarning, match=r"init_random_frames=15 .* 20 frames will be random"),
-        make(init_random_frames=15) as collector,
-    ):
-        collector.next()
+    with pytest.warns(UserWarning, match=r"init_random_frames=15 .* 20 frames will be random"):
+        make(init_random_frames=15).shutdown()
 
 
 # --- steps that environments spend on resetting

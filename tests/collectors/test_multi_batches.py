@@ -319,7 +319,9 @@ def test_without_buffers_batches_have_memory_of_their_own(cls):
 # --- which class
 
 
-@pytest.mark.parametrize(("sync", "cls"), [(True, MultiSyncCollector), (False, MultiAsyncCollector)])
+@pytest.mark.parametrize(
+    ("sync", "cls"), [(True, MultiSyncCollector), (False, MultiAsyncCollector)]
+)
 def test_sync_says_which_class(sync, cls):
     with MultiCollector(
         envs(2), by_step(), sync=sync, frames_per_batch=10, start_method="inline"

@@ -1,5 +1,8 @@
 """What a collector with workers does wherever these live: one list for every start method."""
 
+import subprocess
+import sys
+
 import cloudpickle
 import pytest
 import torch
@@ -13,6 +16,7 @@ from multi_parts import (
     envs,
     ledger,
     make,
+    run,
     same,
     together,
     worker_of,
@@ -41,9 +45,7 @@ def cls(request):
 @pytest.mark.parametrize("lanes", [None, 2])
 def test_each_frame_comes_once_and_in_order(cls, method, lanes):
     book = ledger(2, lanes)
-    collector = make(
-        cls, lanes=lanes, frames_per_batch=12, total_frames=72, start_method=method
-    )
+    collector = make(cls, lanes=lanes, frames_per_batch=12, total_frames=72, start_method=method)
     found = drained(collector, book)
     assert book.frames == 72
     assert len(found) == 6
@@ -315,9 +317,8 @@ def test_background_collection_keeps_the_budget(cls, method):
 def test_an_error_keeps_its_type_and_says_where_it_was(cls, method, at):
     sources = [*envs(1), lambda: FaultyEnv(at, KeyError("no fuel"), number=1, lengths=[3])]
     collector = make(cls, create_env_fn=sources, start_method=method)
-    with pytest.raises(KeyError, match="no fuel") as caught, collector:
-        for _ in range(10):
-            collector.next()
+    with pytest.raises(KeyError, match="no fuel") as caught:
+        run(collector)
     error = caught.value
     assert isinstance(error, WorkerError)
     assert isinstance(error.original, KeyError)
@@ -336,3 +337,58 @@ def test_an_error_in_a_factory_comes_from_the_constructor(cls, method):
     assert isinstance(caught.value, WorkerError)
     assert "in worker 1" in str(caught.value)
     assert "in broken" in str(caught.value)
+
+
+# --- programs
+
+PROGRAM = """
+import sys
+
+from trawl.collectors import MultiSyncCollector
+from trawl.testing import Ledger, NumberedEnv
+
+
+class Mine(NumberedEnv):
+    pass
+
+
+def make(number):
+    return lambda: Mine(number, lengths=[3])
+
+
+def policy(observation):
+    import torch
+
+    return torch.eye(4, dtype=torch.int64)[NAMES["right"]]
+
+
+NAMES = {"right": 2}
+
+if __name__ == "__main__":
+    ledger = Ledger([NumberedEnv(i, lengths=[3]) for i in range(2)])
+    with MultiSyncCollector(
+        [make(0), make(1)],
+        policy,
+        frames_per_batch=20,
+        total_frames=60,
+        start_method=sys.argv[1],
+    ) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 60
+    assert batch["action"].argmax(-1).unique().tolist() == [2]
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver"])
+def test_what_a_program_defines_itself_reaches_its_workers(start_method, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "program.py", start_method],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (ran.stdout, ran.stderr) == ("done\n", "")

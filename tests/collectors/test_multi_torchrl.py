@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,8 +142,8 @@ def test_batches_go_into_torchrls_buffers(cls, method):
 
 
 CASES = {
-    "MultiSyncCollector": (plain, {"cat_results": "stack", "max_frames_per_traj": 9}),
-    "MultiAsyncCollector": (serial, {}),
+    "MultiSyncCollector": ([plain] * 2, {"cat_results": "stack", "max_frames_per_traj": 9}),
+    "MultiAsyncCollector": ([serial], {}),
 }
 # Ends its workers by itself: TorchRL's shutdown may wait for ever for what they left in queues.
 SCRIPT = """
@@ -166,9 +165,9 @@ if __name__ == "__main__":
 
 def facts(module, name, **more):
     """A collector, and the look of its batches."""
-    make_env, options = CASES[name]
+    sources, options = CASES[name]
     collector = getattr(module, name)(
-        [partial(make_env)] * 2,
+        sources,
         actor(),
         frames_per_batch=60,
         total_frames=120,
@@ -187,7 +186,7 @@ def theirs(tmp_path_factory):
     subprocess.run(
         [sys.executable, folder / "look.py", folder / "found"],
         check=True,
-        timeout=100,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -195,6 +194,7 @@ def theirs(tmp_path_factory):
     return pickle.loads((folder / "found").read_bytes())
 
 
+@pytest.mark.timeout(300)  # TorchRL's workers import all of it, one after the other
 @pytest.mark.parametrize("name", CASES)
 def test_batches_look_as_torchrls(name, theirs):
     with warnings.catch_warnings():

@@ -164,20 +164,26 @@ def test_there_may_be_no_weights_to_take(cls, policy):
 
 @pytest.mark.parametrize("weights", [{"chance": torch.ones(())}, {"choice": torch.ones(2)}])
 def test_weights_that_do_not_fit_what_a_worker_made_are_told_of(weights):
-    with make(policy_factory=Chooser) as collector:
-        # Which names there are, only the worker knows.
-        with pytest.raises((KeyError, ValueError), match="in worker 0") as caught:
-            collector.update_policy_weights_(weights)
-            collector.next()
-        assert isinstance(caught.value, WorkerError)
+    # Which names there are, only the worker knows.
+    with pytest.raises((KeyError, ValueError), match="in worker 0") as caught:
+        given(make(policy_factory=Chooser), weights)
+    assert isinstance(caught.value, WorkerError)
 
 
-def test_weights_of_a_policy_without_any_are_told_of():
-    with make(policy=lambda observation: torch.eye(4)[0]) as collector:
-        with pytest.raises(TypeError, match="has no weights to update") as caught:
+def given(collector, weights):
+    """Gives weights to workers, and collects with them."""
+    with collector:
+        collector.update_policy_weights_(weights)
+        collector.next()
+
+
+@BOTH
+@pytest.mark.parametrize("policy", [None, lambda observation: torch.eye(4)[0]])
+def test_a_policy_may_have_no_weights(cls, policy):
+    with make(cls, policy=policy) as collector:
+        with pytest.raises(TypeError, match=r"has no weights to update"):
             collector.update_policy_weights_(Chooser())
-            collector.next()
-        assert isinstance(caught.value, WorkerError)
+        assert collector.next() is not None
 
 
 def test_a_closed_collector_takes_no_weights():

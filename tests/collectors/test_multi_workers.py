@@ -71,9 +71,7 @@ def test_arguments_of_environments_may_be_the_same(cls):
 @BOTH
 def test_arguments_of_environments_may_be_the_workers_own(cls):
     kwargs = [{"number": 3, "lengths": [2]}, {"number": 8, "lengths": [4]}]
-    with make(
-        cls, create_env_fn=NumberedEnv, num_workers=2, create_env_kwargs=kwargs
-    ) as collector:
+    with make(cls, create_env_fn=NumberedEnv, num_workers=2, create_env_kwargs=kwargs) as collector:
         found = by_worker(collector)
         assert collector.create_env_kwargs == tuple(kwargs)
     assert [worker_of(row) for row in found] == [3, 8]
@@ -215,7 +213,11 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
 @pytest.mark.parametrize(
     ("options", "kind", "match"),
     [
-        ({"num_workers": 3}, ValueError, r"num_workers=3 does not match create_env_fn, a list of 2"),
+        (
+            {"num_workers": 3},
+            ValueError,
+            r"num_workers=3 does not match create_env_fn, a list of 2",
+        ),
         ({"num_workers": 0}, ValueError, r"num_workers must be at least 1, but it is 0"),
         ({"num_workers": True}, TypeError, r"num_workers must be an integer"),
         ({"num_workers": "two"}, TypeError, r"num_workers must be an integer.*'two'"),
@@ -406,7 +408,9 @@ OLD = {
 @pytest.mark.parametrize("name", OLD)
 def test_an_older_name_is_the_class_and_warns_once(name, monkeypatch):
     monkeypatch.setattr(legacy, "_warned", set())
-    with pytest.warns(DeprecationWarning, match=rf"{name} is an older name of {OLD[name].__name__}"):
+    with pytest.warns(
+        DeprecationWarning, match=rf"{name} is an older name of {OLD[name].__name__}"
+    ):
         found = getattr(trawl.collectors, name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -43,6 +43,7 @@ import trawl
 from trawl.cli import main
 from trawl.cli.arguments import Collect, Show
 from trawl.collectors.config import CollectorConfig
+from trawl.collectors.multi_config import MultiConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -249,10 +250,20 @@ def test_all_options_are_explained() -> None:
     assert not missing
 
 
+def test_all_options_of_workers_are_explained() -> None:
+    guide = (ROOT / "docs" / "many-processes.md").read_text(encoding="utf-8")
+    known = {each.name for each in fields(CollectorConfig)}
+    new = {each.name for each in fields(MultiConfig)} - known
+    assert new
+    assert [name for name in new if f"`{name}" not in guide.partition("## All options")[2]] == []
+
+
 @pytest.mark.parametrize("command", [Collect, Show])
 def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {each.name for each in fields(command)} - {"env", "directory"}
+    # `async` is a word of Python's own.
+    names = {"async" if name == "asynchronous" else name for name in names}
     missing = [name for name in names if f"`--{name.replace('_', '-')}`" not in page]
     assert not missing
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ppo.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FRAMES = 20_480  # 20 batches
 
 
 @pytest.fixture
-def ppo() -> Iterator[Any]:
+def ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    spec = importlib.util.spec_from_file_location("example_ppo", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["example_ppo"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["example_ppo"]
+    # On the path, so that workers find it as well.
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield importlib.import_module("ppo")
+    del sys.modules["ppo"]
     torch.set_num_threads(threads)
     torch.set_rng_state(state)
 
@@ -38,6 +35,18 @@ def test_ppo_learns(ppo: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert result.mean_return > 90
     assert not result.solved
     assert "frames  20,480" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_ppo_learns_with_workers(ppo: Any) -> None:
+    result = ppo.main(ppo.Config(total_frames=FRAMES, workers=2))
+    assert result.frames == FRAMES
+    assert result.episodes > 100
+    assert result.mean_return > 90
+
+
+def test_ppo_shares_its_environments_out_evenly(ppo: Any) -> None:
+    with pytest.raises(ValueError, match="16 environments can't be shared by 3"):
+        ppo.main(ppo.Config(workers=3))
 
 
 def test_ppo_needs_its_optimiser(ppo: Any) -> None:

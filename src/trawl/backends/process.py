@@ -44,13 +44,13 @@ class ProcessBackend(Backend):
     isolated = True
 
     def __init__(self, start_method: str = "forkserver") -> None:
+        self._living: set[ProcessWorker] = set()
         if start_method not in START_METHODS:
             raise ValueError(
                 f"start_method={start_method!r} is not one of {', '.join(map(repr, START_METHODS))}"
             )
         self._method = start_method
         self._selector = selectors.EpollSelector()
-        self._living: set[ProcessWorker] = set()
         # They stay here if an exception comes out of the wait for more.
         self._events: list[Event] = []
         self._closed = False
@@ -95,6 +95,11 @@ class ProcessBackend(Backend):
         events, self._events = self._events, []
         return events
 
+    def __del__(self) -> None:
+        # A worker ends by itself once nobody is there any more.
+        for worker in self._living:
+            worker.wire.close()
+
     def fileno(self) -> int:
         """A descriptor that is readable while :meth:`wait` would return at once."""
         return self._selector.fileno()
@@ -131,9 +136,9 @@ class ProcessBackend(Backend):
             # It means nothing here. Others' messages are not to be lost by that.
             self._events.append(Failed(worker, Failure.of(error)))
             worker.kill()
-        else:
-            kind = Failed if verb == "failed" else Message
-            self._events.append(kind(worker, content))
+            return False
+        kind = Failed if verb == "failed" else Message
+        self._events.append(kind(worker, content))
         return True
 
     def _bury(self, worker: ProcessWorker) -> None:
@@ -193,7 +198,8 @@ class ProcessWorker(Worker):
         self.told_to_stop = False
         self._board = np.frombuffer(board.buffer, dtype=np.int64)
         self._source = source
-        self._watch_room = watch_room
+        # Not to keep the backend: one that is dropped lets go of its workers at once.
+        self._watch_room = weakref.WeakMethod(watch_room)
         self._buried = False
         self._owner = os.getpid()
 
@@ -230,8 +236,8 @@ class ProcessWorker(Worker):
             return
         with contextlib.suppress(Closed):
             self.wire.post(content, fds)
-            if self.wire.full:
-                self._watch_room(self)
+            if self.wire.full and (watch := self._watch_room()) is not None:
+                watch(self)
 
     def flush(self) -> bool:
         """Sends what there was no room for; tells whether that was all."""
@@ -341,13 +347,19 @@ class _ServerHandle:
             self._number += 1
             number = self._number
             self._control.send((number, verb, pid), fds)
+            strays = []
             while True:
                 (answered, answer), received = self._control.receive()
                 if answered == number:
-                    return answer, received
-                # An answer that an interrupted caller did not wait for.
-                for fd in received:
-                    os.close(fd)
+                    break
+                # An answer that an interrupted caller did not wait for; it may be a worker.
+                for handle in received:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    os.close(handle)
+                    strays.append(answer)
+            for stray in strays:
+                self._ask("reap", stray)
+            return answer, received
 
 
 def _forget_lock() -> None:

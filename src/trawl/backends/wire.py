@@ -7,7 +7,6 @@ the descriptor is sent.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import socket
@@ -134,6 +133,9 @@ class Wire:
             _close_all(self._kept.popleft()[1])
         self._socket.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def _put(self, packet: _Packet, flags: int) -> None:
         data, fds = packet
         attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
@@ -152,11 +154,18 @@ class Wire:
         while True:
             # That the other side ended without having read all is told once, and before what it
             # had sent.
-            with contextlib.suppress(ConnectionResetError):
+            try:
                 data, attached, _, _ = self._socket.recvmsg(
                     _HEADER.size + _MOST_INLINE, _ROOM, flags
                 )
                 break
+            except ConnectionResetError:
+                continue
+            except OSError as error:
+                # Garbage that is collected has its sockets closed first of all.
+                if self._socket.fileno() < 0:
+                    raise Closed from error
+                raise
         for _, _, packed in attached:
             numbers = array("i")
             numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])

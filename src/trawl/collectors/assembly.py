@@ -81,6 +81,7 @@ class Assembly:
         whole: whether all workers write into one block, so that nothing is to be put together.
         recycle: whether memory is used again.
         after: whether versions are written under ``"next"`` too.
+        masked: whether batches may be incomplete; where they keep their shape, all have a mask.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Assembly:
         whole: bool,
         recycle: bool = True,
         after: bool = True,
+        masked: bool = False,
     ) -> None:
         self._after = after
+        self._masked = masked
         self.how = how
         self.hidden = ready[0].hidden
         self._ready = list(ready)
@@ -160,7 +163,7 @@ class Assembly:
         if self._whole is not None and lease is not None and not any(p.apart for p in parts):
             batch: TensorDictBase = as_batch(lease, self.hidden, None)
             return self._stamped_all(batch, parts)
-        if full:
+        if full and not self._masked:
             return self._joined({part.index: self.one(part) for part in parts})
         return self._incomplete(parts)
 

@@ -29,6 +29,7 @@ from trawl.collectors.worker import (
     Call,
     Collect,
     Done,
+    Drop,
     Program,
     Ready,
     Reply,
@@ -250,6 +251,7 @@ class Fleet:
             name = self._gone.popleft()
             for member in self.members:
                 if name in member.known and member.worker is not None:
+                    member.worker.send(Drop(name))
                     member.worker.forget(name)
                 member.known.discard(name)
 
@@ -348,11 +350,6 @@ class Fleet:
         """Waits until all orders were carried out."""
         self._pump_until(lambda: not any(member.orders for member in self.members))
 
-    def look(self) -> None:
-        """Takes in what has happened, without waiting."""
-        if any(member.worker is not None for member in self.members):
-            self._pump(0)
-
     def _pump_until(self, reached: Callable[[], bool]) -> None:
         while not reached():
             self._pump(None)
@@ -375,7 +372,8 @@ class Fleet:
         limit = self._patience()
         if timeout is not None:
             limit = timeout if limit is None else min(limit, timeout)
-        self._events.extend(self.backend.wait(limit))
+        # If it was this process that did not listen, what workers said is there by now.
+        self._events.extend(self.backend.wait(limit) or self.backend.wait(0))
         now = time.monotonic()
         for event in self._events:
             self.members[event.worker.index].heard = now
@@ -462,13 +460,3 @@ class Fleet:
             "what it was collecting is collected again",
             RuntimeWarning,
         )
-
-
-def everyone(fleet: Fleet, *call: Any) -> dict[int, tuple[Any, ...]]:
-    """The same call for all workers."""
-    return dict.fromkeys(range(len(fleet.members)), call)
-
-
-def in_order(results: dict[int, Any]) -> list[Any]:
-    """Results by worker, as a list."""
-    return [results[index] for index in sorted(results)]

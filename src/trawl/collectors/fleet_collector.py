@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 import cloudpickle
 import torch
@@ -27,6 +28,7 @@ from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
 from trawl.collectors.weights import check_weights, chosen_weights, plain_weights
+from trawl.envs.registry import parent_registry
 from trawl.envs.seeding import check_seed, derive
 from trawl.errors import WorkerError
 
@@ -70,7 +72,8 @@ class FleetCollector(BaseCollector):
         self._own = PerWorker(self.num_workers, policy, options)
         config = MultiConfig(**options)
         factory = self._own.shown.get("policy_factory", config.policy_factory)
-        if policy is not None and factory is not None:
+        factories = factory if isinstance(factory, tuple) else [factory]
+        if policy is not None and any(one is not None for one in factories):
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
         vars(self).update(self._own.shown)
@@ -81,11 +84,11 @@ class FleetCollector(BaseCollector):
         self._weights: list[bytes | None] = [None] * self.num_workers
         self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[int | None] = [None] * self.num_workers
-        self._registry = worker.parent_registry()
+        self._registry = parent_registry()
         self._frames_asked = self._frames_of_workers()
         self._backend = self._new_backend()
         limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
-        self._fleet = Fleet(self._backend, self.num_workers, self._program, limits)
+        self._fleet = Fleet(self._backend, self.num_workers, _weak(self._program), limits)
         try:
             self._prepare()
         except BaseException:
@@ -137,6 +140,7 @@ class FleetCollector(BaseCollector):
             whole=whole,
             recycle=config.use_buffers is not False,
             after=not config.compact_obs,
+            masked=not whole and self.sync,
         )
         frames = [one.lanes * one.steps for one in ready]
         self._warn_of_rounding(ready, frames)
@@ -278,7 +282,7 @@ class FleetCollector(BaseCollector):
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
         """What a function gives with each worker's collector."""
-        self._check_open("this")
+        self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
             results = self._fleet.call(
                 dict.fromkeys(range(self.num_workers), (function, *arguments))
@@ -286,7 +290,7 @@ class FleetCollector(BaseCollector):
         return [results[index] for index in range(self.num_workers)]
 
     def _one(self, index: int, function: Any, *arguments: Any) -> Any:
-        self._check_open("this")
+        self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
             return self._fleet.call({index: (function, *arguments)})[index]
 
@@ -410,6 +414,9 @@ class FleetCollector(BaseCollector):
             new = own
         elif isinstance(own, nn.Module):
             check_weights(own, new)
+        elif own is not None or not self._own.makes_policy(self.config, index):
+            kind = "RandomPolicy" if own is None else type(own).__name__
+            raise TypeError(f"policy {kind} has no weights to update")
         data: bytes = cloudpickle.dumps(plain_weights(new))
         return data
 
@@ -690,6 +697,19 @@ class FleetCollector(BaseCollector):
             f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
             f"total_frames={self.config.total_frames})"
         )
+
+
+def _weak(program: Callable[[Member], worker.Program]) -> Callable[[Member], worker.Program]:
+    """The same method, of a collector that is not kept by it: its workers end with it."""
+    method = WeakMethod(program)
+
+    def weak_program(member: Member) -> worker.Program:
+        alive = method()
+        if alive is None:
+            raise ReferenceError("the collector of this fleet is gone")
+        return alive(member)
+
+    return weak_program
 
 
 def _packed(policy: Any, index: int) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from typing_extensions import override
 
 from trawl.backends.base import Backend
@@ -15,6 +14,7 @@ from trawl.collectors.config import warn
 from trawl.collectors.dispatch import full_signature
 from trawl.collectors.fleet_collector import FleetCollector
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.threads import give_threads_back, take_threads
 
 
 class MultiCollector(FleetCollector):
@@ -61,7 +61,6 @@ class MultiCollector(FleetCollector):
     ) -> None:
         if sync not in (None, self.sync):
             raise ValueError(f"{type(self).__name__} has sync={self.sync}, but it is {sync!r}")
-        self._threads_before: int | None = None
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
@@ -76,15 +75,13 @@ class MultiCollector(FleetCollector):
     @override
     def _prepare(self) -> None:
         if self._backend.isolated:
-            self._threads_before = before = torch.get_num_threads()
-            torch.set_num_threads(self.config.num_threads or max(1, before - self.num_workers))
+            take_threads(self, self.num_workers, self.config.num_threads)
         super()._prepare()
 
     @override
     def _close(self, close_env: bool) -> None:
         super()._close(close_env)
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
+        give_threads_back(self)
 
 
 class MultiSyncCollector(MultiCollector):

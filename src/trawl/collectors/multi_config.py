@@ -196,6 +196,10 @@ class PerWorker:
         """The options of a worker that were given in lists."""
         return {name: values[index] for name, values in self._own.items()}
 
+    def makes_policy(self, config: MultiConfig, index: int) -> bool:
+        """Whether a worker makes its policy itself."""
+        return self.of(index).get("policy_factory", config.policy_factory) is not None
+
     @property
     def shown(self) -> dict[str, tuple[Any, ...]]:
         """Options that were given in lists, as attributes of the collector."""

@@ -37,13 +37,13 @@ from trawl.collectors.weights import chosen_weights, load_weights
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import build_env, check_rebuildable
 from trawl.envs.seeding import check_seed, derive
+from trawl.rollout.block import Block
 from trawl.rollout.frames import FrameOptions
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
-from trawl.rollout.slab import Lease
 
 
 class Collector(BaseCollector):
@@ -258,15 +258,20 @@ class Collector(BaseCollector):
     def _run(self) -> TensorDictBase:
         # The version that acts is the one at the start, whatever others do meanwhile.
         version = None if self._version is None else self._version.version
-        batch = self._fill(self._is_random(), self._stopped())
+        self._at_start = False
+        batch = self._rollout.run(self._is_random(), self._stopped(), not self.is_running())
         self._stamp(batch, version)
         return batch
 
-    def _fill(
-        self, random: bool, stopped: Callable[[], bool] | None, lease: Lease | None = None
-    ) -> TensorDictBase:
+    def _run_into(
+        self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
+    ) -> TensorDictBase | None:
+        """Collects a batch for somebody else, who counts and delivers it."""
+        self._prepare()
         self._at_start = False
-        return self._rollout.run(random, stopped, not self.is_running(), lease)
+        if block is None:
+            return self._rollout.run(random, stopped)
+        return self._rollout.run_into(block, random, stopped)
 
     def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
         if version is not None:

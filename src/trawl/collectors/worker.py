@@ -7,13 +7,14 @@ were ordered before.
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -24,10 +25,15 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
+from trawl.collectors.base import drop_private
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
+from trawl.collectors.policy_version import stamp
+from trawl.envs.registry import register
 from trawl.keys import Key
+from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import Joint, Layout
+from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_over
 
 
@@ -58,6 +64,13 @@ class Arrange:
 
     name: int
     joint: Joint
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Memory, or its arrangement, that no order names any more."""
+
+    name: int
 
 
 @dataclass(frozen=True)
@@ -198,11 +211,12 @@ class CollectorService(Service):
         self._port = port
         self._orders: deque[Collect] = deque()
         self._joints: dict[int, Joint] = {}
+        self._blocks: dict[int, Block] = {}
         if program.threads is not None:
             _take_process(program.threads)
             warnings.showwarning = self._show_warning
         if program.registry:
-            _register(program.registry)
+            register(program.registry)
         if program.init_fn is not None:
             program.init_fn()
         policy = None if program.policy is None else pickle.loads(program.policy)
@@ -211,6 +225,15 @@ class CollectorService(Service):
             options["replay_buffer"] = _Announced(options["replay_buffer"], port)
         with muted():
             self.collector = program.collector_class(program.create_env_fn, policy, **options)
+        try:
+            self._begin(program)
+        except BaseException:
+            # Nobody knows of it yet who could close it.
+            self.close()
+            raise
+
+    def _begin(self, program: Program) -> None:
+        """Makes of a fresh collector one that goes on where another left off, and says so."""
         frames = self.collector._rollout.frames
         frames.episodes.load(program.trajectory, program.stride)
         if program.seed is not None:
@@ -220,9 +243,11 @@ class CollectorService(Service):
         if program.version is not None:
             self.collector._version.version = program.version
         self._hidden = frozenset(frames.hidden)
-        port.send(
+        layout = frames.layout
+        self._masked = layout is None or MASK in layout.leaves
+        self._port.send(
             Ready(
-                layout=frames.layout,
+                layout=layout,
                 hidden=self._hidden,
                 lanes=frames.lanes,
                 steps=self.collector.frames_per_batch,
@@ -240,12 +265,16 @@ class CollectorService(Service):
         return bool(self._orders)
 
     @override
-    def handle(self, content: Collect | Call | Arrange) -> None:
+    def handle(self, content: Collect | Call | Arrange | Drop) -> None:
         if isinstance(content, Collect):
             self._orders.append(content)
             return
         if isinstance(content, Arrange):
             self._joints[content.name] = content.joint
+            return
+        if isinstance(content, Drop):
+            self._joints.pop(content.name, None)
+            self._blocks.pop(content.name, None)
             return
         try:
             function, args, kwargs = pickle.loads(content.function)
@@ -272,17 +301,44 @@ class CollectorService(Service):
 
     def _collect(self, order: Collect) -> Done:
         collector = self.collector
-        # What an interruption in between does is told by the next order's answer.
         version = collector.policy_version
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames
                 collector._collect()
                 return self._done(order, collector._frames - before, version)
-            collector._prepare()
-            lease = self._lease(order)
-            batch = collector._fill(order.random, self._stopped(order), lease)
+            block = self._block(order)
+            batch = collector._run_into(block, order.random, self._stopped(order))
         filled = collector._rollout.filled
+        if batch is None and block is not None and self._looks_at_batches:
+            batch = as_batch(block.lease, self._hidden, None)
+            frames = self._finished(batch, filled, version)
+            return self._done(order, frames, version)
+        if batch is None and block is not None:
+            return self._done(order, self._counted(block.lease.layout, filled), version)
+        batch = batch.exclude(*self._hidden)
+        frames = self._finished(batch, filled, version)
+        return self._done(order, frames, version, cloudpickle.dumps(batch))
+
+    @property
+    def _looks_at_batches(self) -> bool:
+        """Whether there is more to be done with a batch than to collect it."""
+        collector = self.collector
+        return (
+            self._masked
+            or collector.config.set_truncated
+            or collector.post_collect_hook is not None
+        )
+
+    def _counted(self, layout: Layout, filled: int) -> int:
+        frames = math.prod(layout.batch) * filled
+        self.collector._frames += frames
+        self.collector._batches += 1
+        return frames
+
+    def _finished(self, batch: TensorDictBase, filled: int, version: int | str | None) -> int:
+        """Does what options ask for, and counts the frames."""
+        collector = self.collector
         frames = count_frames(batch, filled)
         collector._frames += frames
         collector._batches += 1
@@ -290,10 +346,11 @@ class CollectorService(Service):
             collector._delivery.truncate_last(batch, filled)
         if collector.post_collect_hook is not None:
             # Memory that is leased to the parent is used again when the parent lets go of it.
-            collector.post_collect_hook(batch.clone())
-        in_place = lease is not None and _is_in(batch, lease)
-        data = None if in_place else cloudpickle.dumps(batch.exclude(*self._hidden))
-        return self._done(order, frames, version, data)
+            shown = batch.clone()
+            if version is not None:
+                stamp(shown, version, not collector.config.compact_obs)
+            collector.post_collect_hook(drop_private(shown))
+        return frames
 
     def _done(
         self, order: Collect, frames: int, version: int | str | None, data: bytes | None = None
@@ -319,13 +376,17 @@ class CollectorService(Service):
         number, interrupted = order.number, self._port.interrupted
         return lambda: interrupted() >= number
 
-    def _lease(self, order: Collect) -> Lease | None:
+    def _block(self, order: Collect) -> Block | None:
+        """The memory that an order names. It comes again and again: it is looked at once."""
         if order.memory is None:
             return None
-        joint = self._joints[order.joint]
-        tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
-        part = joint.part(order.part, tensors)
-        return Lease(joint.layouts[order.part], part, tracked=False)
+        if order.memory not in self._blocks:
+            joint = self._joints[order.joint]
+            tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
+            part = joint.part(order.part, tensors)
+            lease = Lease(joint.layouts[order.part], part, tracked=False)
+            self._blocks[order.memory] = Block(lease)
+        return self._blocks[order.memory]
 
 
 class _Announced:
@@ -394,28 +455,3 @@ def _take_process(threads: int) -> None:
     torch.seed()
     random.seed()
     np.random.seed()
-
-
-def _register(specs: Mapping[str, Any]) -> None:
-    import gymnasium
-
-    for name, spec in specs.items():
-        gymnasium.registry.setdefault(name, spec)
-
-
-def _is_in(batch: TensorDictBase, lease: Lease) -> bool:
-    """Whether a batch is in the memory that was leased for it."""
-    key, tensor = next(iter(lease.tensors.items()))
-    found = batch.get(key, None)
-    return found is not None and found.data_ptr() == tensor.data_ptr()
-
-
-def parent_registry() -> dict[str, Any]:
-    """The Gymnasium environments that were registered here, beside Gymnasium's own."""
-    import gymnasium
-
-    return {
-        name: replace(spec)
-        for name, spec in gymnasium.registry.items()
-        if not str(spec.entry_point).startswith("gymnasium.")
-    }

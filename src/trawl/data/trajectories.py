@@ -18,8 +18,11 @@ class TrajectoryAssembler:
     """Gathers the pieces of trajectories until they end.
 
     Trajectories come out in the order in which they end, each once and whole; one that was
-    interrupted by a reset is dropped. What is left of a batch at its end is copied, so that the
-    batch's memory is not kept for a few frames.
+    interrupted by a reset, or by the death of its worker, is dropped. What is left of a batch at
+    its end is copied, so that the batch's memory is not kept for a few frames.
+
+    Args:
+        workers: number of workers of the collector. Ids tell which of them a trajectory is of.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -34,9 +37,11 @@ class TrajectoryAssembler:
         True
     """
 
-    def __init__(self) -> None:
-        self._pieces: dict[int, list[TensorDictBase]] = {}
-        self._ids: dict[int, int] = {}
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
+        # By worker and row: an environment has one trajectory at a time.
+        self._pieces: dict[tuple[int, int], list[TensorDictBase]] = {}
+        self._ids: dict[tuple[int, int], int] = {}
         self._whole: deque[TensorDictBase] = deque()
 
     def __len__(self) -> int:
@@ -48,6 +53,7 @@ class TrajectoryAssembler:
 
         Raises:
             KeyError: if the batch has no trajectory ids.
+            ValueError: if its trajectories are of more workers than was said.
         """
         if batch.get(_IDS, None) is None:
             raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
@@ -57,22 +63,33 @@ class TrajectoryAssembler:
         ended: list[tuple[int, int, TensorDictBase]] = []
         for lane in range(lanes.shape[0]):
             for start, stop in _runs(ids[lane]):
-                whole = self._piece(lane, int(ids[lane, start]), lanes[lane, start:stop])
+                trajectory = int(ids[lane, start])
+                place = trajectory % self._workers, lane
+                whole = self._piece(place, trajectory, lanes[lane, start:stop])
                 if done[lane, stop - 1]:
                     ended.append((stop, lane, torch.cat(whole) if len(whole) > 1 else whole[0]))
-                    del self._pieces[lane]
-                elif stop == lanes.shape[1]:
+                    del self._pieces[place]
+                else:
                     whole[-1] = whole[-1].clone()
         ended.sort(key=lambda end: end[:2])
         self._whole.extend(trajectory for *_, trajectory in ended)
 
-    def _piece(self, lane: int, trajectory: int, piece: TensorDictBase) -> list[TensorDictBase]:
+    def _piece(
+        self, place: tuple[int, int], trajectory: int, piece: TensorDictBase
+    ) -> list[TensorDictBase]:
         """Adds a piece; the pieces of its trajectory so far."""
-        if self._ids.get(lane) != trajectory:
+        before = self._ids.get(place, -1)
+        if trajectory < before:
+            raise ValueError(
+                f"trajectory {trajectory} comes after trajectory {before} in row {place[1]}, but "
+                "the ids of an environment go up: for batches of several workers say how many "
+                "there are, TrajectoryAssembler(workers=collector.num_workers)"
+            )
+        if before != trajectory:
             # Another trajectory began without this one's end: it was cut off by a reset.
-            self._pieces.pop(lane, None)
-        self._ids[lane] = trajectory
-        pieces = self._pieces.setdefault(lane, [])
+            self._pieces.pop(place, None)
+        self._ids[place] = trajectory
+        pieces = self._pieces.setdefault(place, [])
         pieces.append(piece)
         return pieces
 

@@ -33,7 +33,7 @@ from trawl.rollout.record import (
     Start,
     View,
 )
-from trawl.rollout.slab import Lease, SlabPool
+from trawl.rollout.slab import SlabPool
 
 _FLAG = Leaf((1,), torch.bool)
 _ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
@@ -80,6 +80,7 @@ class ArrayFrames(Frames):
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
+        self._given = False
         self._view = View({}, self._carry)
 
     # --- what the batch consists of
@@ -157,8 +158,9 @@ class ArrayFrames(Frames):
     # --- filling
 
     @override
-    def begin(self, lease: Lease | None = None) -> None:
-        self._block = block = Block(self.pool.lease() if lease is None else lease)
+    def begin(self, block: Block | None = None) -> None:
+        self._given = block is not None
+        self._block = block = block or Block(self.pool.lease())
         self._view = view = View(block.lanes, self._carry, bfloat16=self._bfloat16)
         for key in _FLAGS:
             view.arrays[key][...] = False
@@ -186,7 +188,7 @@ class ArrayFrames(Frames):
         return self._binder.bind(self._block, start, stop, random), step
 
     @override
-    def finish(self, filled: int) -> TensorDictBase:
+    def finish(self, filled: int) -> TensorDictBase | None:
         assert self._block is not None
         block, self._block = self._block, None
         self._view = View({}, self._carry)
@@ -195,6 +197,9 @@ class ArrayFrames(Frames):
             self._carry_on_from(block, filled)
             block.clear_from(filled, but=TRAJ_IDS)
         check_rewards(block.lanes[REWARD][:filled, :, 0])
+        if self._given:
+            block.settle()
+            return None
         return self._deliver(block)
 
     def _carry_on_from(self, block: Block, row: int) -> None:

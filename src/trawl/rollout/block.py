@@ -31,12 +31,13 @@ class Block:
         lease: the memory that will be delivered.
 
     Attributes:
+        lease: that memory.
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
         lanes: the same with the batch as one dimension, ``(steps, lanes, *leaf)``.
     """
 
     def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+        self.lease = lease
         layout = lease.layout
         axis = len(layout.batch)
         self._staged = {
@@ -56,7 +57,7 @@ class Block:
     @property
     def lasting(self) -> bool:
         """Whether views of the rows stay true for as long as they live."""
-        return self._lease.tracked
+        return self.lease.tracked
 
     def inputs(self, key: Key, start: int, stop: int) -> tuple[tuple[Tensor, ...], bool]:
         """The rows of an entry as tensors, and whether each is contiguous.
@@ -64,7 +65,7 @@ class Block:
         They are views of memory that lives as long as they do, if it is :attr:`lasting`.
         """
         tensor = self._tensors[key]
-        apart = bool(self._lease.layout.batch) and key not in self._staged
+        apart = bool(self.lease.layout.batch) and key not in self._staged
         return tensor[start:stop].unbind(0), not apart
 
     def clear_from(self, row: int, but: Key) -> None:
@@ -80,10 +81,14 @@ class Block:
             hidden: keys to leave out.
             device: what the TensorDict says as its device (its tensors are moved there).
         """
-        axis = len(self._lease.layout.batch)
+        self.settle()
+        return as_batch(self.lease, hidden, device)
+
+    def settle(self) -> None:
+        """Puts in its place what was gathered elsewhere."""
+        axis = len(self.lease.layout.batch)
         for key, staged in self._staged.items():
-            self._lease.tensors[key].copy_(staged.movedim(0, axis))
-        return as_batch(self._lease, hidden, device)
+            self.lease.tensors[key].copy_(staged.movedim(0, axis))
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
@@ -106,13 +111,13 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
     return TensorDict(nested, (*layout.batch, layout.steps), device=device, names=names)
 
 
-def put(batch: TensorDictBase, lease: Lease) -> TensorDictBase:
-    """The batch in leased memory, if it has the layout of that; else the batch as it was."""
+def put(batch: TensorDictBase, lease: Lease) -> bool:
+    """Copies a batch to leased memory, if it has the layout of that; tells whether it has."""
     if layout_of(batch) != lease.layout:
-        return batch
+        return False
     for key, tensor in lease.tensors.items():
         tensor.copy_(batch.get(key))
-    return as_batch(lease, (), batch.device)
+    return True
 
 
 def staged_keys(layout: Layout) -> list[Key]:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from trawl.keys import Key
+from trawl.rollout.block import Block
 from trawl.rollout.layout import Layout
 from trawl.rollout.record import Episodes
 from trawl.rollout.restarts import Restarts
-from trawl.rollout.slab import Lease
 
 ActFn = Callable[[int], None]
 StepFn = Callable[[int], None]
@@ -62,8 +62,8 @@ class Frames(Protocol):
     def hidden(self) -> set[Key]:
         """Entries of the layout that are not delivered."""
 
-    def begin(self, lease: Lease | None = None) -> None:
-        """Prepares a new batch, in memory that was leased for it if there is such."""
+    def begin(self, block: Block | None = None) -> None:
+        """Prepares a new batch, in that memory if it is given."""
 
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         """The functions for rows ``start`` to ``stop``.
@@ -71,8 +71,11 @@ class Frames(Protocol):
         ``None`` for the policy's part says that its rows are filled already.
         """
 
-    def finish(self, filled: int) -> TensorDictBase:
-        """The batch, of whose rows the first ``filled`` were stepped."""
+    def finish(self, filled: int) -> TensorDictBase | None:
+        """The batch, of whose rows the first ``filled`` were stepped.
+
+        None says that it is in the block which was given for it.
+        """
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories, everywhere or where ``mask`` says."""

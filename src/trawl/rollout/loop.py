@@ -23,10 +23,10 @@ from tensordict.nn import InteractionType, set_interaction_type
 from trawl.envs.base import TensorDictEnv
 from trawl.errors import add_note
 from trawl.rollout.array_frames import ArrayFrames
+from trawl.rollout.block import Block
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
-from trawl.rollout.slab import Lease
 from trawl.rollout.tensordict_frames import TensorDictFrames
 
 # Rows bound at a time. It bounds the memory that the loop's lists of rows take.
@@ -83,7 +83,6 @@ class Rollout:
         random: bool = False,
         stopped: Callable[[], bool] | None = None,
         alone: bool = True,
-        lease: Lease | None = None,
     ) -> TensorDictBase:
         """Fills a batch.
 
@@ -92,13 +91,33 @@ class Rollout:
             stopped: asked before each step but the first; if true, the batch ends there.
             alone: whether no other thread draws random numbers meanwhile. The generators are
                 global: only then may they be this collector's own for as long as it takes.
-            lease: memory for the batch; without it, it is the rollout's own.
         """
+        batch = self._run(None, random, stopped, alone)
+        assert batch is not None
+        return batch
+
+    def run_into(
+        self, block: Block, random: bool, stopped: Callable[[], bool] | None
+    ) -> TensorDictBase | None:
+        """Fills a batch in given memory.
+
+        Returns:
+            None, or the batch, if it is not of the layout that the memory is for.
+        """
+        return self._run(block, random, stopped, alone=True)
+
+    def _run(
+        self,
+        block: Block | None,
+        random: bool,
+        stopped: Callable[[], bool] | None,
+        alone: bool,
+    ) -> TensorDictBase | None:
         if self.options.restarts is not None:
             self.options.restarts.steps_done = self.steps_done
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
-            self.frames.begin(lease)
+            self.frames.begin(block)
             self.filled = self._fill(random, stopped)
             try:
                 batch = self.frames.finish(self.filled)

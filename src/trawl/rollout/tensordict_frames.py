@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, next_of
-from trawl.rollout.block import put
+from trawl.rollout.block import Block, put
 from trawl.rollout.checks import check_actions, check_rewards, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, StepFn
 from trawl.rollout.layout import Layout, layout_of
@@ -42,7 +42,6 @@ from trawl.rollout.record import (
     View,
 )
 from trawl.rollout.restarts import Watch
-from trawl.rollout.slab import Lease
 from trawl.rollout.tensordict_restarts import PartWatches, break_off, emptied
 
 _COUNT = STEP_COUNT[0]
@@ -72,7 +71,7 @@ class TensorDictFrames(Frames):
         self._marks_starts = own and asked
         self.episodes = Episodes(self.lanes, None)
         self._records: list[TensorDictBase] = []
-        self._lease: Lease | None = None
+        self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
         # Steps that were spent on resets, one mask for each row, if the environment has such.
@@ -143,8 +142,8 @@ class TensorDictFrames(Frames):
         return set()
 
     @override
-    def begin(self, lease: Lease | None = None) -> None:
-        self._lease = lease
+    def begin(self, block: Block | None = None) -> None:
+        self._block = block
         self._records = []
         self._spent = []
         if self._parts is not None:
@@ -309,7 +308,7 @@ class TensorDictFrames(Frames):
         return torch.where(mask.reshape((*self.batch, *ones)), chosen, other)
 
     @override
-    def finish(self, filled: int) -> TensorDictBase:
+    def finish(self, filled: int) -> TensorDictBase | None:
         if self._parts is not None:
             self._parts.end()
         axis = len(self.batch)
@@ -326,12 +325,9 @@ class TensorDictFrames(Frames):
             batch.set(MASK, ~torch.stack(self._spent, axis))
         if filled < self.options.steps:
             batch = self._padded(batch, filled)
-        return self._leased(self._compact(batch))
-
-    def _leased(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch in the memory that was leased for it, if it is what that was leased for."""
-        lease, self._lease = self._lease, None
-        return batch if lease is None else put(batch, lease)
+        batch = self._compact(batch)
+        block, self._block = self._block, None
+        return None if block is not None and put(batch, block.lease) else batch
 
     def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         """The batch with zeros behind, which are of no trajectory."""
