@@ -357,7 +357,7 @@ def test_nothing_is_left_of_a_parent_that_ends(method, how):
     with Program(f"""
         backend = ProcessBackend("{method}")
         worker = backend.launch(0, Service)
-        start = "setattr(self, 'child', subprocess.Popen(['sleep', '1000'])) or self.child.pid"
+        start = "os.spawnvp(os.P_NOWAIT, 'sleep', ['sleep', '1000'])"
         child = ask(backend, worker, start)
         say(server("{method}").pid, worker.pid, child)
         sys.stdin.read()

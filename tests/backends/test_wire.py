@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from backend_parts import descriptors
 
 from trawl.backends.wire import Closed, Wire, connection
 
@@ -20,10 +21,6 @@ def wires():
     yield one, other
     one.close()
     other.close()
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("size", [0, 16_000, 16_384, 16_385, 3_000_000])

@@ -10,7 +10,7 @@ from multi_parts import MASK, TRAJ_IDS
 
 from trawl.backends.inline import InlineMemory
 from trawl.collectors.assembly import Assembly, Part
-from trawl.collectors.worker import Done, Ready
+from trawl.collectors.orders import Done, Ready
 from trawl.rollout.layout import Joint, Layout, Leaf
 from trawl.rollout.slab import PrivateMemory, SlabPool, needed_bytes, tensors_over
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.policy_version import stamp
-from trawl.collectors.worker import Collect, Done, Ready
 from trawl.keys import Key
 from trawl.rollout.block import as_batch
 from trawl.rollout.layout import Joint

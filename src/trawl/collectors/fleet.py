@@ -23,24 +23,24 @@ import cloudpickle
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Worker
 from trawl.collectors.config import warn
-from trawl.collectors.worker import (
+from trawl.collectors.orders import (
+    Answer,
     Arrange,
     Broken,
     Call,
     Collect,
     Done,
     Drop,
-    Program,
     Ready,
     Reply,
     Warned,
     Writing,
 )
+from trawl.collectors.worker import Program
 from trawl.errors import WorkerDied, WorkerError
 
 # Seconds in which workers are to close their environments, before they are killed.
 _CLOSING = 5.0
-Answer = Ready | Done | Reply | Broken | Warned | Writing
 _living: WeakSet[Fleet] = WeakSet()
 
 
@@ -407,9 +407,7 @@ class Fleet:
             case Message(content=content):
                 self._read(member, content)
 
-    def _read(
-        self, member: Member, content: Ready | Done | Reply | Broken | Warned | Writing
-    ) -> None:
+    def _read(self, member: Member, content: Answer) -> None:
         if isinstance(content, Warned):
             warn(f"in worker {member.index}: {content.text}", content.category)
             return

@@ -28,137 +28,24 @@ from trawl.backends.failure import Failure
 from trawl.collectors.base import drop_private
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
+from trawl.collectors.orders import (
+    Arrange,
+    Broken,
+    Call,
+    Collect,
+    Done,
+    Drop,
+    Ready,
+    Reply,
+    Warned,
+    Writing,
+)
 from trawl.collectors.policy_version import stamp
 from trawl.envs.registry import register
-from trawl.keys import Key
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import Joint, Layout
 from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_over
-
-
-@dataclass(frozen=True)
-class Collect:
-    """An order to collect a batch.
-
-    Attributes:
-        number: the order's number; those of a worker grow.
-        random: whether the actions are to be random.
-        memory: name of the memory to put it in, or None if it is to be sent.
-        joint: name of the arrangement by which the memory is divided.
-        part: the part of this worker.
-        breakable: whether the order may be broken off, by an interruption of its number.
-    """
-
-    number: int
-    random: bool = False
-    memory: int | None = None
-    joint: int = 0
-    part: int = 0
-    breakable: bool = False
-
-
-@dataclass(frozen=True)
-class Arrange:
-    """How memory is divided from now on, in orders that name it."""
-
-    name: int
-    joint: Joint
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Memory, or its arrangement, that no order names any more."""
-
-    name: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """An order to call a function with the worker's collector.
-
-    Attributes:
-        number: the order's number.
-        function: the function and its further arguments, pickled.
-    """
-
-    number: int
-    function: bytes
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The first message of a worker: its collector is made.
-
-    Attributes:
-        layout: the layout of its batches, or None if they have no fixed one.
-        hidden: entries of the layout that are not delivered.
-        lanes: environments in a batch.
-        steps: steps of each in a batch.
-        batch_size: batch size of the environment.
-        trajectory: the first id of a trajectory that begins later.
-    """
-
-    layout: Layout | None
-    hidden: frozenset[Key]
-    lanes: int
-    steps: int
-    batch_size: tuple[int, ...]
-    trajectory: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """A batch was collected.
-
-    Attributes:
-        number: the order's number.
-        frames: frames of experience in it.
-        filled: rows of it that were stepped.
-        version: version of the policy that made it.
-        trajectory: the id of the next trajectory that begins.
-        batch: the batch itself, if it is not in memory that the order named; pickled.
-        facts: figures for the statistics.
-    """
-
-    number: int
-    frames: int
-    filled: int
-    version: int | str | None
-    trajectory: int
-    batch: bytes | None
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Writing:
-    """The worker begins, or has ended, to write into a replay buffer that others write into too."""
-
-    begun: bool
-
-
-@dataclass(frozen=True)
-class Warned:
-    """Something was warned of in the worker; it is the parent's to show."""
-
-    text: str
-    category: type[Warning]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a call gave, pickled."""
-
-    number: int
-    value: bytes
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An order could not be carried out."""
-
-    number: int
-    failure: Failure
 
 
 @dataclass(frozen=True)
