@@ -25,7 +25,7 @@ from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, s
 from trawl.collectors.orders import Ready
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
-from trawl.envs.registry import parent_registry
+from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.errors import WorkerError
 
@@ -204,7 +204,7 @@ class FleetCollector(FleetControl):
             options=options,
             init_fn=config.init_fn,
             threads=config.num_sub_threads if self._backend.isolated else None,
-            registry=self._registry if self._backend.isolated else None,
+            registry=self._registry,
             trajectory=index if fresh else member.trajectory + skipped,
             stride=self.num_workers,
             weights=self._weights[index],

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 import pickle
-import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
@@ -41,7 +38,7 @@ from trawl.collectors.orders import (
     Writing,
 )
 from trawl.collectors.policy_version import stamp
-from trawl.envs.registry import register
+from trawl.envs.own_process import take_process
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import Joint, Layout
 from trawl.rollout.record import MASK
@@ -74,7 +71,7 @@ class Program:
     options: Mapping[str, Any]
     init_fn: Callable[[], Any] | None = None
     threads: int | None = None
-    registry: Mapping[str, Any] | None = None
+    registry: Mapping[str, Any] = field(default_factory=dict)
     trajectory: int = 0
     stride: int = 1
     weights: bytes | None = None
@@ -100,10 +97,8 @@ class CollectorService(Service):
         self._joints: dict[int, Joint] = {}
         self._blocks: dict[int, Block] = {}
         if program.threads is not None:
-            _take_process(program.threads)
-            warnings.showwarning = self._show_warning
-        if program.registry:
-            register(program.registry)
+            take_process(program.threads, program.registry)
+            self._pass_warnings_on()
         if program.init_fn is not None:
             program.init_fn()
         policy = None if program.policy is None else pickle.loads(program.policy)
@@ -142,6 +137,14 @@ class CollectorService(Service):
                 trajectory=frames.episodes.next_id,
             )
         )
+
+    def _pass_warnings_on(self) -> None:
+        """Leaves it to the parent, and its filters, what becomes of warnings."""
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+            warnings.simplefilter("ignore", ignored)
+        warnings.showwarning = self._show_warning
 
     def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
         self._port.send(Warned(str(message), category))
@@ -334,11 +337,3 @@ def fake(collector: Any) -> TensorDictBase:
 def set_attribute(collector: Any, name: str, value: Any) -> None:
     """Sets an attribute of a worker's collector."""
     setattr(collector, name, value)
-
-
-def _take_process(threads: int) -> None:
-    """Makes the process one's own: its threads, and random numbers that no other worker draws."""
-    torch.set_num_threads(threads)
-    torch.seed()
-    random.seed()
-    np.random.seed()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
+from trawl.envs.own_process import parent_registry
 from trawl.envs.parallel_area import Area, AreaPlan
 from trawl.envs.parallel_worker import (
     AREA,
@@ -25,7 +26,6 @@ from trawl.envs.parallel_worker import (
     Order,
     Reply,
 )
-from trawl.envs.registry import parent_registry
 from trawl.errors import WorkerDied
 
 # Seconds in which processes are to close their environments, before they are killed.

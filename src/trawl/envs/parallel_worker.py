@@ -7,7 +7,6 @@ in shared memory, and it costs the process one read and one write.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
@@ -24,8 +23,8 @@ from trawl.backends.failure import Failure
 from trawl.backends.wire import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.own_process import take_process
 from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
-from trawl.envs.registry import register
 from trawl.envs.spaces import Array, SpaceCodec
 from trawl.errors import add_note
 from trawl.keys import Key, as_key
@@ -143,11 +142,7 @@ class EnvService(Service):
         self._bells = maker.bells
         self._take: Callable[[bool], None] | None = None
         # The process is the environment's own: its thread, and random numbers that no other draws.
-        torch.set_num_threads(1)
-        torch.seed()
-        random.seed()
-        np.random.seed()
-        register(maker.registry)
+        take_process(1, maker.registry)
         self.env = build_env(maker.source, maker.kwargs)
         self._area: Area | None = None
         port.send(_facts(self.env))
