@@ -168,3 +168,34 @@ def test_errors_that_fail_to_be_told():
     odd = ValueError("text")
     odd.__notes__ = 5
     assert "text" in str(travelled(odd))
+
+
+class Two(Exception):
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+        self.first = first
+
+
+class OnlyNamed(Exception):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Holding(Exception):
+    def __init__(self):
+        super().__init__("held")
+        self.lock = threading.Lock()
+        self.number = 3
+
+
+@pytest.mark.parametrize(
+    "error", [Two(1, 2), OnlyNamed(code=5), Holding()], ids=["2", "kw", "lock"]
+)
+def test_an_error_that_pickle_can_not_take_keeps_its_type(error):
+    told = Failure.of(error).error("worker 0")
+    assert isinstance(told, type(error))
+    assert type(told.original) is type(error)
+    assert told.original.args == error.args
+    kept = {name: value for name, value in vars(error).items() if name != "lock"}
+    assert vars(told.original) == kept

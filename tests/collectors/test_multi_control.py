@@ -4,6 +4,8 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
+import threading
 
 import pytest
 import torch
@@ -516,8 +518,31 @@ def test_without_a_threshold_all_are_waited_for(threshold):
 
 
 def test_a_threshold_means_nothing_to_async_batches():
-    with make(MultiAsyncCollector, preemptive_threshold=0.5, total_frames=40) as collector:
-        assert [batch.shape for batch in collector] == [(10,)] * 4
+    with pytest.raises(ValueError, match=r"preemptive_threshold=0\.5 is for batches of all"):
+        make(MultiAsyncCollector, preemptive_threshold=0.5)
+
+
+def test_what_late_workers_left_breaks_off_nobody():
+    gate = multiprocessing.get_context("spawn").Event()
+
+    class Late(NumberedEnv):
+        def step(self, action):
+            if len(self.actions) == 2:
+                gate.wait()
+            return super().step(action)
+
+    collector = make(
+        create_env_fn=[lambda: NumberedEnv(0), lambda: Late(1)],
+        frames_per_batch=40,
+        preemptive_threshold=0.5,
+        start_method="forkserver",
+    )
+    with collector:
+        collector.next()
+        gate.set()
+        # The late one, if it is one, has answered before the next batch is asked for.
+        collector._fleet.settle()
+        assert collector.next()[MASK][0].all()
 
 
 @pytest.mark.parametrize("how", ["stack", 0, -1])
@@ -544,3 +569,126 @@ def test_a_collector_tells_what_its_workers_are():
     assert [kind.worker_idx for kind in kinds] == [0, 1]
     assert [kind.total_frames for kind in kinds] == [-1, -1]
     assert not isinstance(collector, Collector)
+
+
+# --- the end, from elsewhere
+
+
+def _stuck():
+    gate = multiprocessing.get_context("spawn").Event()
+    begun = multiprocessing.get_context("spawn").Event()
+
+    class Stuck(NumberedEnv):
+        def step(self, action):
+            begun.set()
+            gate.wait()
+            return super().step(action)
+
+    return Stuck, begun
+
+
+@BOTH
+def test_another_thread_may_shut_down_while_a_batch_is_made(cls):
+    stuck, begun = _stuck()
+    collector = make(cls, create_env_fn=[stuck, stuck], start_method="forkserver")
+
+    def end():
+        begun.wait()
+        collector.shutdown(timeout=0.1)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert list(collector) == []
+    thread.join()
+    assert collector.closed
+
+
+@BOTH
+def test_a_signal_may_shut_down_while_a_batch_is_made(cls):
+    stuck, begun = _stuck()
+    collector = make(cls, create_env_fn=[stuck, stuck], start_method="forkserver")
+    before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown(timeout=0.1))
+
+    def send():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert list(collector) == []
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert collector.closed
+
+
+@BOTH
+def test_background_collection_that_hangs_can_be_shut_down(cls):
+    stuck, begun = _stuck()
+    collector = make(
+        cls, create_env_fn=[stuck, stuck], start_method="forkserver", replay_buffer=Buffer()
+    )
+    collector.start()
+    begun.wait()
+    collector.shutdown(timeout=0.1)
+    assert not collector.is_running()
+
+
+# --- what is told wrong
+
+
+@pytest.mark.parametrize("given", [[0, 1], [True, 1], ["yes", "no"]])
+def test_a_reset_takes_bools(given):
+    with (
+        make() as collector,
+        pytest.raises(TypeError, match="reset_idx must hold a bool for each"),
+    ):
+        collector.reset(given)
+
+
+@pytest.mark.parametrize("ids", ["0", [0.5], [True], ["a"]])
+def test_workers_are_named_by_numbers(ids):
+    with make(policy=Chooser(1)) as collector, pytest.raises(TypeError, match="worker_ids must be"):
+        collector.update_policy_weights_(Chooser(2), worker_ids=ids)
+
+
+def test_a_state_of_more_workers_is_refused():
+    with make(workers=3, frames_per_batch=30) as collector:
+        state = collector.state_dict()
+    with make() as collector, pytest.raises(ValueError, match="made by 3 workers, but there are 2"):
+        collector.load_state_dict(state)
+
+
+def test_seeds_of_a_reset_are_different_in_each_worker():
+    with make(create_env_fn=["Pendulum-v1"] * 2, policy=None) as collector:
+        collector.reset(seed=3)
+        first, second = collector.next()["observation"][:, 0]
+        assert not torch.equal(first, second)
+        collector.reset(seed=3)
+        assert torch.equal(collector.next()["observation"][0, 0], first)
+
+
+def test_workers_do_not_share_an_environment():
+    with pytest.raises(ValueError, match="gives workers 0 and 1 the same environment"):
+        make(create_env_fn=[NumberedEnv()] * 2)
+
+
+class Told(Collector):
+    def set_seed(self, *args, **kwargs):
+        self.told = args
+        return super().set_seed(*args, **kwargs)
+
+
+def test_workers_of_a_class_of_ones_own_do_what_it_says():
+    with make(collector_class=Told) as collector:
+        collector.set_seed(3)
+        assert collector.get_distant_attr("told")[0] == (3, False)
+
+
+def test_a_hook_that_can_not_be_sent_changes_nothing():
+    with make(start_method="forkserver") as collector:
+        lock = threading.Lock()
+        with pytest.raises(TypeError, match="pickle"):
+            collector.set_post_collect_hook(lambda batch: lock)
+        assert collector.post_collect_hook is None

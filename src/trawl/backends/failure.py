@@ -69,12 +69,46 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _pickled(error: BaseException) -> bytes | None:
+    for form in (error, _Remains(error)):
+        try:
+            data: bytes = cloudpickle.dumps(form)
+            pickle.loads(data)
+        except Exception:  # an exception may hold anything
+            continue
+        return data
+    return None
+
+
+class _Remains:
+    """An exception whose class can't be called as pickle does, or that holds what can't be sent.
+
+    What comes out of the pickle is an exception of its class, with all that could be sent.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        attributes = {name: v for name, v in vars(error).items() if _can_be_sent(v)}
+        arguments = tuple(v if _can_be_sent(v) else repr(v) for v in error.args)
+        self._parts = type(error), arguments, attributes
+
+    def __reduce__(self) -> Any:
+        return _put_together, self._parts
+
+
+def _put_together(
+    kind: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    vars(error).update(attributes)
+    return error
+
+
+def _can_be_sent(value: Any) -> bool:
     try:
-        data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # an exception may hold anything
-        return None
-    return data
+        pickle.loads(cloudpickle.dumps(value))
+    except Exception:  # it may be anything
+        return False
+    return True
 
 
 def _rebuilt(message: str, original: BaseException | None) -> WorkerError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -132,6 +133,10 @@ class ProcessBackend(Backend):
             if worker.handle is None:
                 self._bury(worker)
             return False
+        except KeyboardInterrupt:
+            # The message may be lost. Who takes this one's place gets its orders again.
+            worker.kill()
+            raise
         except Exception as error:
             # It means nothing here. Others' messages are not to be lost by that.
             self._events.append(Failed(worker, Failure.of(error)))
@@ -301,6 +306,9 @@ class _ServerHandle:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._number = 0
+        self._asked: set[int] = set()
+        self._answers: dict[int, tuple[Any, list[int]]] = {}
+        self._strays: list[int] = []
         weakref.finalize(self, self._control.close)
 
     @classmethod
@@ -343,23 +351,43 @@ class _ServerHandle:
         return status if isinstance(status, int) else None
 
     def _ask(self, verb: str, pid: int, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        with self._lock:
+        with self._lock, _no_garbage_collected():
             self._number += 1
             number = self._number
-            self._control.send((number, verb, pid), fds)
-            strays = []
-            while True:
-                (answered, answer), received = self._control.receive()
-                if answered == number:
-                    break
-                # An answer that an interrupted caller did not wait for; it may be a worker.
-                for handle in received:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    os.close(handle)
-                    strays.append(answer)
-            for stray in strays:
-                self._ask("reap", stray)
-            return answer, received
+            self._asked.add(number)
+            try:
+                self._control.send((number, verb, pid), fds)
+                while number not in self._answers:
+                    self._take_answer()
+                return self._answers.pop(number)
+            finally:
+                self._asked.discard(number)
+                strays, self._strays = self._strays, []
+                for stray in strays:
+                    self._ask("reap", stray)
+
+    def _take_answer(self) -> None:
+        (number, answer), received = self._control.receive()
+        if number in self._asked:
+            self._answers[number] = answer, received
+            return
+        # Whoever asked was interrupted, and did not wait for it. It may be a worker.
+        for handle in received:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+            self._strays.append(answer)
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Garbage may be a collector, whose end asks the server, in the middle of another question."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _forget_lock() -> None:

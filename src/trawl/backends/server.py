@@ -61,8 +61,11 @@ class _Server:
         self._spawn = spawn
         self._workers: set[int] = set()
         # The socket may be held open by another child of the parent: its death tells for sure.
-        self._parent = os.pidfd_open(parent) if hasattr(os, "pidfd_open") else None
         if os.getppid() != parent:
+            os._exit(0)
+        try:
+            self._parent = os.pidfd_open(parent) if hasattr(os, "pidfd_open") else None
+        except ProcessLookupError:
             os._exit(0)
 
     def run(self) -> None:

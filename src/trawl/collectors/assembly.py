@@ -12,9 +12,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.policy_version import stamp
-from trawl.keys import Key
+from trawl.keys import Key, show_key
 from trawl.rollout.block import as_batch
-from trawl.rollout.layout import Joint
+from trawl.rollout.layout import Joint, Layout
 from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
 from trawl.rollout.slab import Lease, Memory, SlabPool
 
@@ -108,6 +108,12 @@ class Assembly:
             layout is not None and layout.leaves == first.leaves and layout.batch == first.batch
             for layout in layouts
         )
+        if not alike and how != "stack" and None not in layouts:
+            raise ValueError(
+                f"cat_results={how!r} needs environments of one layout, but those of the workers "
+                f"differ: {[one.batch_size for one in ready]} environments, "
+                f"{_differing(layouts)}"
+            )
         if alike and first is not None:
             self._joint = Joint(first, [one.steps for one in ready], how)
         self._whole: SlabPool | None = None
@@ -224,3 +230,11 @@ class Assembly:
 def _named(batch: TensorDictBase) -> TensorDictBase:
     batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
+
+
+def _differing(layouts: Sequence[Layout | None]) -> str:
+    """The entries in which layouts differ, as the end of a message."""
+    known = [layout.leaves for layout in layouts if layout is not None]
+    keys = {key for leaves in known for key in leaves}
+    found = [key for key in sorted(keys) if len({leaves.get(key) for leaves in known}) > 1]
+    return f"with different {', '.join(map(show_key, found))}" if found else "all entries alike"

@@ -6,16 +6,20 @@ import atexit
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from weakref import WeakMethod, WeakSet
 
+# Seconds that a batch may take yet when the interpreter ends.
+_AT_EXIT = 10.0
 # What still runs when the interpreter ends: a thread that is stopped within torch aborts it.
 _running: WeakSet[Background] = WeakSet()
 
 
 def _stop_all() -> None:
     for background in list(_running):
-        background.stop()
+        # Who does not stop waits for workers, which are ended after this.
+        with suppress(TimeoutError):
+            background.stop(_AT_EXIT)
 
 
 class Background:
@@ -76,14 +80,18 @@ class Background:
         Raises:
             TimeoutError: if that takes longer than ``timeout`` seconds.
         """
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self.let_go()
         if self._thread is threading.current_thread():
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"collection did not stop within {timeout} s")
+
+    def let_go(self) -> None:
+        """Begins no other turn; the one that it is at goes on."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raises what ended the thread, once."""

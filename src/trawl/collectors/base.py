@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -18,6 +18,10 @@ from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.paths import call_path, get_path
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
+
+
+class CollectorClosed(Exception):
+    """Somebody else shut the collector down while a batch was being collected."""
 
 
 class BaseCollector(ABC):
@@ -85,13 +89,17 @@ class BaseCollector(ABC):
             with self._held():
                 if not self._has_budget():
                     return
-                batch = self._collect_or_close()
+                try:
+                    batch = self._collect_or_close()
+                except CollectorClosed:
+                    return
             yield batch
 
     def next(self) -> Any:
         """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
-        with self._held():
+        with self._held(), suppress(CollectorClosed):
             return self._collect_or_close() if self._has_budget() else None
+        return None
 
     def __len__(self) -> int:
         if self.config.endless:
@@ -141,8 +149,9 @@ class BaseCollector(ABC):
             self._background = Background(WeakMethod(self._background_turn), name)
 
     def _background_turn(self) -> bool:
-        if self._has_budget():
-            self._collect_or_close()
+        with suppress(CollectorClosed):
+            if self._has_budget():
+                self._collect_or_close()
         return self._has_budget()
 
     def is_running(self) -> bool:

@@ -1,8 +1,9 @@
 """Workers under one roof: started, given orders, watched, and replaced when they die.
 
 A fleet doesn't know what is collected, nor where its workers live. What it promises is that each
-order is carried out, once, whatever happens to the worker that had it: the orders of a worker
-that died go to the one that takes its place.
+order to collect brings one batch, whatever happens to the worker that had it: the orders of a
+worker that died go to the one that takes its place. (So do calls: one that a worker died of, or
+after, is made again.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import threading
 import time
 import weakref
 from collections import deque
@@ -22,6 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import cloudpickle
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Worker
+from trawl.collectors.base import CollectorClosed
 from trawl.collectors.config import warn
 from trawl.collectors.orders import (
     Answer,
@@ -147,7 +150,9 @@ class Fleet:
         self._done: deque[tuple[int, Done]] = deque()
         self._replies: dict[int, Reply | Broken] = {}
         self._unheeded: set[int] = set()
-        self._closed = False
+        self._closed = self._closing = False
+        self._waiter: int | None = None
+        self._left = threading.Event()
         self._owner = os.getpid()
         _living.add(self)
 
@@ -173,14 +178,15 @@ class Fleet:
         Args:
             timeout: seconds in which they are to do that.
         """
-        if self._closed or self._owner != os.getpid():
+        if self._closing or self._owner != os.getpid():
             return
-        self._closed = True
+        self._closing = True
         deadline = time.monotonic() + (_CLOSING if timeout is None else timeout)
         try:
             for member in self.members:
                 if member.worker is not None:
                     member.worker.stop()
+            self._wait_for_waiter(deadline)
             while any(member.worker is not None for member in self.members):
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -191,11 +197,22 @@ class Fleet:
                     if isinstance(event, Death):
                         self.members[event.worker.index].worker = None
         finally:
+            self._closed = True
             self.backend.close()
             for member in self.members:
                 member.worker = None
                 member.orders.clear()
             self._done.clear()
+
+    def _wait_for_waiter(self, deadline: float) -> None:
+        """Another thread may wait for workers. It hears of their end, and goes."""
+        if self._waiter in (None, threading.get_ident()):
+            return
+        if not self._left.wait(max(0.0, deadline - time.monotonic())):
+            for member in self.members:
+                if member.worker is not None:
+                    member.worker.kill()
+            self._left.wait()
 
     @property
     def alive(self) -> int:
@@ -287,11 +304,15 @@ class Fleet:
         self._unheeded.update(self._call_all(calls, {}).values())
 
     def _call_all(self, calls: dict[int, tuple[Any, ...]], kwargs: Any) -> dict[int, int]:
+        # All is packed before any is sent: what can't be packed changes nothing.
+        packed = {
+            index: cloudpickle.dumps((function, args, kwargs.get(index, {})))
+            for index, (function, *args) in calls.items()
+        }
         numbers = {}
-        for index, (function, *args) in calls.items():
+        for index, data in packed.items():
             self._number += 1
             numbers[index] = self._number
-            data = cloudpickle.dumps((function, args, kwargs.get(index, {})))
             self._give(self.members[index], Call(self._number, data))
         return numbers
 
@@ -372,13 +393,36 @@ class Fleet:
         limit = self._patience()
         if timeout is not None:
             limit = timeout if limit is None else min(limit, timeout)
-        # If it was this process that did not listen, what workers said is there by now.
-        self._events.extend(self.backend.wait(limit) or self.backend.wait(0))
+        self._events.extend(self._listen(limit))
         now = time.monotonic()
         for event in self._events:
             self.members[event.worker.index].heard = now
         # Who has something to say has said it by now, however many others did.
         self._kill_silent(now)
+
+    def _listen(self, limit: float | None) -> list[Event]:
+        """What comes from workers next, in this time.
+
+        Raises:
+            CollectorClosed: if the fleet was closed meanwhile, by another thread or a signal.
+        """
+        if self._closing:
+            raise CollectorClosed
+        self._waiter = threading.get_ident()
+        try:
+            # If it was this process that did not listen, what workers said is there by now.
+            events = self.backend.wait(limit) or self.backend.wait(0)
+        except (OSError, RuntimeError, ValueError):
+            if self._closing:
+                raise CollectorClosed from None
+            raise
+        finally:
+            self._waiter = None
+        if self._closing:
+            self._events.extend(events)
+            self._left.set()
+            raise CollectorClosed
+        return events
 
     def _patience(self) -> float | None:
         """Seconds until a worker is to be given up."""
@@ -452,7 +496,11 @@ class Fleet:
                 f"max_total_restarts={limits.total})"
             )
         member.restarts += 1
-        self._launch(member)
+        try:
+            self._launch(member)
+        except BaseException as error:
+            self._error = WorkerDied(f"{what}, and could not be replaced: {error!r}")
+            raise
         warn(
             f"{what}; another takes its place (restart {member.restarts} of {limits.each}), and "
             "what it was collecting is collected again",

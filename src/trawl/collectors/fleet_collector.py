@@ -76,7 +76,8 @@ class FleetCollector(FleetControl):
         self._packed = [_packed(policy, i) for i, policy in enumerate(self._own.policies)]
         self._weights: list[bytes | None] = [None] * self.num_workers
         self._versions: list[Any] = [self.policy_version] * self.num_workers
-        self._seeds: list[int | None] = [None] * self.num_workers
+        self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
+        self._env_states: list[Any] = [None] * self.num_workers
         self._registry = parent_registry()
         self._frames_asked = self._frames_of_workers()
         self._backend = self._new_backend()
@@ -107,6 +108,11 @@ class FleetCollector(FleetControl):
                 f"cat_results={config.cat_results!r} is for batches of all workers together "
                 "(sync=True); these are each of one worker"
             )
+        if not self.sync and config.preemptive_threshold not in (None, 1):
+            raise ValueError(
+                f"preemptive_threshold={config.preemptive_threshold} is for batches of all workers "
+                "together (sync=True); here no worker waits for others"
+            )
         if config.use_buffers is False and config.cat_results not in (None, "stack"):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
 
@@ -116,7 +122,7 @@ class FleetCollector(FleetControl):
             self._initialise_buffer()
         try:
             self._fleet.start()
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
+        except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
             if self._backend.isolated and not isinstance(error, WorkerError):
                 self._check_sendable()
             raise
@@ -183,7 +189,12 @@ class FleetCollector(FleetControl):
     @property
     def _workers_write(self) -> bool:
         """Whether workers write into the replay buffer themselves: if it is one they can share."""
-        return self._backend.isolated and bool(getattr(self.config.replay_buffer, "shared", False))
+        config = self.config
+        # Frames that were added one by one, or by a worker that is late, could not be told apart
+        # from those of the one that takes its place, or of the end.
+        exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
+        shared = bool(getattr(config.replay_buffer, "shared", False))
+        return self._backend.isolated and exact and shared
 
     def _program(self, member: Member) -> worker.Program:
         """What a worker is made of, at this moment."""
@@ -209,7 +220,8 @@ class FleetCollector(FleetControl):
             stride=self.num_workers,
             weights=self._weights[index],
             version=self._versions[index],
-            seed=None if seed is None else derive(seed, "restart", member.restarts),
+            seed=None if seed is None else (derive(seed[0], "restart", member.restarts), seed[1]),
+            env_state=self._env_states[index],
         )
 
     @property
@@ -372,6 +384,10 @@ class FleetCollector(FleetControl):
                 "with the workers that they live in"
             )
         self._closing_time = timeout
+        if self._background is not None and not self.closed:
+            # The thread waits for workers: it goes when they do.
+            self._background.let_go()
+            self._close(close_env)
         super().shutdown(timeout, close_env, raise_on_error)
 
     def __del__(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from torch import nn
 from typing_extensions import override
 
@@ -17,9 +19,8 @@ from trawl.collectors.fleet import Fleet
 from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.paths import get_path
 from trawl.collectors.profile import ProfileConfig
-from trawl.collectors.single import Collector
 from trawl.collectors.weights import check_weights, chosen_weights, plain_weights
-from trawl.envs.seeding import check_seed
+from trawl.envs.seeding import check_seed, derive
 
 
 class FleetControl(BaseCollector):
@@ -44,7 +45,8 @@ class FleetControl(BaseCollector):
     _hooks: dict[str, Any]
     _weights: list[bytes | None]
     _versions: list[Any]
-    _seeds: list[int | None]
+    _seeds: list[tuple[int, bool] | None]
+    _env_states: list[Any]
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
         """What a function gives with each worker's collector."""
@@ -68,16 +70,24 @@ class FleetControl(BaseCollector):
             **kwargs: arguments of the environments' reset.
 
         Raises:
+            TypeError: if the entries are no bools.
             ValueError: if there is not an entry for each worker.
         """
         self._check_open("reset()")
         chosen = [True] * self.num_workers if reset_idx is None else list(reset_idx)
+        if not all(isinstance(asked, (bool, np.bool_)) for asked in chosen):
+            raise TypeError(
+                f"reset_idx must hold a bool for each worker, but it is {chosen}: "
+                f"{[True] * self.num_workers} resets all"
+            )
         if len(chosen) != self.num_workers:
             raise ValueError(
                 f"reset_idx has {len(chosen)} entries, but there are {self.num_workers} workers"
             )
         with self._held():
-            self._fleet.call({i: (worker.reset, kwargs) for i, asked in enumerate(chosen) if asked})
+            self._fleet.call(
+                {i: (worker.reset, own) for i, own in _seeded(chosen, kwargs) if chosen[i]}
+            )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds each worker (environments, policy, random actions), and resets.
@@ -98,8 +108,8 @@ class FleetControl(BaseCollector):
         with self._held():
             for index in range(self.num_workers):
                 # Now, and not after: it may be replaced while others are seeded.
-                self._seeds[index] = seed
-                call = (Collector.set_seed, seed, static_seed)
+                self._seeds[index] = seed, static_seed
+                call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._fleet.call({index: call})[index]
         return seed
 
@@ -143,6 +153,8 @@ class FleetControl(BaseCollector):
         new = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
         chosen = self._chosen_workers(worker_ids)
+        if not chosen:
+            return
         packed = {index: self._packed_weights(new, index) for index in chosen}
         with self._held():
             if self._version is not None:
@@ -161,6 +173,11 @@ class FleetControl(BaseCollector):
         if worker_ids is None:
             return list(range(self.num_workers))
         chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        if any(isinstance(i, bool) or not isinstance(i, int) for i in chosen):
+            raise TypeError(
+                "worker_ids must be the number of a worker, or several of them, but it is "
+                f"{worker_ids!r}"
+            )
         for index in chosen:
             if not 0 <= index < self.num_workers:
                 raise ValueError(
@@ -199,7 +216,7 @@ class FleetControl(BaseCollector):
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, and the state of each worker."""
-        states = self._all(Collector.state_dict)
+        states = self._all(methodcaller("state_dict"))
         state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
         last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
         state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
@@ -212,31 +229,38 @@ class FleetControl(BaseCollector):
 
         Raises:
             KeyError: if an entry is missing, as that of a worker.
+            ValueError: if it was made by more workers.
         """
         names = [f"worker{index}" for index in range(self.num_workers)]
         for name in ("frames", "iter", *names):
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+        made_by = sum(name.startswith("worker") for name in state_dict)
+        if made_by != self.num_workers:
+            raise ValueError(
+                f"state_dict was made by {made_by} workers, but there are {self.num_workers}"
+            )
         self._check_open("load_state_dict()")
         version = state_dict.get("policy_version", self.policy_version)
         with self._held():
-            before = list(self._weights), self._versions
+            before = list(self._weights), self._versions, list(self._env_states)
             # Now, and not after: a worker may be replaced while others load.
             for index, name in enumerate(names):
                 loaded = state_dict[name].get("policy_state_dict")
                 if loaded is not None:
                     self._weights[index] = cloudpickle.dumps(plain_weights(loaded))
+                self._env_states[index] = state_dict[name].get("env_state_dict")
             if self._version is not None:
                 self._versions = [state_dict[name].get("policy_version", version) for name in names]
             try:
                 self._fleet.call(
                     {
-                        index: (Collector.load_state_dict, state_dict[name], strict)
+                        index: (methodcaller("load_state_dict", state_dict[name], strict),)
                         for index, name in enumerate(names)
                     }
                 )
             except BaseException:
-                self._weights, self._versions = before
+                self._weights, self._versions, self._env_states = before
                 raise
             if self._version is not None:
                 self._version.version = version
@@ -286,11 +310,11 @@ class FleetControl(BaseCollector):
 
     def getattr_policy(self, path: str) -> Any:
         """The attribute of the first worker's policy at ``path``."""
-        return self._one(0, Collector.getattr_policy, path)
+        return self._one(0, methodcaller("getattr_policy", path))
 
     def getattr_env(self, path: str) -> Any:
         """The attribute of the first worker's environment at ``path``."""
-        return self._one(0, Collector.getattr_env, path)
+        return self._one(0, methodcaller("getattr_env", path))
 
     def get_model(self, model_id: str) -> Any:
         """The model named ``model_id`` in this process: ``"policy"``, or by its path."""
@@ -327,9 +351,9 @@ class FleetControl(BaseCollector):
     def _set_hook(self, name: str, hook: Any) -> None:
         hooks = self.__dict__.setdefault("_hooks", {})
         first = name not in hooks
-        hooks[name] = hook
         if not first:
             self._all(worker.set_attribute, name, hook)
+        hooks[name] = hook
 
     @override
     def enable_profile(self, **options: Any) -> None:
@@ -341,5 +365,16 @@ class FleetControl(BaseCollector):
 
     @override
     def disable_profile(self) -> None:
-        self._all(Collector.disable_profile)
+        self._all(methodcaller("disable_profile"))
         self._profile_config = None
+
+
+def _seeded(
+    chosen: Sequence[bool], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The arguments of each worker's reset: one seed for all would make them alike."""
+    own = dict(kwargs)
+    for index in range(len(chosen)):
+        yield index, dict(own)
+        if own.get("seed") is not None:
+            own["seed"] = derive(own["seed"], "worker", index)

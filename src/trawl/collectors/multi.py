@@ -80,8 +80,10 @@ class MultiCollector(FleetCollector):
 
     @override
     def _close(self, close_env: bool) -> None:
-        super()._close(close_env)
-        give_threads_back(self)
+        try:
+            super()._close(close_env)
+        finally:
+            give_threads_back(self)
 
 
 class MultiSyncCollector(MultiCollector):

@@ -14,6 +14,7 @@ from trawl.collectors.config import (
     check_number,
     did_you_mean,
 )
+from trawl.envs.build import is_env
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
@@ -153,8 +154,23 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
                 f"num_workers={num_workers} does not match create_env_fn, a list of "
                 f"{len(create_env_fn)}: it has an entry for each worker"
             )
-        return list(create_env_fn)
-    return [create_env_fn] * (num_workers or 1)
+        found = list(create_env_fn)
+    else:
+        found = [create_env_fn] * (num_workers or 1)
+    _check_distinct(found)
+    return found
+
+
+def _check_distinct(found: list[Any]) -> None:
+    """Refuses an environment that several workers would get: copies draw the same numbers."""
+    seen: dict[int, int] = {}
+    for index, source in enumerate(found):
+        other = seen.setdefault(id(source), index)
+        if other != index and is_env(source):
+            raise ValueError(
+                f"create_env_fn gives workers {other} and {index} the same environment, "
+                f"{source!r}: give an id, or a function that makes one"
+            )
 
 
 class PerWorker:

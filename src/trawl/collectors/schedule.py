@@ -89,10 +89,11 @@ class SyncSchedule(Schedule):
 
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
-        self._order_all(random())
-        return sorted(self._parts(), key=lambda part: part.index)
+        fresh = self._order_all(random())
+        return sorted(self._parts(fresh), key=lambda part: part.index)
 
-    def _order_all(self, random: bool) -> None:
+    def _order_all(self, random: bool) -> set[int]:
+        """Gives an order to each worker that has none; tells which these are."""
         # Who was broken off, and is not done with that yet, has an order.
         late = {index for index, _ in self._places.values()}
         count = len(self.frames)
@@ -106,12 +107,15 @@ class SyncSchedule(Schedule):
         for index, place in enumerate(places):
             if index not in late:
                 self._order(index, place, random, breakable=self._enough is not None)
+        return set(range(count)) - late
 
-    def _parts(self) -> list[Part]:
+    def _parts(self, fresh: set[int]) -> list[Part]:
         began = time.monotonic()
         count = len(self.frames)
         parts: list[Part] = []
-        while len(parts) < (self._enough or count):
+        # What late ones had left from the batch before says nothing about this one.
+        enough = count if self._enough is None else min(self._enough, len(fresh))
+        while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
             part = self._next()
             if part is not None:
                 parts.append(part)

@@ -61,7 +61,8 @@ class Program:
         trajectory: id of its first trajectory, and of the next, and so on by ``stride``.
         weights: weights for the policy, pickled, or None.
         version: version of the policy, or None if it is not tracked.
-        seed: for random numbers, or None.
+        seed: for random numbers, and whether it is that of all environments; or None.
+        env_state: what its environment had in its state when that was loaded, or None.
     """
 
     index: int
@@ -76,7 +77,8 @@ class Program:
     stride: int = 1
     weights: bytes | None = None
     version: int | str | None = None
-    seed: int | None = None
+    seed: tuple[int, bool] | None = None
+    env_state: Any = None
 
     def __call__(self, port: Port) -> CollectorService:
         """Makes the worker, in the place where it is to be."""
@@ -118,8 +120,10 @@ class CollectorService(Service):
         """Makes of a fresh collector one that goes on where another left off, and says so."""
         frames = self.collector._rollout.frames
         frames.episodes.load(program.trajectory, program.stride)
+        if program.env_state:
+            self.collector.env.load_state_dict(program.env_state)
         if program.seed is not None:
-            self.collector.set_seed(program.seed)
+            self.collector.set_seed(*program.seed)
         if program.weights is not None:
             set_weights(self.collector, program.weights)
         if program.version is not None:

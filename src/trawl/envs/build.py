@@ -40,7 +40,7 @@ def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
     if isinstance(source, str):
         return GymEnv(source, **kwargs)
     env = source
-    if not _is_env(env):
+    if not is_env(env):
         if not callable(source):
             raise TypeError(_explain("create_env_fn", source))
         return _made_by(source, kwargs)
@@ -54,7 +54,7 @@ def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
     made = factory(**kwargs)
     if isinstance(made, str):
         env: Any = GymEnv(made)
-    elif _is_env(made):
+    elif is_env(made):
         env = made if is_tensordict_env(made) else GymEnv(made)
     else:
         raise TypeError(_explain("create_env_fn must make an environment, but what it made", made))
@@ -78,7 +78,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
         parts = env.parts
     else:
         parts = list(source) if isinstance(source, (list, tuple)) else [source]
-        fixed = [_is_env(part) for part in parts]
+        fixed = [is_env(part) for part in parts]
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
         if isinstance(part, ParallelEnv):
             raise ValueError(
@@ -135,7 +135,8 @@ def is_tensordict_env(env: object) -> bool:
     return not isinstance(env, type) and all(hasattr(type(env), name) for name in _PROTOCOL)
 
 
-def _is_env(env: object) -> bool:
+def is_env(env: object) -> bool:
+    """Whether it is an environment that is made already."""
     return not isinstance(env, type) and (
         is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
     )
