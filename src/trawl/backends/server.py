@@ -22,7 +22,7 @@ from typing import NoReturn
 from trawl.backends.wire import Closed, Wire
 
 # What a worker needs, and what takes long to import.
-PRELOADED = ("trawl.collectors.worker", "gymnasium")
+PRELOADED = ("trawl.collectors.worker", "trawl.collectors.warm", "gymnasium")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
