@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 
@@ -402,7 +403,8 @@ def test_errors_of_construction_come_from_the_constructor(cls, option, method):
     with pytest.raises(LookupError, match="nothing there") as caught:
         make(cls, start_method=method, **{option: broken})
     assert "in broken" in str(caught.value)
-    assert "in worker 0" in str(caught.value)
+    # Both fail, and either may be heard first.
+    assert re.search("in worker [01]", str(caught.value))
 
 
 @pytest.mark.parametrize("method", ["inline", "forkserver"])
