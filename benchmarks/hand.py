@@ -163,6 +163,34 @@ def several(envs: Sequence[Any], act: Act, steps: int) -> Source:
         yield steps * count, delivered
 
 
+def subprocesses(env: Any, act: Act, steps: int) -> Source:
+    """A vector environment of Stable-Baselines3, which is closed at the end."""
+    observation = env.reset()
+    memory = allocate((steps, env.num_envs), observation, act, ("action",))
+    delivered = memory.batch.transpose(0, 1)
+    trajectory = np.arange(env.num_envs)
+    try:
+        while True:
+            with torch.no_grad():
+                for t in range(steps):
+                    memory.observations[t] = observation
+                    action = act(memory.observation[t])[0].numpy()
+                    memory.outputs[0][t] = action
+                    observation, reward, done, infos = env.step(action)
+                    memory.next_observations[t] = observation
+                    memory.reward[t] = reward
+                    memory.truncated[t] = [info["TimeLimit.truncated"] for info in infos]
+                    memory.terminated[t] = done & ~memory.truncated[t]
+                    memory.done[t] = done
+                    memory.trajectory[t] = trajectory
+                    for i in np.flatnonzero(done):
+                        memory.next_observations[t, i] = infos[i]["terminal_observation"]
+                        trajectory[i] = trajectory.max() + 1
+            yield steps * env.num_envs, delivered
+    finally:
+        env.close()
+
+
 def pool(env: Any, act: Act, steps: int) -> Source:
     """EnvPool with its own auto-reset: the step after the end of an episode is only a reset.
 

@@ -4,6 +4,7 @@
     python benchmarks/run.py --quick                # a glance; writes no files
     python benchmarks/run.py --cases pendulum sync2
     python benchmarks/run.py --group multi          # those of many processes
+    python benchmarks/run.py --group weights        # what new weights cost
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -45,14 +46,29 @@ MultiName = Literal[
     "vector2",
     "first_batch",
     "parallel2",
+    "collected2",
     "straggler",
     "workers",
     "sizes",
 ]
+WeightsName = Literal[
+    "weights_2",
+    "weights_8",
+    "weights_16",
+    "weights_asleep",
+    "weights_1000x10000",
+    "weights_1000x1000",
+    "taking_large",
+    "taking_1000x10000",
+    "taking_1000x1000",
+    "updating_sync",
+    "updating_async",
+]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
-    "all": (*get_args(SingleName), *get_args(MultiName)),
+    "weights": get_args(WeightsName),
+    "all": (*get_args(SingleName), *get_args(MultiName), *get_args(WeightsName)),
 }
 
 
@@ -60,10 +76,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[SingleName | MultiName, ...] = ()
+    cases: tuple[SingleName | MultiName | WeightsName, ...] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "all"] = "all"
-    """The cases of one process, those of many, or both."""
+    group: Literal["single", "multi", "weights", "all"] = "all"
+    """The cases of one process, those of many, those of new weights, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -76,6 +92,8 @@ class Options:
     """Where the picture of one process goes."""
     multi_json: Path = RESULTS / "multi.json"
     """Where the numbers of many processes go."""
+    weights_json: Path = RESULTS / "weights.json"
+    """Where the numbers of weights go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -108,8 +126,11 @@ def main(options: Options) -> None:
     multi = [name for name in names if name in GROUPS["multi"]]
     if single:
         compare(single, options, console)
+    weights = [name for name in names if name in GROUPS["weights"]]
     if multi:
         compare_multi(multi, options, console)
+    if weights:
+        compare_weights(weights, options, console)
 
 
 def compare(names: list[str], options: Options, console: Console) -> None:
@@ -167,6 +188,25 @@ def compare_multi(names: list[str], options: Options, console: Console) -> None:
     if by_count or by_size:
         write_growth(options.growth, by_count, by_size)
         console.print(f"Written: {options.growth}")
+
+
+def compare_weights(names: list[str], options: Options, console: Console) -> None:
+    """Run the cases of weights, print the tables, write the file."""
+    from multi import report
+    from multi.race import measure
+    from report import write_json
+    from weights.cases import RACES
+
+    results = []
+    for name in names:
+        with console.status(name):
+            results.append(measure(RACES[name](), options.rounds, options.seconds))
+    for table in report.tables(results, [], {}, "New weights"):
+        console.print(table)
+    if options.quick:
+        return
+    write_json(options.weights_json, report.as_json(results, {}, _settings(options)))
+    console.print(f"\nWritten: {options.weights_json}")
 
 
 def _settings(options: Options) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import peers as single_peers
 import work
 from harness import HAND, TRAWL, Source
 from multi import parallel, peers
-from multi.collecting import Collecting, Delivering, Several, SideBySide
+from multi.collecting import Collecting, Delivering, Looping, Several, SideBySide
 from multi.race import Contender, Goal, Measure, Race
 
 WORKERS = 2
@@ -48,6 +48,13 @@ def hand_vector(net: Any, envs: int, steps: int) -> Source:
 def hand_list(net: Any, envs: int, steps: int) -> Source:
     """The hand-written loop of a list of environments."""
     return hand.several([work.pendulum() for _ in range(envs)], hand.only(net), steps)
+
+
+def hand_subprocesses(net: Any, envs: int, steps: int) -> Source:
+    """The hand-written loop of environments that have processes of their own."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    return hand.subprocesses(SubprocVecEnv([work.pendulum] * envs), hand.only(net), steps)
 
 
 def collecting(
@@ -229,6 +236,28 @@ def parallel2() -> Race:
     )
 
 
+def collected2() -> Race:
+    net = work.mlp(3, 1)
+
+    def collector(prepare: Callable[..., Any]) -> partial[Collecting]:
+        prepared = partial(prepare, work.pendulum, WORKERS, work.acting(net), WORKERS * STEPS)
+        return partial(Collecting, prepared, ahead=0)
+
+    return Race(
+        "collected2",
+        "Collector of a ParallelEnv of 2 Pendulums, MLP 2x64",
+        (
+            Contender(TRAWL, collector(peers.trawl_parallel)),
+            Contender(
+                HAND,
+                partial(Looping, partial(hand_subprocesses, net, WORKERS, STEPS)),
+                "over Stable-Baselines3's SubprocVecEnv",
+            ),
+            Contender(TORCHRL, collector(peers.torchrl_parallel), TRUSTED),
+        ),
+    )
+
+
 def straggler() -> Race:
     net, slow, quick, alone = work.mlp(3, 1), 1, 15, 12
     makes = [work.slow_pendulum] * slow + [work.pendulum] * quick
@@ -266,6 +295,7 @@ RACES = {
         vector2,
         first_batch,
         parallel2,
+        collected2,
         straggler,
     )
 }

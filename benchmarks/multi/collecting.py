@@ -111,6 +111,23 @@ class Several:
             part.close()
 
 
+class Looping:
+    """A hand-written loop over environments in processes of their own."""
+
+    def __init__(self, loop: Callable[[], Source]) -> None:
+        self._source = loop()
+        _, batch = next(self._source)
+        self.layout = {} if batch is None else layout_of(batch)
+        self.facts: dict[str, float] = {}
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        """Frames per second."""
+        return {"speed": speed(self._source, seconds, "wall")}
+
+    def close(self) -> None:
+        self._source.close()
+
+
 def frames_of(batch: TensorDictBase) -> int:
     """The frames of a batch without those that only fill it up."""
     mask = batch.get(("collector", "mask"), None)

@@ -62,6 +62,37 @@ def torchrl(
     )
 
 
+def trawl_parallel(make: Make, count: int, policy: Any, frames: int) -> Callable[[], Any]:
+    """Trawl's collector of one process, whose environments have processes of their own."""
+    from trawl.collectors import Collector
+    from trawl.envs import ParallelEnv
+
+    def construct() -> Any:
+        env = ParallelEnv(count, make)
+        return Collector(env, policy, frames_per_batch=frames, total_frames=-1)
+
+    return construct
+
+
+def torchrl_parallel(make: Make, count: int, policy: Any, frames: int) -> Callable[[], Any]:
+    """The same of TorchRL."""
+    warnings.simplefilter("ignore")
+    from torchrl.collectors import Collector
+    from torchrl.envs import ParallelEnv
+
+    def construct() -> Any:
+        return Collector(
+            ParallelEnv(count, wrapped(make)),
+            policy,
+            frames_per_batch=frames,
+            total_frames=-1,
+            trust_policy=True,
+            auto_register_policy_transforms=False,
+        )
+
+    return construct
+
+
 def wrapped(make: Make) -> Make:
     """Makes the environment as TorchRL wraps it."""
     return partial(peers.torchrl_single, make)

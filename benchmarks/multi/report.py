@@ -16,17 +16,20 @@ from report import circumstances
 
 
 def tables(
-    results: Sequence[Result], by_count: Sequence[Result], growth: dict[str, PerWorker]
+    results: Sequence[Result],
+    by_count: Sequence[Result],
+    growth: dict[str, PerWorker],
+    title: str = "Many processes",
 ) -> list[Table]:
     """All that there is to say."""
-    made = [table(results)] if results else []
+    made = [table(results, title)] if results else []
     made += [growth_table(by_count)] if by_count else []
-    return [*made, goals_table([*results, *by_count], growth)]
+    return [*made, goals_table([*results, *by_count], growth, title)]
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[Result], title: str) -> Table:
     """One row per contender and measure: its value, and how many times as good Trawl is."""
-    made = Table(title="Many processes (medians over the rounds)")
+    made = Table(title=f"{title} (medians over the rounds)")
     for heading in ("case", "contender"):
         made.add_column(heading)
     for heading in ("measured", "to hand loop", "Trawl is x as good", "min - max"):
@@ -86,9 +89,9 @@ def growth_table(by_count: Sequence[Result]) -> Table:
     return made
 
 
-def goals_table(results: Sequence[Result], growth: dict[str, PerWorker]) -> Table:
+def goals_table(results: Sequence[Result], growth: dict[str, PerWorker], title: str) -> Table:
     """One row per goal: what it asks for, and what became of it."""
-    made = Table(title="Goals of many processes")
+    made = Table(title=f"{title}: goals")
     made.add_column("case")
     made.add_column("goal")
     made.add_column("median", justify="right")

@@ -6,7 +6,8 @@
 The text between ``<!-- speed:begin -->`` and ``<!-- speed:end -->`` is replaced: in README.md by
 how many times as fast as the others Trawl is, in docs/performance.md by every contender's speed.
 There, what is between ``<!-- multi:begin -->`` and ``<!-- multi:end -->`` becomes the speed of many
-processes. The results are what ``benchmarks/run.py`` writes, and so are the pictures that go with
+processes, and between ``<!-- weights:begin -->`` and ``<!-- weights:end -->`` the cost of new
+weights. The results are what ``benchmarks/run.py`` writes, and so are the pictures that go with
 them.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "single.json"
 MULTI = ROOT / "benchmarks" / "results" / "multi.json"
+WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 PICTURE = "![Frames per second, the hand-written loop being 1]({}/speed.png)"
 GROWTH = "![Speed, start and memory by the number of workers and the size of observations]({})"
 TRAWL = "Trawl"
@@ -145,6 +147,18 @@ def multi_table(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def weights_table(results: dict[str, Any]) -> str:
+    """One row for each contender and measure of each kind of work."""
+    rows = [["Work", "Who", "Measured", "Trawl is × as good", "least – most", "How"]]
+    for case in results["cases"].values():
+        title = case["title"]
+        for row in _measured_rows(case):
+            rows.append([title, *row])
+            title = ""
+    about = _circumstances(results, "with one thread in each process")
+    return f"{_table(rows, numbers_from=2)}\n\n{about}"
+
+
 def _measured_rows(case: dict[str, Any]) -> list[list[str]]:
     trawl = next((each for each in case["contenders"] if each["name"] == TRAWL), None)
     rows = []
@@ -206,13 +220,20 @@ def replaced(page: str, block: str, mark: str = "speed") -> str:
     return f"{before}{opening}\n\n{block}\n\n{closing}{after}"
 
 
-def write(results: dict[str, Any], root: Path = ROOT, multi: dict[str, Any] | None = None) -> None:
+def write(
+    results: dict[str, Any],
+    root: Path = ROOT,
+    multi: dict[str, Any] | None = None,
+    weights: dict[str, Any] | None = None,
+) -> None:
     """Writes the tables into the two pages under ``root``."""
     for name, table in (("README.md", short_table), ("docs/performance.md", full_table)):
         path = root / name
         page = replaced(path.read_text(encoding="utf-8"), table(results))
         if multi is not None and table is full_table:
             page = replaced(page, multi_table(multi), "multi")
+        if weights is not None and table is full_table:
+            page = replaced(page, weights_table(weights), "weights")
         path.write_text(page, encoding="utf-8")
 
 
@@ -220,6 +241,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="default: %(default)s")
     parser.add_argument("--multi", type=Path, default=MULTI, help="default: %(default)s")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="default: %(default)s")
     given = parser.parse_args()
-    many = json.loads(given.multi.read_text(encoding="utf-8")) if given.multi.exists() else None
-    write(json.loads(given.results.read_text(encoding="utf-8")), multi=many)
+    more = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in (("multi", given.multi), ("weights", given.weights))
+        if path.exists()
+    }
+    write(json.loads(given.results.read_text(encoding="utf-8")), **more)

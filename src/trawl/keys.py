@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Key = tuple[str, ...]
@@ -23,6 +23,17 @@ def show_key(key: Key) -> str:
 def show_keys(keys: Sequence[Key] | set[Key]) -> str:
     """Several keys, sorted, for an error message."""
     return "[" + ", ".join(show_key(key) for key in sorted(keys)) + "]"
+
+
+def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
+    """The entries as dicts in dicts: ``{("a", "b"): 1}`` as ``{"a": {"b": 1}}``."""
+    outer: dict[str, Any] = {}
+    for key, value in entries.items():
+        place = outer
+        for part in key[:-1]:
+            place = place.setdefault(part, {})
+        place[key[-1]] = value
+    return outer
 
 
 def next_of(key: Key) -> Key:

@@ -11,3 +11,13 @@ class TestInline(BackendConformance):
 
     def new_backend(self):
         return InlineBackend()
+
+
+class TestInlineByMessages(BackendConformance):
+    shares_memory = False
+    isolated = False
+    concurrent = False
+    kills_by_signal = False
+
+    def new_backend(self):
+        return InlineBackend(shares_memory=False)

@@ -450,6 +450,38 @@ def make_parent(port):
     return Puppet(port)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_names_that_a_worker_gave_go_with_it(method, how):
+    """Of semaphores, and of shared memory: its resource tracker is left to remove them."""
+    out = run(f"""
+        from multiprocessing import get_context, resource_tracker, shared_memory
+
+        def make(port):
+            service = Service(port)
+            service.lock = get_context("spawn").Lock()
+            service.memory = shared_memory.SharedMemory(create=True, size=8)
+            names = "sem." + service.lock._semlock.name[1:], service.memory.name
+            port.send((resource_tracker._resource_tracker._pid, names))
+            return service
+
+        def left():
+            return [os.path.exists("/dev/shm/" + name) for name in names]
+
+        backend = ProcessBackend("{method}")
+        worker = backend.launch(0, make)
+        (event,) = backend.wait()
+        tracker, names = event.content
+        handle = os.pidfd_open(tracker)
+        say(left())
+        worker.{how}()
+        say(*[type(event).__name__ for event in backend.wait()])
+        select.select([handle], [], [], {PATIENCE})
+        say(left())
+    """)
+    assert out.splitlines() == ["[True, True]", "Death", "[False, False]"]
+
+
 def test_ctrl_c_is_for_the_parent():
     with Program(
         """

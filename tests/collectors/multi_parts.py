@@ -10,6 +10,7 @@ from collector_parts import by_step
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from trawl.backends import InlineBackend
 from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import Ledger, NumberedEnv
 
@@ -41,11 +42,17 @@ def ledger(
 
 
 def make(cls: Any = MultiSyncCollector, workers: int = 2, lanes: int | None = None, **options: Any):
-    """A collector of numbered environments, whose policy acts by the step."""
+    """A collector of numbered environments, whose policy acts by the step.
+
+    With ``start_method="messages"`` workers are inline, and share no memory with their parent.
+    """
     options.setdefault("start_method", "inline")
     options.setdefault("frames_per_batch", 10)
     given = "policy_factory" in options
     policy = options.pop("policy", None if given else by_step())
+    if options["start_method"] == "messages":
+        options["start_method"] = "inline"
+        cls = type(cls.__name__, (cls,), {"_new_backend": lambda self: InlineBackend(False)})
     own = "create_env_fn" in options
     sources = options.pop("create_env_fn") if own else envs(workers, lanes)
     return cls(sources, policy, **options)

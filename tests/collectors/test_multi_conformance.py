@@ -22,11 +22,11 @@ from multi_parts import (
     worker_of,
 )
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector
 from trawl.errors import WorkerError
 from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, RaggedEnv
 
-METHODS = ["inline", "forkserver"]
+METHODS = ["inline", "messages", "forkserver"]
 
 
 @pytest.fixture(params=METHODS)
@@ -86,6 +86,7 @@ def test_a_batch_that_is_kept_stays_as_it_was(cls, method, kind):
     assert book.frames == 200
 
 
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
 def test_workers_write_where_the_batch_is_delivered(method):
     with make(start_method=method, total_frames=40) as collector:
         addresses = [batch["observation"].data_ptr() for batch in collector]
@@ -133,9 +134,9 @@ def seeded():
     """The batches of a seeded collector, for each way to put them together."""
 
     def collect(how, **options):
-        with MultiSyncCollector(
-            "CartPole-v1",
-            num_workers=2,
+        with make(
+            create_env_fn=["CartPole-v1"] * 2,
+            policy=None,
             frames_per_batch=60,
             total_frames=180,
             cat_results=how,
@@ -147,7 +148,7 @@ def seeded():
     return collect
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["messages", "forkserver", "spawn"])
 def test_one_seed_gives_the_same_bits_wherever_workers_live(seeded, method):
     one, other = seeded("stack", start_method="inline"), seeded("stack", start_method=method)
     assert one[0] == other[0]

@@ -175,7 +175,7 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
     for index, place in enumerate(assembly.places()):
         if index not in late:
             numbers[index] = _fill(place, index, filled[index])
-            parts.append(Part(index, place, Done(index, 0, filled[index], None, 0, None, {})))
+            parts.append(Part(index, place, Done(index, 0, filled[index], None, 0, 0, None, {})))
     together = assembly.together(parts)
     full = not late and filled == steps
     if by_time or full:
@@ -202,7 +202,7 @@ def test_versions_are_those_of_the_workers():
     parts = []
     for index, place in enumerate(assembly.places()):
         _fill(place, index, 3)
-        parts.append(Part(index, place, Done(index, 3, 3, 5 + index, 0, None, {})))
+        parts.append(Part(index, place, Done(index, 3, 3, 5 + index, 0, 0, None, {})))
     assert assembly.together(parts)["policy_version"].tolist() == [[5] * 3, [6] * 3]
 
 

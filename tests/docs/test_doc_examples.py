@@ -276,7 +276,15 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-PUBLIC = ["trawl", "trawl.collectors", "trawl.data", "trawl.envs", "trawl.observe", "trawl.testing"]
+PUBLIC = [
+    "trawl",
+    "trawl.collectors",
+    "trawl.data",
+    "trawl.envs",
+    "trawl.observe",
+    "trawl.testing",
+    "trawl.weight_update",
+]
 
 
 @pytest.mark.parametrize("module", PUBLIC)

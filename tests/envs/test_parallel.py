@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
+from tensordict import TensorDict
 
 from trawl import Collector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -146,6 +147,48 @@ def test_what_was_given_stays_as_it_is(parallel):
     before = first.clone()
     env.step(env.rand_action(env.reset()))
     assert_same(first, before)
+
+
+@KINDS
+def test_frames_stay_as_they_are(kind, parallel):
+    env = parallel(kind)
+    root, given = env.reset(), []
+    for _ in range(6):
+        frame, root = env.step_and_maybe_reset(env.rand_action(root))
+        given += [(frame, frame.clone()), (root, root.clone())]
+        root = root.copy()
+    for each, before in given:
+        assert_same(each, before)
+
+
+@KINDS
+def test_what_is_put_in_a_root_is_not_in_the_frame_before(kind, parallel):
+    env = parallel(kind)
+    frame, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    keys = set(frame.keys(True, True))
+    root.set("more", torch.zeros(3, 1))
+    assert set(frame.keys(True, True)) == keys
+
+
+def test_what_a_policy_says_of_the_next_step_is_in_its_root(parallel):
+    env = parallel()
+    root = env.rand_action(env.reset()).set(("next", "memory"), torch.ones(3, 2))
+    frame, root = env.step_and_maybe_reset(root)
+    assert frame["next", "reward"].shape == (3, 1)
+    assert root["memory"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_a_root_is_where_its_frame_is(parallel):
+    env = parallel()
+    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()).to("cpu"))
+    assert root.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv])
+def test_checked_tensordicts_are_the_same(kind, parallel, monkeypatch):
+    frames = rolled(parallel(kind))
+    monkeypatch.setattr("trawl.envs.parallel.new_tensordict", TensorDict)
+    assert_same(frames, rolled(parallel(kind)))
 
 
 @KINDS

@@ -43,7 +43,7 @@ class Port(ABC):
 
         Args:
             content: what :mod:`pickle` can take there. An exception that says that it can't is
-                raised here, and nothing is sent.
+                raised here, and nothing is sent. What it refers to may change after that.
         """
 
     @abstractmethod

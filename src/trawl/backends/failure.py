@@ -21,13 +21,11 @@ class Failure:
     Attributes:
         summary: its type and message, in a line.
         text: the traceback as it would have been printed over there.
-        notes: what was added to it.
         pickled: the exception itself, or None if it can't be pickled.
     """
 
     summary: str
     text: str
-    notes: tuple[str, ...]
     pickled: bytes | None
 
     @classmethod
@@ -38,7 +36,6 @@ class Failure:
         return cls(
             summary.splitlines()[0] if summary else type(error).__name__,
             text,
-            _notes(error),
             _pickled(error),
         )
 
@@ -61,11 +58,6 @@ class Failure:
         original = self.original()
         message = f"in {where}: {self.summary}\n\nThere it was:\n\n{self.text}"
         return _rebuilt(message, original)
-
-
-def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", ())
-    return tuple(map(str, notes)) if isinstance(notes, list | tuple) else ()
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from typing import Any
 
+import cloudpickle
 from typing_extensions import override
 
 from trawl.backends.base import (
@@ -34,12 +36,16 @@ class InlineBackend(Backend):
 
     A worker builds its service when it is launched, handles a message when it is sent, and works
     while :meth:`wait` waits, one piece at a time, in turn with the others.
+
+    Args:
+        shares_memory: whether workers may use memory of the backend; otherwise messages are
+            copies, as they are where workers are far away.
     """
 
-    shares_memory = True
     isolated = False
 
-    def __init__(self) -> None:
+    def __init__(self, shares_memory: bool = True) -> None:
+        self.shares_memory = shares_memory
         self._workers: dict[InlineWorker, None] = {}
         self._closed = False
         self._events: deque[Event] = deque()
@@ -176,6 +182,8 @@ class _InlinePort(Port):
 
     @override
     def send(self, content: Any) -> None:
+        if not self._backend.shares_memory:
+            content = pickle.loads(cloudpickle.dumps(content))
         self._backend.note(Message(self._worker, content))
 
     @override

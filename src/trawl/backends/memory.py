@@ -11,6 +11,8 @@ import os
 import sys
 import tempfile
 import weakref
+from multiprocessing import reduction
+from typing import Any
 
 
 class SharedMemory:
@@ -38,9 +40,13 @@ class SharedMemory:
         os.ftruncate(fd, max(nbytes, 1))
         return cls(fd, nbytes)
 
-    def descriptor(self) -> int:
-        """Another descriptor of it, for the caller to close."""
-        return os.dup(self.fd)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To a process that is being started the descriptor goes along; to another one by request.
+        return _received, (reduction.DupFd(self.fd), self.nbytes)
+
+
+def _received(descriptor: Any, nbytes: int) -> SharedMemory:
+    return SharedMemory(descriptor.detach(), nbytes)
 
 
 def _nameless_file() -> int:

@@ -132,8 +132,12 @@ class _Server:
         return os.waitstatus_to_exitcode(status)
 
     def _end_orphans(self) -> None:
-        """Ends what workers that are gone left behind, and what that left behind in turn."""
-        while orphans := _children() - self._workers:
+        """Ends what workers that are gone left behind, and what that left behind in turn.
+
+        But for trackers of resources: once all who told them of names (of semaphores, of shared
+        memory) are gone, they remove these names, and end by themselves.
+        """
+        while orphans := {pid for pid in _children() - self._workers if not _is_tracker(pid)}:
             for pid in orphans:
                 _kill(pid)
             for pid in orphans:
@@ -188,6 +192,15 @@ def _prctl(option: int, value: int) -> None:
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker, of ``multiprocessing`` or of what is like it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker import main" in file.read()
+    except OSError:
+        return False
 
 
 def _children() -> set[int]:

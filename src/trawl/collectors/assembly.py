@@ -12,11 +12,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.policy_version import stamp
-from trawl.keys import Key, show_key
+from trawl.keys import show_key
 from trawl.rollout.block import as_batch
-from trawl.rollout.layout import Joint, Layout
+from trawl.rollout.layout import Joint, Layout, along_time
 from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
-from trawl.rollout.slab import Lease, Memory, SlabPool
+from trawl.rollout.slab import Lease, Memory, SlabPool, tensors_in
 
 _MASK = ("collector", "mask")
 
@@ -56,10 +56,14 @@ class Part:
     @property
     def apart(self) -> bool:
         """Whether the batch was sent, and is not where it was to be put."""
-        return self.done.batch is not None
+        return self.done.batch is not None or self.done.block is not None
 
-    def batch(self, hidden: frozenset[Key]) -> TensorDictBase:
-        """The batch itself."""
+    def batch(self, ready: Ready) -> TensorDictBase:
+        """The batch itself, of a worker that said this of itself."""
+        hidden = ready.hidden
+        if self.done.block is not None and ready.layout is not None:
+            sent_block = Lease(ready.layout, tensors_in(ready.layout, self.done.block))
+            return as_batch(sent_block, hidden, None)
         if self.done.batch is not None:
             sent: TensorDictBase = pickle.loads(self.done.batch)
             return sent.clear_device_()
@@ -154,7 +158,7 @@ class Assembly:
 
     def one(self, part: Part) -> TensorDictBase:
         """The batch of one worker."""
-        return self._stamped(part.batch(self._ready[part.index].hidden), part.done.version)
+        return self._stamped(part.batch(self._ready[part.index]), part.done.version)
 
     def of(self, batches: Sequence[TensorDictBase], version: int | str | None) -> TensorDictBase:
         """Batches of all workers as one; they are not in memory of this assembly."""
@@ -197,16 +201,15 @@ class Assembly:
         if self.how == "stack":
             stacked: TensorDictBase = TensorDict.maybe_dense_stack(parts, 0)
             return _named(stacked)
-        batched = parts[0].ndim > 1
-        axis = 0 if self.how == 0 and batched else parts[0].ndim - 1
+        batch = parts[0].shape[:-1]
+        axis = len(batch) if along_time(self.how, batch) else 0
         return _named(torch.cat(parts, axis))
 
     def _incomplete(self, parts: Sequence[Part]) -> TensorDictBase:
         """Where some were broken off: what they have, and where a place must be filled, a mask."""
         batches = {part.index: self.one(part) for part in parts}
         steps = {part.index: part.done.filled for part in parts}
-        by_time = self.how == -1 or (self.how == 0 and not self._ready[0].batch_size)
-        if by_time:
+        if along_time(self.how, self._ready[0].batch_size):
             filled = {
                 index: batch[..., : steps[index]]
                 for index, batch in batches.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import RLock
@@ -15,16 +15,17 @@ from torch import nn
 
 from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.paths import call_path, get_path
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
+from trawl.collectors.weights import WeightControl
+from trawl.paths import call_path, get_path
 
 
 class CollectorClosed(Exception):
     """Somebody else shut the collector down while a batch was being collected."""
 
 
-class BaseCollector(ABC):
+class BaseCollector(WeightControl):
     """A source of batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -57,6 +58,10 @@ class BaseCollector(ABC):
         self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
+        self._receivers = {}
+        self._schemes = {}
+        self._schemes_received = {}
+        self.weight_updater = None
         self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
 
     if not TYPE_CHECKING:

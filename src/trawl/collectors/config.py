@@ -16,6 +16,8 @@ import torch
 from tensordict.nn import InteractionType
 from torch import nn
 
+from trawl.weight_update.scheme import WeightSyncScheme
+
 
 @dataclass(frozen=True)
 class CollectorConfig:
@@ -56,6 +58,10 @@ class CollectorConfig:
             (``is_init``); None: if the policy reads it.
         track_policy_version: writes ``"policy_version"`` into each frame; a
             :class:`~trawl.collectors.PolicyVersion` to share one.
+        weight_updater: a weight updater (deprecated), or what makes one.
+        weight_sync_schemes: by model (``"policy"``, or a path, as ``"env.transform[0]"``), the
+            schemes by which new weights are sent. Default: what suits the place of the workers.
+        weight_recv_schemes: by model, the schemes by which this collector is sent new weights.
         on_env_error: what to do when an environment's ``step`` or its reset at an episode's end
             raises: ``"raise"``, or ``"restart"``, which builds that environment anew from its id
             or function. Its episode ends as truncated, the row of the step that failed is masked
@@ -94,6 +100,9 @@ class CollectorConfig:
     no_cuda_sync: bool = False
     auto_register_policy_transforms: bool | None = None
     track_policy_version: Any = False
+    weight_updater: Any = None
+    weight_sync_schemes: Mapping[str, Any] | None = None
+    weight_recv_schemes: Mapping[str, Any] | None = None
     on_env_error: str = "raise"
     worker_idx: int | None = None
     pre_collect_hook: Callable[[], Any] | None = None
@@ -125,6 +134,7 @@ class CollectorConfig:
             )
         self._check_callables()
         self._check_mappings()
+        self._check_schemes()
         self._check_splitting()
         self._check_buffer()
 
@@ -156,6 +166,25 @@ class CollectorConfig:
                     f"{type(value).__name__}: {value!r}"
                 )
         check_env_kwargs(self.create_env_kwargs)
+
+    def _check_schemes(self) -> None:
+        for name in ("weight_sync_schemes", "weight_recv_schemes"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Mapping):
+                raise TypeError(
+                    f"{name} must map models to weight-sync schemes, as {{'policy': scheme}}, but "
+                    f"it is {type(value).__name__}: {value!r}"
+                )
+            for model, scheme in value.items():
+                if not isinstance(scheme, WeightSyncScheme):
+                    raise TypeError(
+                        f"{name}[{model!r}] must be a WeightSyncScheme, but it is "
+                        f"{type(scheme).__name__}: {scheme!r}"
+                    )
+        if self.weight_updater is not None and self.weight_sync_schemes is not None:
+            raise TypeError("weight_updater and weight_sync_schemes can't both be given")
 
     def _check_splitting(self) -> None:
         if not self.split_trajs:

@@ -272,6 +272,12 @@ class Fleet:
                     member.worker.forget(name)
                 member.known.discard(name)
 
+    def tell(self, index: int, content: Any) -> None:
+        """Sends a worker what brings no answer. Who takes its place doesn't hear of it."""
+        worker = self.members[index].worker
+        if worker is not None:
+            worker.send(content)
+
     def call(self, calls: dict[int, tuple[Any, ...]], kwargs: Any = None) -> dict[int, Any]:
         """Calls a function with the collectors of workers, and waits for the results.
 

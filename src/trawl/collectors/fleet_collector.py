@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Any
-from weakref import WeakMethod
 
 import cloudpickle
 import torch
+from torch import nn
 from typing_extensions import override
 
 from trawl.backends.base import Backend
@@ -21,13 +22,19 @@ from trawl.collectors.config import muted, resolve_devices, warn
 from trawl.collectors.delivery import Delivery, experience
 from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
+from trawl.collectors.lag import LagBound, Lags
 from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
 from trawl.collectors.orders import Ready
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
+from trawl.collectors.weak import weak
+from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.errors import WorkerError
+from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.schemes import NoWeightSyncScheme, SharedMemWeightSyncScheme
 
 # What a worker has to know to write into a replay buffer.
 _WRITERS = (
@@ -64,27 +71,33 @@ class FleetCollector(FleetControl):
         self.num_workers = len(self.create_env_fn)
         self._own = PerWorker(self.num_workers, policy, options)
         config = MultiConfig(**options)
-        factory = self._own.shown.get("policy_factory", config.policy_factory)
-        factories = factory if isinstance(factory, tuple) else [factory]
-        if policy is not None and any(one is not None for one in factories):
+        # With schemes, a policy beside a factory is where weights come from.
+        made = any(self._own.makes_policy(config, i) for i in range(self.num_workers))
+        if policy is not None and made and config.weight_sync_schemes is None:
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
         vars(self).update(self._own.shown)
         self._check()
         self.policy = policy
         self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
-        self._packed = [_packed(policy, i) for i, policy in enumerate(self._own.policies)]
-        self._weights: list[bytes | None] = [None] * self.num_workers
+        self._packed = [
+            None if self._own.makes_policy(config, i) else _packed(policy, i)
+            for i, policy in enumerate(self._own.policies)
+        ]
+        self._weights_lock = Lock()
+        self._lags = Lags()
         self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
         self._env_states: list[Any] = [None] * self.num_workers
         self._registry = parent_registry()
         self._frames_asked = self._frames_of_workers()
         self._backend = self._new_backend()
+        self._connect_schemes()
         limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
-        self._fleet = Fleet(self._backend, self.num_workers, _weak(self._program), limits)
+        self._fleet = Fleet(self._backend, self.num_workers, weak(self._program), limits)
         try:
             self._prepare()
+            self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
@@ -95,9 +108,18 @@ class FleetCollector(FleetControl):
     def _new_backend(self) -> Backend:
         """The place where workers live."""
 
+    def _new_scheme(self) -> WeightSyncScheme:
+        """How weights come to workers if the user doesn't say."""
+        if self._backend.shares_memory:
+            return SharedMemWeightSyncScheme()
+        return MessageWeightSyncScheme()
+
     @abstractmethod
     def _frames_of_workers(self) -> list[int]:
         """Frames that each worker is asked for at a time."""
+
+    def _note_parts(self, parts: Sequence[Part]) -> None:  # noqa: B027
+        """Called with what a batch was made of, when it is counted."""
 
     # --- construction
 
@@ -113,8 +135,42 @@ class FleetCollector(FleetControl):
                 f"preemptive_threshold={config.preemptive_threshold} is for batches of all workers "
                 "together (sync=True); here no worker waits for others"
             )
+        if self.sync and config.max_policy_lag is not None:
+            raise ValueError(
+                f"max_policy_lag={config.max_policy_lag} is for sync=False: here all workers wait "
+                "for the next batch, which is made with the newest weights"
+            )
+        if config.update_at_each_batch and not self._has_source():
+            raise ValueError(
+                "update_at_each_batch=True needs a policy whose weights are sent: a module. This "
+                "one is none, or was made by a policy_factory"
+            )
         if config.use_buffers is False and config.cat_results not in (None, "stack"):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
+
+    def _has_source(self) -> bool:
+        """Whether there are weights to send if none are given."""
+        given = self.config.weight_updater is not None
+        return given or all(isinstance(policy, nn.Module) for policy in self._own.policies)
+
+    def _connect_schemes(self) -> None:
+        """Makes the schemes that bring weights to workers."""
+        self._schemes.update(self.config.weight_sync_schemes or {})
+        self._schemes.setdefault(POLICY, self._new_scheme())
+        for model_id, scheme in self._schemes.items():
+            if scheme.initialized_on_sender or scheme.initialized_on_receiver:
+                raise RuntimeError(
+                    f"the weight-sync scheme of {model_id!r} is in use already: each collector "
+                    "needs one of its own"
+                )
+            scheme.init_on_sender(model_id=model_id, context=self)
+            scheme.connect()
+        self._channel = self._schemes[POLICY]
+        if isinstance(self._channel, NoWeightSyncScheme):
+            # States that are loaded, and versions, have to come to workers in any case.
+            self._channel = self._new_scheme()
+            self._channel.init_on_sender(model_id=POLICY, context=self)
+            self._channel.connect()
 
     def _prepare(self) -> None:
         config = self.config
@@ -127,6 +183,8 @@ class FleetCollector(FleetControl):
                 self._check_sendable()
             raise
         ready = [member.ready for member in self._fleet.members if member.ready is not None]
+        for index, one in enumerate(ready):
+            self._channel.know(index, one.packing)
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
         share = config.preemptive_threshold if self.sync else None
@@ -149,8 +207,12 @@ class FleetCollector(FleetControl):
         self._schedule: Schedule = (
             SyncSchedule(self._fleet, assembly, frames, share)
             if self.sync
-            else AsyncSchedule(self._fleet, assembly, frames)
+            else AsyncSchedule(self._fleet, assembly, frames, self._lag_bound())
         )
+
+    def _lag_bound(self) -> LagBound | None:
+        most = self.config.max_policy_lag
+        return None if most is None else LagBound(most, self._channel.count, self.num_workers)
 
     def _initialise_buffer(self) -> None:
         """Gives an empty shared buffer its layout: it can't be shared before it has one."""
@@ -218,7 +280,7 @@ class FleetCollector(FleetControl):
             registry=self._registry,
             trajectory=index if fresh else member.trajectory + skipped,
             stride=self.num_workers,
-            weights=self._weights[index],
+            receivers=self._receivers_of(index),
             version=self._versions[index],
             seed=None if seed is None else (derive(seed[0], "restart", member.restarts), seed[1]),
             env_state=self._env_states[index],
@@ -242,11 +304,17 @@ class FleetCollector(FleetControl):
     # --- collecting
 
     def _collect(self) -> Any:
+        self._take_weights()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
         parts = self._schedule.collect(self._wanted, self._is_random)
         self._frames += sum(part.done.frames for part in parts)
+        for part in parts:
+            if not part.done.random:
+                lag = self._channel.count(part.index) - part.done.weights
+                self._lags.add(lag, part.done.frames)
         self._batches += 1
+        self._note_parts(parts)
         if self.config.replay_buffer is not None:
             if not self._workers_write:
                 self._write(parts)
@@ -315,10 +383,12 @@ class FleetCollector(FleetControl):
         Returns:
             Beside what every collector tells: ``workers``, ``workers_alive``, ``restarts`` (of
             workers), ``env_time_share``, ``batches_held`` (batches that somebody refers to) and
-            ``memory_bytes`` (of these, and of spare ones); with ``on_env_error="restart"``
-            ``env_restarts``. Of each worker ``frames`` and ``batches`` (delivered, those of
-            workers that were there before it included), ``alive``, ``restarts``, and what else
-            a ``Collector`` tells.
+            ``memory_bytes`` (of these, and of spare ones); of asynchronous collectors
+            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (frames by the updates
+            that their worker was sent between their beginning and their delivery; not those of
+            random actions); with ``on_env_error="restart"`` ``env_restarts``. Of each worker
+            ``frames`` and ``batches`` (delivered, those of workers that were there before it
+            included), ``alive``, ``restarts``, and what else a ``Collector`` tells.
 
         Raises:
             ValueError: for another value of ``workers``.
@@ -347,6 +417,8 @@ class FleetCollector(FleetControl):
             "batches_held": sum(pool.leased for pool in pools),
             "memory_bytes": sum(pool.nbytes for pool in pools),
         }
+        if not self.sync:
+            facts |= self._lags.stats()
         shares = [m.facts["env_time_share"] for m in members if m.facts.get("env_time_share")]
         if shares:
             facts["env_time_share"] = sum(shares) / len(shares)
@@ -406,19 +478,6 @@ class FleetCollector(FleetControl):
             f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
             f"total_frames={self.config.total_frames})"
         )
-
-
-def _weak(program: Callable[[Member], worker.Program]) -> Callable[[Member], worker.Program]:
-    """The same method, of a collector that is not kept by it: its workers end with it."""
-    method = WeakMethod(program)
-
-    def weak_program(member: Member) -> worker.Program:
-        alive = method()
-        if alive is None:
-            raise ReferenceError("the collector of this fleet is gone")
-        return alive(member)
-
-    return weak_program
 
 
 def _packed(policy: Any, index: int) -> bytes | None:

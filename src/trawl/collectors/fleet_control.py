@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import methodcaller
+from threading import Lock
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from torch import nn
 from typing_extensions import override
@@ -17,10 +18,17 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.paths import get_path
+from trawl.collectors.orders import NewWeights
 from trawl.collectors.profile import ProfileConfig
-from trawl.collectors.weights import check_weights, chosen_weights, plain_weights
+from trawl.collectors.schedule import Schedule
+from trawl.collectors.weights import POLICY
 from trawl.envs.seeding import check_seed, derive
+from trawl.paths import get_path
+from trawl.weight_update.board import Posted
+from trawl.weight_update.mail import Packet
+from trawl.weight_update.scheme import Group, Receiver, WeightSyncScheme
+from trawl.weight_update.tensors import Weights
+from trawl.weight_update.transports import unpacked_extra
 
 
 class FleetControl(BaseCollector):
@@ -43,7 +51,9 @@ class FleetControl(BaseCollector):
     _delivery: Delivery
     _own: PerWorker
     _hooks: dict[str, Any]
-    _weights: list[bytes | None]
+    _channel: WeightSyncScheme
+    _schedule: Schedule
+    _weights_lock: Lock
     _versions: list[Any]
     _seeds: list[tuple[int, bool] | None]
     _env_states: list[Any]
@@ -86,7 +96,11 @@ class FleetControl(BaseCollector):
             )
         with self._held():
             self._fleet.call(
-                {i: (worker.reset, own) for i, own in _seeded(chosen, kwargs) if chosen[i]}
+                {
+                    i: (methodcaller("reset", **own),)
+                    for i, own in _seeded(chosen, kwargs)
+                    if chosen[i]
+                }
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -113,106 +127,137 @@ class FleetControl(BaseCollector):
                 seed = self._fleet.call({index: call})[index]
         return seed
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        policy: Any = None,
-        weights: Any = None,
-        weights_dict: Mapping[str, Any] | None = None,
-        model_id: str | None = None,
-        worker_ids: int | Sequence[int] | None = None,
-        policy_weights: Any = None,
-    ) -> None:
-        """Gives workers new weights; each uses them from its next batch on.
+    # --- weights
 
-        Args:
-            policy_or_weights: a module, a TensorDict or a dict of weights. Without it, those
-                that the policy has now which the collector was made with.
-            policy: the same, as a module.
-            weights: the same, as weights.
-            weights_dict: weights by model; ``"policy"`` is the only one here.
-            model_id: the model that the weights are for: ``"policy"``.
-            worker_ids: the workers that get them; None: all.
-            policy_weights: an older name of ``policy_or_weights``.
+    def _weight_groups(self, model_id: str) -> list[Group]:
+        """Which workers have the same weights of a model, and what these are in this process."""
+        if model_id != POLICY:
+            return [Group.of(range(self.num_workers), None)]
+        workers: dict[int, list[int]] = {}
+        origins: dict[int, Any] = {}
+        for index, policy in enumerate(self._own.policies):
+            origin = policy if policy is not None else self._own.factory(self.config, index)
+            origins[id(origin)] = policy
+            workers.setdefault(id(origin), []).append(index)
+        return [
+            Group.of(own, origins[key] if isinstance(origins[key], nn.Module) else None)
+            for key, own in workers.items()
+        ]
+
+    def _receivers_of(self, index: int) -> dict[str, Receiver]:
+        """Where a worker looks for new weights."""
+        schemes = {**self._schemes, POLICY: self._channel}
+        return {model_id: scheme.receiver(index) for model_id, scheme in schemes.items()}
+
+    def _send_weights(self, model_id: str, index: int, packet: Packet) -> None:
+        """Sends weights to a worker by a message."""
+        with self._held():
+            self._fleet.tell(index, NewWeights(model_id, packet))
+
+    @override
+    def _prepare_weights(
+        self,
+        by_model: Mapping[str, Any],
+        worker_ids: int | Sequence[int] | None,
+        new_version: bool = True,
+    ) -> Callable[[], None]:
+        for model_id in by_model:
+            if model_id not in self._schemes:
+                raise KeyError(
+                    f"there is no model {model_id!r} that weights can be sent to; there are "
+                    f"{sorted(self._schemes)}. Others need a scheme in weight_sync_schemes"
+                )
+            if model_id != POLICY and by_model[model_id] is None:
+                raise ValueError(
+                    f"the weights of {model_id!r} have to be given: only workers have that model"
+                )
+        chosen = self._channel.chosen(worker_ids)
+        sent = {}
+        for model_id, new in by_model.items():
+            if model_id == POLICY and new is not None:
+                self._check_updatable(chosen)
+            sent[model_id] = self._schemes[model_id].prepare(new, chosen)
+
+        def change() -> None:
+            with self._in_bounds(chosen), self._weights_lock:
+                if new_version:
+                    self._next_version(chosen)
+                for model_id, parcels in sent.items():
+                    self._schemes[model_id].commit(parcels, self.policy_version)
+
+        return change if any(sent.values()) else lambda: None
+
+    @contextmanager
+    def _in_bounds(self, chosen: Sequence[int]) -> Iterator[None]:
+        """Within it an update makes no batch older than it may be when it is delivered.
 
         Raises:
-            ValueError: if the arguments contradict each other, shapes don't fit, or there is no
-                such worker.
-            TypeError: if the policy has no weights.
-            KeyError: if names of the weights don't fit, or a model is unknown.
-            RuntimeError: if there are no weights to take.
+            RuntimeError: if it would, and nobody but the caller takes batches.
         """
-        forms = {
-            "policy_or_weights": policy_or_weights,
-            "policy": policy,
-            "weights": weights,
-            "weights_dict": weights_dict,
-            "policy_weights": policy_weights,
-        }
-        new = chosen_weights(forms, model_id)
-        self._check_open("update_policy_weights_()")
-        chosen = self._chosen_workers(worker_ids)
-        if not chosen:
+        bound = getattr(self._schedule, "bound", None)
+        if bound is None:
+            yield
             return
-        packed = {index: self._packed_weights(new, index) for index in chosen}
-        with self._held():
-            if self._version is not None:
-                self._version.increment_version()
-            for index, data in packed.items():
-                self._weights[index] = data
-                self._versions[index] = self.policy_version
-            self._fleet.cast(
-                {
-                    index: (worker.set_weights, data, self._versions[index])
-                    for index, data in packed.items()
-                }
-            )
+        batches = -1
+        while True:
+            # While batches go to a replay buffer in the background, each try waits for one.
+            with self._held():
+                if not bound.broken_by_update(chosen):
+                    yield
+                    return
+                if self._batches == batches:
+                    break
+                batches = self._batches
+        raise RuntimeError(
+            f"after this update a batch that is under way would be {bound.most + 1} updates old, "
+            f"but max_policy_lag={bound.most}. Take a batch (next()) before the next update, or "
+            "allow for more. As many updates as came between two batches before are allowed for"
+        )
 
-    def _chosen_workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
-        if worker_ids is None:
-            return list(range(self.num_workers))
-        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-        if any(isinstance(i, bool) or not isinstance(i, int) for i in chosen):
-            raise TypeError(
-                "worker_ids must be the number of a worker, or several of them, but it is "
-                f"{worker_ids!r}"
-            )
+    def _check_updatable(self, chosen: Sequence[int]) -> None:
+        """Refuses weights for a policy that has none."""
         for index in chosen:
-            if not 0 <= index < self.num_workers:
-                raise ValueError(
-                    f"worker_ids names worker {index}, but there are workers 0 to "
-                    f"{self.num_workers - 1}"
-                )
-        return chosen
+            policy = self._own.policies[index]
+            made = self._own.makes_policy(self.config, index)
+            if not (isinstance(policy, nn.Module) or made):
+                kind = "RandomPolicy" if policy is None else type(policy).__name__
+                raise TypeError(f"policy {kind} has no weights to update")
 
-    def _packed_weights(self, new: Any, index: int) -> bytes:
-        own = self._own.policies[index]
-        if new is None:
-            if not isinstance(own, nn.Module):
-                raise RuntimeError(
-                    "update_policy_weights_() has no weights to take: the policy is no module, "
-                    "or was made by a policy_factory; give the weights"
-                )
-            new = own
-        elif isinstance(own, nn.Module):
-            check_weights(own, new)
-        elif own is not None or not self._own.makes_policy(self.config, index):
-            kind = "RandomPolicy" if own is None else type(own).__name__
-            raise TypeError(f"policy {kind} has no weights to update")
-        data: bytes = cloudpickle.dumps(plain_weights(new))
-        return data
+    def _next_version(self, chosen: Sequence[int]) -> None:
+        if self._version is not None:
+            self._version.increment_version()
+        for index in chosen:
+            self._versions[index] = self.policy_version
+
+    @override
+    def _announce_version(self) -> None:
+        with self._weights_lock:
+            late = [i for i, known in enumerate(self._versions) if known != self.policy_version]
+            for index in late:
+                self._versions[index] = self.policy_version
+            self._channel._post_version(self.policy_version, late)
 
     def increment_version(self) -> None:
         """Goes on to the next version of the policy, if it is tracked."""
         if self._version is None:
             return
-        with self._held():
-            self._version.increment_version()
-            self._versions = [self.policy_version] * self.num_workers
-            self._fleet.cast(
-                dict.fromkeys(range(self.num_workers), (worker.set_version, self.policy_version))
-            )
+        self._version.increment_version()
+        self._announce_version()
+
+    @override
+    def _take(self, model_id: str, receiver: Receiver) -> Posted:
+        def pass_on(posted: Posted) -> None:
+            if posted.slot is None:
+                return
+            weights = Weights(posted.slot.named(), unpacked_extra(posted.extra))
+            if self._version is not None and posted.version is not None:
+                self._version.version = posted.version
+                self._prepare_weights({model_id: weights}, None, new_version=False)()
+                self._announce_version()
+            else:
+                self._update({model_id: weights})
+
+        return receiver.take(pass_on)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, and the state of each worker."""
@@ -242,16 +287,21 @@ class FleetControl(BaseCollector):
             )
         self._check_open("load_state_dict()")
         version = state_dict.get("policy_version", self.policy_version)
+        loaded = [
+            (i, weights)
+            for i, name in enumerate(names)
+            if (weights := state_dict[name].get("policy_state_dict")) is not None
+        ]
+        parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
         with self._held():
-            before = list(self._weights), self._versions, list(self._env_states)
-            # Now, and not after: a worker may be replaced while others load.
+            before = self._versions, list(self._env_states)
             for index, name in enumerate(names):
-                loaded = state_dict[name].get("policy_state_dict")
-                if loaded is not None:
-                    self._weights[index] = cloudpickle.dumps(plain_weights(loaded))
                 self._env_states[index] = state_dict[name].get("env_state_dict")
             if self._version is not None:
                 self._versions = [state_dict[name].get("policy_version", version) for name in names]
+            # Now, and not after: a worker may be replaced while others load.
+            for index, parcel in parcels.items():
+                self._channel.commit(parcel, self._versions[index])
             try:
                 self._fleet.call(
                     {
@@ -260,7 +310,7 @@ class FleetControl(BaseCollector):
                     }
                 )
             except BaseException:
-                self._weights, self._versions, self._env_states = before
+                self._versions, self._env_states = before
                 raise
             if self._version is not None:
                 self._version.version = version
@@ -352,7 +402,7 @@ class FleetControl(BaseCollector):
         hooks = self.__dict__.setdefault("_hooks", {})
         first = name not in hooks
         if not first:
-            self._all(worker.set_attribute, name, hook)
+            self._all(setattr, name, hook)
         hooks[name] = hook
 
     @override
@@ -360,7 +410,8 @@ class FleetControl(BaseCollector):
         config = ProfileConfig(**options)
         if self._batches or self.is_running():
             raise RuntimeError("enable_profile() must be called before the first batch")
-        self._all(worker.enable_profile, options)
+        self._check_open("enable_profile()")
+        self._all(methodcaller("enable_profile", **options))
         self._profile_config = config
 
     @override

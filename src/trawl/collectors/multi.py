@@ -13,8 +13,22 @@ from trawl.backends.process import ProcessBackend
 from trawl.collectors.config import warn
 from trawl.collectors.dispatch import full_signature
 from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig, PerWorker
 from trawl.collectors.threads import give_threads_back, take_threads
+
+
+def frames_of_sync_workers(config: MultiConfig, own: PerWorker, count: int) -> list[int]:
+    """Frames of each worker in a batch that all make together."""
+    if own.frames is not None:
+        return own.frames
+    wanted = config.frames_per_batch
+    each = math.ceil(wanted / count)
+    if each * count != wanted:
+        warn(
+            f"frames_per_batch={wanted} is not a multiple of the {count} workers: each will "
+            f"collect {each} frames, {each * count} in all"
+        )
+    return [each] * count
 
 
 class MultiCollector(FleetCollector):
@@ -63,6 +77,7 @@ class MultiCollector(FleetCollector):
             raise ValueError(f"{type(self).__name__} has sync={self.sync}, but it is {sync!r}")
         super().__init__(create_env_fn, policy, *more, **options)
 
+    # An instance is always of a subclass, but type checkers would take this class for abstract.
     @override
     def _frames_of_workers(self) -> list[int]:
         raise NotImplementedError
@@ -119,16 +134,7 @@ class MultiSyncCollector(MultiCollector):
 
     @override
     def _frames_of_workers(self) -> list[int]:
-        if self._own.frames is not None:
-            return self._own.frames
-        wanted, count = self.config.frames_per_batch, self.num_workers
-        each = math.ceil(wanted / count)
-        if each * count != wanted:
-            warn(
-                f"frames_per_batch={wanted} is not a multiple of the {count} workers: each will "
-                f"collect {each} frames, {each * count} in all"
-            )
-        return [each] * count
+        return frames_of_sync_workers(self.config, self._own, self.num_workers)
 
 
 class MultiAsyncCollector(MultiCollector):

@@ -14,6 +14,7 @@ from trawl.collectors.config import (
     check_number,
     did_you_mean,
 )
+from trawl.collectors.policy_version import PolicyVersion
 from trawl.envs.build import is_env
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
@@ -38,6 +39,9 @@ _PARENTS = frozenset(
         "split_trajs",
         "replay_buffer",
         "extend_buffer",
+        "weight_updater",
+        "weight_sync_schemes",
+        "weight_recv_schemes",
     }
 )
 
@@ -57,6 +61,9 @@ class MultiConfig(CollectorConfig):
         preemptive_threshold: share of the workers, from 0 to 1, after whose batches the others
             are broken off at their next step. None, 1: never.
         update_at_each_batch: calls ``update_policy_weights_()`` before each batch.
+        max_policy_lag: asynchronous collectors: how many updates of the weights a batch may be
+            behind when it is delivered. Workers are held back for that, and no frame is thrown
+            away. None: no limit.
         num_threads: torch threads of this process while workers live; default: those it has,
             less one for each worker.
         num_sub_threads: torch threads of each worker.
@@ -74,6 +81,7 @@ class MultiConfig(CollectorConfig):
     cat_results: str | int | None = None
     preemptive_threshold: float | None = None
     update_at_each_batch: bool = False
+    max_policy_lag: int | None = None
     num_threads: int | None = None
     num_sub_threads: int = 1
     init_fn: Callable[[], Any] | None = None
@@ -85,6 +93,7 @@ class MultiConfig(CollectorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (
+            ("max_policy_lag", 0),
             ("num_threads", 1),
             ("num_sub_threads", 1),
             ("max_restarts", 0),
@@ -212,9 +221,13 @@ class PerWorker:
         """The options of a worker that were given in lists."""
         return {name: values[index] for name, values in self._own.items()}
 
+    def factory(self, config: MultiConfig, index: int) -> Any:
+        """What makes the policy in a worker; None if it is given."""
+        return self.of(index).get("policy_factory", config.policy_factory)
+
     def makes_policy(self, config: MultiConfig, index: int) -> bool:
         """Whether a worker makes its policy itself."""
-        return self.of(index).get("policy_factory", config.policy_factory) is not None
+        return self.factory(config, index) is not None
 
     @property
     def shown(self) -> dict[str, tuple[Any, ...]]:
@@ -230,14 +243,8 @@ class PerWorker:
         }
         found |= {name: own for name, own in self.of(index).items() if name not in _PARENTS}
         tracked = config.track_policy_version
-        version = getattr(tracked, "version_type", int) if tracked else False
-        found["track_policy_version"] = _tracker(version) if tracked else False
+        kind = getattr(tracked, "version_type", int)
+        found["track_policy_version"] = PolicyVersion(kind) if tracked else False
         found["frames_per_batch"] = frames
         found["worker_idx"] = index
         return found
-
-
-def _tracker(version_type: Any) -> Any:
-    from trawl.collectors.policy_version import PolicyVersion
-
-    return PolicyVersion(version_type)

@@ -9,6 +9,8 @@ from typing import Any
 from trawl.backends.failure import Failure
 from trawl.keys import Key
 from trawl.rollout.layout import Joint, Layout
+from trawl.weight_update.mail import Packet
+from trawl.weight_update.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class NewWeights:
+    """Weights for a model, where there is no memory to share them by. They bring no answer."""
+
+    model_id: str
+    packet: Packet
+
+
+@dataclass(frozen=True)
 class Call:
     """An order to call a function with the worker's collector.
 
@@ -71,6 +81,7 @@ class Ready:
         steps: steps of each in a batch.
         batch_size: batch size of the environment.
         trajectory: the first id of a trajectory that begins later.
+        packing: how the policy's weights are packed, if the parent can't know.
     """
 
     layout: Layout | None
@@ -79,6 +90,7 @@ class Ready:
     steps: int
     batch_size: tuple[int, ...]
     trajectory: int
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True)
@@ -90,18 +102,24 @@ class Done:
         frames: frames of experience in it.
         filled: rows of it that were stepped.
         version: version of the policy that made it.
+        weights: how many updates of its weights the worker had been sent by then.
         trajectory: the id of the next trajectory that begins.
         batch: the batch itself, if it is not in memory that the order named; pickled.
+        block: the same, if it is of the worker's layout: the bytes of that.
         facts: figures for the statistics.
+        random: whether its actions were random.
     """
 
     number: int
     frames: int
     filled: int
     version: int | str | None
+    weights: int
     trajectory: int
     batch: bytes | None
     facts: Mapping[str, Any]
+    random: bool = False
+    block: Any = None
 
 
 @dataclass(frozen=True)

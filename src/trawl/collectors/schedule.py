@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from trawl.collectors.assembly import Assembly, Part, Place
 from trawl.collectors.fleet import Fleet
+from trawl.collectors.lag import LagBound
 
 # How long a batch waits for workers that were broken off, as a share of the time it took: who is
 # in the middle of a step that takes longer delivers with the next batch.
@@ -46,11 +47,12 @@ class Schedule(ABC):
             random: whether what is ordered now is to be of random actions.
         """
 
-    def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> None:
+    def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
         order = place.order(random, breakable)
         number = self.fleet.order(index, order, place.memory, place.joint)
         self._places[number] = index, place
         self.frames_under_way += self.frames[index]
+        return number
 
     def _next(self, timeout: float | None = None) -> Part | None:
         found = self.fleet.next_done(timeout)
@@ -84,6 +86,8 @@ class SyncSchedule(Schedule):
     ) -> None:
         super().__init__(fleet, assembly, frames)
         self._enough: int | None = None
+        # Who had not delivered in time when the last batch was made.
+        self._slow: set[int] = set()
         if share is not None and share < 1:
             self._enough = max(1, int(len(frames) * share))
 
@@ -121,42 +125,104 @@ class SyncSchedule(Schedule):
                 parts.append(part)
         if len(parts) == count:
             return parts
-        for index in set(range(count)) - {part.index for part in parts}:
+        missing = set(range(count)) - {part.index for part in parts}
+        for index in missing:
             self.fleet.interrupt(index)
         now = time.monotonic()
-        deadline = now + _GRACE * (now - began)
-        while len(parts) < count:
+        # Who was too slow for that the last time is not waited for.
+        deadline = now + (_GRACE * (now - began) if missing - self._slow else 0.0)
+        while missing:
             part = self._next(max(0.0, deadline - time.monotonic()))
             if part is not None:
                 parts.append(part)
-            elif time.monotonic() >= deadline:
+                missing.discard(part.index)
+            if not missing - self._slow:
+                deadline = 0.0
+            if part is None and time.monotonic() >= deadline:
                 break
+        self._slow = missing
         return parts
 
 
 class AsyncSchedule(Schedule):
-    """Each batch is made by one worker, which goes on with the next one at once."""
+    """Each batch is made by one worker, which goes on with the next one at once.
+
+    Args:
+        fleet: the workers.
+        assembly: where their batches are put; None if they go to a replay buffer.
+        frames: frames of a batch of each worker.
+        bound: holds workers back, so that no batch is too old; None if there is no limit.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        assembly: Assembly | None,
+        frames: list[int],
+        bound: LagBound | None = None,
+    ) -> None:
+        super().__init__(fleet, assembly, frames)
+        self.bound = bound
+        # Batches that were made, in the order in which they were, and not delivered yet.
+        self._made: list[Part] = []
+        # The last order of each worker.
+        self._last = [0] * len(frames)
 
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
+        if self.bound is not None:
+            self.bound.begin()
         for _ in range(_AHEAD):
-            for member in self.fleet.members:
-                self._keep_busy(member.index, wanted, random)
-        part = None
-        while part is None:
-            part = self._next()
-        # Nothing may be ordered for frames that are there: the user counts them as delivered.
-        self.frames_under_way += part.done.frames
-        self._keep_busy(part.index, wanted, random)
+            for index in self._by_turn():
+                self._keep_busy(index, wanted, random)
+        part = self._choose()
+        if self.bound is not None:
+            self.bound.delivered(part.done.number)
+        # Frames that are there count as under way until now: the user counts them as delivered.
+        self._keep_busy(part.index, wanted, random, later=True)
+        self._made = [one for one in self._made if one is not part]
         self.frames_under_way -= part.done.frames
         return [part]
 
+    def _by_turn(self) -> list[int]:
+        """The workers; where not all may have orders, those first who waited longest."""
+        return sorted(range(len(self.frames)), key=self._last.__getitem__)
+
+    def _choose(self) -> Part:
+        """The next batch to deliver; it is still among those that were made."""
+        while True:
+            if self._made:
+                if self.bound is None:
+                    return self._made[0]
+                number = self.bound.choose(part.done.number for part in self._made)
+                for part in self._made:
+                    if part.done.number == number:
+                        return part
+            made = self._next()
+            if made is not None:
+                self._made.append(made)
+                self.frames_under_way += made.done.frames
+                if self.bound is not None:
+                    self.bound.made(made.done.number, made.done.weights)
+
     def _keep_busy(
-        self, index: int, wanted: Callable[[], bool], random: Callable[[], bool]
+        self,
+        index: int,
+        wanted: Callable[[], bool],
+        random: Callable[[], bool],
+        later: bool = False,
     ) -> None:
         """Gives a worker another order, if it has not enough."""
-        if self._count(index) < _AHEAD and wanted():
-            self._order(index, self._place(index), random())
+        if self._count(index) >= _AHEAD or not wanted():
+            return
+        at_random = random()
+        # What random actions do, no update makes old.
+        bound = None if at_random else self.bound
+        if bound is not None and not bound.room(later):
+            return
+        self._last[index] = self._order(index, self._place(index), at_random)
+        if bound is not None:
+            bound.ordered(self._last[index], index)
 
     def _count(self, index: int) -> int:
         return sum(index == one for one, _ in self._places.values())

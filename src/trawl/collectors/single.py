@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakMethod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from torch import nn
+from typing_extensions import override
 
 from trawl.collectors.base import BaseCollector, drop_private, module_of
 from trawl.collectors.config import (
@@ -29,14 +30,15 @@ from trawl.collectors.dispatch import (
     elsewhere,
     full_signature,
 )
-from trawl.collectors.paths import get_path
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
-from trawl.collectors.weights import chosen_weights, load_weights
+from trawl.collectors.weak import weak
+from trawl.collectors.weights import POLICY
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import build_env, check_rebuildable
 from trawl.envs.seeding import check_seed, derive
+from trawl.paths import get_path
 from trawl.rollout.block import Block
 from trawl.rollout.frames import FrameOptions
 from trawl.rollout.loop import Rollout
@@ -44,6 +46,10 @@ from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
+from trawl.weight_update.board import Posted
+from trawl.weight_update.packing import Live
+from trawl.weight_update.scheme import Receiver, load_slot
+from trawl.weight_update.tensors import set_extra_state, weights_of
 
 
 class Collector(BaseCollector):
@@ -108,14 +114,20 @@ class Collector(BaseCollector):
         self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
         self._seed: tuple[int, bool, int] | None = None  # the last: rebuilds before it
         self._restarts: Restarts | None = None
+        self._lives: dict[str, Live] = {}
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
                 check_rebuildable(self.env, create_env_fn)
                 self._restarts = Restarts(
-                    partial(warn, category=RuntimeWarning), _weak(self._remake_env)
+                    partial(warn, category=RuntimeWarning), weak(self._remake_env)
                 )
             self._build(policy, devices.policy, devices.env, devices.storing)
+            for model_id, scheme in (config.weight_sync_schemes or {}).items():
+                if not scheme.initialized_on_sender:
+                    scheme.init_on_sender(model_id=model_id, context=self)
+                self._schemes[model_id] = scheme
+            self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
@@ -246,6 +258,7 @@ class Collector(BaseCollector):
 
     def _prepare(self) -> None:
         """What comes before a batch."""
+        self._take_weights()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.config.reset_at_each_iter and not self._at_start:
@@ -381,60 +394,82 @@ class Collector(BaseCollector):
             self._restart()
         return int(following)
 
-    def update_policy_weights_(
+    @override
+    def _prepare_weights(
         self,
-        policy_or_weights: Any = None,
-        *,
-        policy: Any = None,
-        weights: Any = None,
-        weights_dict: Mapping[str, Any] | None = None,
-        model_id: str | None = None,
-        worker_ids: Any = None,
-        policy_weights: Any = None,
-    ) -> None:
-        """Gives the policy that collects new weights.
-
-        Args:
-            policy_or_weights: a module, a TensorDict or a dict of weights. Without it, a policy
-                that was copied to another device gets the weights of the one it was copied from.
-            policy: the same, as a module.
-            weights: the same, as weights.
-            weights_dict: weights by model; ``"policy"`` is the only one here.
-            model_id: the model that the weights are for: ``"policy"``.
-            worker_ids: not possible here: there are no workers.
-            policy_weights: an older name of ``policy_or_weights``.
-
-        Raises:
-            ValueError: if the arguments contradict each other, or shapes don't fit.
-            TypeError: if the policy has no weights, or there are no workers to choose from.
-            KeyError: if names of the weights don't fit, or a model is unknown.
-        """
-        if worker_ids is not None:
+        by_model: Mapping[str, Any],
+        worker_ids: int | Sequence[int] | None,
+        new_version: bool = True,
+    ) -> Callable[[], None]:
+        if worker_ids is not None and not self._schemes:
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
-        new = chosen_weights(
-            {
-                "policy_or_weights": policy_or_weights,
-                "policy": policy,
-                "weights": weights,
-                "weights_dict": weights_dict,
-                "policy_weights": policy_weights,
-            },
-            model_id,
-        )
-        with self._held():
-            self._load(new)
-            self.increment_version()
+        loads = [self._prepare_load(model_id, new) for model_id, new in by_model.items()]
+        sent = [
+            (scheme, scheme.prepare(by_model[model_id], scheme.chosen(worker_ids)))
+            for model_id, scheme in self._schemes.items()
+            if model_id in by_model
+        ]
 
-    def _load(self, new: Any) -> None:
-        target = module_of(self.policy)
-        if target is None and new is not None:
-            raise TypeError(f"policy {type(self.policy).__name__} has no weights to update")
-        if target is not None and new is not None:
-            load_weights(target, new)
-        elif target is not None and self._copied:
-            load_weights(target, self._source)
+        def change() -> None:
+            with self._held():
+                for load in loads:
+                    load()
+                if new_version:
+                    self.increment_version()
+            for scheme, parcels in sent:
+                if not scheme.synchronized_on_sender:
+                    scheme.connect()
+                scheme.commit(parcels, self.policy_version)
+
+        return change
+
+    def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None]:
+        """Checks weights for a model of this collector; gives what loads them."""
+        if new is None and model_id == POLICY and self._copied:
+            new = self._source
+        if new is None:
+            if model_id != POLICY:
+                self._live(model_id)  # which there has to be
+            return lambda: None
+        live, weights = self._live(model_id), weights_of(new)
+        matched = live.packing.match(weights.tensors, type(live.module).__name__)
+
+        def load() -> None:
+            live.load(matched)
+            set_extra_state(live.module, weights.extra)
+
+        return load
+
+    def _live(self, model_id: str) -> Live:
+        """The tensors of a model."""
+        try:
+            model = self.get_model(model_id)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            raise KeyError(
+                f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
+            ) from None
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{model_id} {type(model).__name__} has no weights to update")
+        known = self._lives.get(model_id)
+        if known is None or known.module is not model:
+            known = self._lives[model_id] = Live(model)
+        return known
+
+    @override
+    def _take(self, model_id: str, receiver: Receiver) -> Posted:
+        def load(posted: Posted) -> None:
+            if posted.slot is not None:
+                load_slot(self._live(model_id), posted)
+
+        posted = receiver.take(load)
+        if self._version is not None and model_id == POLICY:
+            if posted.version is None:
+                self._version.increment_version()
+            else:
+                self._version.version = posted.version
+        return posted
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, weights, the environment's state."""
@@ -538,18 +573,6 @@ def _tell(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
         register(collector)
-
-
-def _weak(method: Callable[[], Any]) -> Callable[[], Any]:
-    """The same method, which doesn't keep its collector alive."""
-    reference = WeakMethod(method)
-
-    def call() -> Any:
-        alive = reference()
-        assert alive is not None
-        return alive()
-
-    return call
 
 
 def _env_state(env: Any) -> Any:

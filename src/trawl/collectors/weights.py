@@ -1,20 +1,215 @@
-"""New weights for a policy, in whatever form they come."""
+"""The part of a collector that has to do with new weights: sent by it, and received."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-import torch
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.policy_version import PolicyVersion
+from trawl.weight_update.board import Posted
+from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.updaters import WeightUpdaterBase
 
-from trawl.collectors.config import warn
-from trawl.keys import as_key
+POLICY = "policy"
 
 
-def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> Any:
-    """The weights for the policy, from the one form in which they were given; or None.
+class WeightControl(ABC):
+    """What all collectors do about weights.
+
+    A subclass says what becomes of new ones: in ``_prepare_weights`` of those that are given here,
+    and in ``_take`` of those that come from elsewhere.
+    """
+
+    config: CollectorConfig
+    weight_updater: WeightUpdaterBase | None
+    _version: PolicyVersion | None
+    _receivers: dict[str, Receiver]
+    _schemes: dict[str, WeightSyncScheme]
+    _schemes_received: dict[str, WeightSyncScheme]
+
+    if TYPE_CHECKING:
+
+        def _check_open(self, what: str) -> None: ...
+        def _held(self) -> AbstractContextManager[None]: ...
+
+    def _init_weights(self) -> None:
+        """To be called once the collector is made, and has its schemes."""
+        self.weight_updater = made_updater(self.config.weight_updater)
+        if self.weight_updater is not None:
+            self.weight_updater.register_collector(self)
+        if self.config.weight_recv_schemes:
+            self.register_scheme_receiver(self.config.weight_recv_schemes)
+
+    # --- sending
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        policy: Any = None,
+        weights: Any = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+        policy_weights: Any = None,
+    ) -> None:
+        """Gives the policies that collect new weights; each batch that begins after it has them.
+
+        All is checked before anything changes, and no worker is waited for.
+
+        Args:
+            policy_or_weights: a module, a TensorDict or a dict of weights, or a state dict. Without
+                it, workers get those that the policy has now which the collector was made with,
+                and a policy that was copied to another device those of its original.
+            policy: the same, as a module.
+            weights: the same, as weights.
+            weights_dict: weights by model (``"policy"``, or a path, as ``"env.transform[0]"``).
+            model_id: the model that the weights are for; ``"policy"`` by default.
+            worker_ids: the workers that get them; None: all.
+            policy_weights: an older name of ``policy_or_weights``.
+
+        Raises:
+            ValueError: if the arguments contradict each other, shapes don't fit, or there is no
+                such worker.
+            TypeError: if the policy has no weights, or there are no workers to choose from.
+            KeyError: if names of the weights don't fit, or a model is unknown.
+            RuntimeError: if there are no weights to take, or the collector is closed.
+        """
+        forms = {
+            "policy_or_weights": policy_or_weights,
+            "policy": policy,
+            "weights": weights,
+            "weights_dict": weights_dict,
+            "policy_weights": policy_weights,
+        }
+        by_model = chosen_weights(forms, model_id)
+        self._check_open("update_policy_weights_()")
+        if self.weight_updater is None:
+            self._update(by_model, worker_ids)
+            return
+        if weights_dict is not None or model_id is not None:
+            raise ValueError(
+                "weights_dict and model_id can't be used with a weight_updater: it sends the "
+                "weights of the policy only"
+            )
+        if self._version is not None:
+            self._version.increment_version()
+        self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
+        self._announce_version()
+
+    def _announce_version(self) -> None:  # noqa: B027 (there may be no workers)
+        """Tells workers of the version, if they did not hear of it with weights."""
+
+    def _deliver_weights(self, weights: Any, worker_ids: int | Sequence[int] | None) -> None:
+        """Gives weights to workers, as those of the version that there is."""
+        self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
+
+    def _update(
+        self, by_model: Mapping[str, Any], worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """Checks weights, and then gives them to who is to have them."""
+        self._prepare_weights(by_model, worker_ids)()
+
+    @abstractmethod
+    def _prepare_weights(
+        self,
+        by_model: Mapping[str, Any],
+        worker_ids: int | Sequence[int] | None,
+        new_version: bool = True,
+    ) -> Callable[[], None]:
+        """Checks weights, and changes nothing; gives what makes the change."""
+
+    def init_updater(self, *args: Any, **kwargs: Any) -> None:
+        """Initialises the ``weight_updater``, with arguments of its ``init``.
+
+        Raises:
+            RuntimeError: if there is none.
+        """
+        if self.weight_updater is None:
+            raise RuntimeError("init_updater() needs a collector with a weight_updater")
+        self.weight_updater.init(*args, **kwargs)
+
+    # --- receiving
+
+    def register_scheme_receiver(
+        self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
+    ) -> None:
+        """Lets this collector have the weights that somebody sends by weight-sync schemes.
+
+        New weights are looked for before each batch.
+
+        Args:
+            weight_recv_schemes: a scheme for each model (``"policy"``, or a path).
+            synchronize_weights: whether weights that were sent before are taken at once.
+
+        Raises:
+            RuntimeError: if a scheme is a sender's, or was connected already.
+        """
+        for model_id, scheme in weight_recv_schemes.items():
+            if scheme.initialized_on_sender:
+                raise RuntimeError(
+                    f"the weight-sync scheme of {model_id!r} is the sender's end: the receiver's "
+                    "is what comes out of it in another process"
+                )
+            if not scheme.initialized_on_receiver:
+                scheme.init_on_receiver(model_id=model_id, context=self)
+            if not scheme.synchronized_on_receiver:
+                scheme.connect()
+            # Kept, as the sender hears from it that this collector lives.
+            self._schemes_received[model_id] = scheme
+            self._receivers[model_id] = scheme.incoming
+        if synchronize_weights:
+            with self._held():
+                self._take_weights()
+
+    def receive_weights(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        policy: Any = None,
+        weights: Any = None,
+    ) -> None:
+        """Takes new weights: those that were sent, or those that are given.
+
+        Args:
+            policy_or_weights: a module, a TensorDict or a dict of weights, for a collector that
+                has no receiving scheme.
+            policy: the same, as a module.
+            weights: the same, as weights.
+
+        Raises:
+            ValueError: if weights are given though a scheme receives them.
+            as :meth:`update_policy_weights_`.
+        """
+        forms = {"policy_or_weights": policy_or_weights, "policy": policy, "weights": weights}
+        given = any(form is not None for form in forms.values())
+        self._check_open("receive_weights()")
+        if not self._receivers:
+            self._update(chosen_weights(forms, None))
+            return
+        if given:
+            raise ValueError(
+                "receive_weights() takes no weights here: a weight-sync scheme receives them"
+            )
+        with self._held():
+            self._take_weights()
+
+    def _take_weights(self) -> None:
+        """Takes what is new, if there is something."""
+        for model_id, receiver in self._receivers.items():
+            if receiver.newer:
+                self._take(model_id, receiver)
+
+    @abstractmethod
+    def _take(self, model_id: str, receiver: Receiver) -> Posted:
+        """Takes new weights for a model."""
+
+
+def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:
+    """The weights by model, from the one form in which they were given; None for none.
 
     Args:
         forms: the arguments that weights may be given by, by name.
@@ -22,7 +217,7 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> Any:
 
     Raises:
         ValueError: if there are several, or ``weights_dict`` comes with a ``model_id``.
-        KeyError: if a model is unknown.
+        TypeError: if ``weights_dict`` is no mapping.
     """
     given = {name: form for name, form in forms.items() if form is not None}
     if "policy_weights" in given:
@@ -30,92 +225,31 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> Any:
     if len(given) > 1:
         raise ValueError(f"give one of {', '.join(given)}, not several")
     by_model = given.get("weights_dict")
-    if by_model is not None and model_id is not None:
+    if by_model is None:
+        return {model_id or POLICY: next(iter(given.values()), None)}
+    if model_id is not None:
         raise ValueError(f"weights_dict names its models; leave model_id={model_id!r} out")
-    for name in {*(by_model or {}), model_id or "policy"} - {"policy"}:
-        raise KeyError(f"there is no model {name!r}; this collector has 'policy'")
-    return next(iter(given.values()), None) if by_model is None else by_model.get("policy")
-
-
-@torch.no_grad()
-def load_weights(module: nn.Module, weights: Any) -> None:
-    """Copies weights into a module, across devices and dtypes.
-
-    Args:
-        module: the policy.
-        weights: a module of the same structure, a TensorDict or a (nested) mapping of its
-            parameters and buffers, or its state dict.
-
-    Raises:
-        TypeError: if the weights are none of these.
-        KeyError: if names are missing or unknown.
-        ValueError: if a shape differs.
-    """
-    new, own = check_weights(module, weights), _named(module)
-    for name, value in new.items():
-        own[name].copy_(value)
-
-
-def plain_weights(weights: Any) -> dict[str, Tensor]:
-    """Weights in any form as tensors of this moment on the CPU, by name.
-
-    Raises:
-        TypeError: if they are in none of the forms.
-    """
-    return {name: value.detach().cpu().clone() for name, value in _by_name(weights).items()}
-
-
-def check_weights(module: nn.Module, weights: Any) -> dict[str, Tensor]:
-    """The weights by name, if they fit the module.
-
-    Raises:
-        TypeError, KeyError, ValueError: as :func:`load_weights`.
-    """
-    new = _by_name(weights)
-    own = _named(module)
-    # A tensor under two names needs to be given once.
-    given = {id(own[name]) for name in set(new) & set(own)}
-    parameters = {name for name, p in module.named_parameters() if id(p) not in given}
-    unknown, missing = set(new) - set(own), parameters - set(new)
-    if unknown or missing:
-        raise KeyError(
-            f"weights don't fit the policy {type(module).__name__}: "
-            f"missing {sorted(missing)}, unknown {sorted(unknown)}"
+    if not isinstance(by_model, Mapping):
+        raise TypeError(
+            f"weights_dict must map models to weights, but it is {type(by_model).__name__}"
         )
-    for name, value in new.items():
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has "
-                f"{tuple(own[name].shape)}"
-            )
-    return new
+    if not by_model:
+        raise ValueError("weights_dict is empty: there is nothing to update")
+    return dict(by_model)
 
 
-def _named(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, tied ones under each of their names."""
-    parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
-    return {**dict(parameters), **dict(buffers)}
+def made_updater(given: Any) -> WeightUpdaterBase | None:
+    """The weight updater, from itself or from what makes it.
 
-
-def _by_name(weights: Any) -> dict[str, Tensor]:
-    if isinstance(weights, nn.Module):
-        return _named(weights)
-    if isinstance(weights, TensorDictBase):
-        return {".".join(as_key(k)): v for k, v in weights.items(True, True)}
-    if isinstance(weights, Mapping):
-        return dict(_flatten(weights, ""))
-    raise TypeError(
-        "weights must be a module, a TensorDict or a dict of tensors, but they are "
-        f"{type(weights).__name__}"
-    )
-
-
-def _flatten(weights: Mapping[str, Any], prefix: str) -> Any:
-    for name, value in weights.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, Tensor):
-            yield f"{prefix}{name}", value
-        else:
-            raise TypeError(f"weight {prefix}{name!r} is no tensor but {type(value).__name__}")
+    Raises:
+        TypeError: if it is neither.
+    """
+    if given is None or isinstance(given, WeightUpdaterBase):
+        return given
+    made = given() if callable(given) else given
+    if not isinstance(made, WeightUpdaterBase):
+        raise TypeError(
+            "weight_updater must be a WeightUpdaterBase, or a function that makes one, but it is "
+            f"{type(made).__name__}"
+        )
+    return made

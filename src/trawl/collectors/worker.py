@@ -7,7 +7,6 @@ were ordered before.
 
 from __future__ import annotations
 
-import math
 import pickle
 import warnings
 from collections import deque
@@ -17,7 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
+from torch import nn
 from typing_extensions import override
 
 from trawl.backends.base import Port, Service
@@ -32,17 +34,22 @@ from trawl.collectors.orders import (
     Collect,
     Done,
     Drop,
+    NewWeights,
     Ready,
     Reply,
     Warned,
     Writing,
 )
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import take_process
 from trawl.rollout.block import Block, as_batch
-from trawl.rollout.layout import Joint, Layout
+from trawl.rollout.layout import Joint
 from trawl.rollout.record import MASK
-from trawl.rollout.slab import Lease, tensors_over
+from trawl.rollout.slab import Lease, tensors_in, tensors_over
+from trawl.weight_update.mail import Mailbox
+from trawl.weight_update.packing import Packing
+from trawl.weight_update.scheme import Receiver
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,9 @@ class Program:
         threads: threads of torch; None to leave them as they are.
         registry: Gymnasium ids that the parent knows, and a fresh process may not.
         trajectory: id of its first trajectory, and of the next, and so on by ``stride``.
-        weights: weights for the policy, pickled, or None.
-        version: version of the policy, or None if it is not tracked.
+        receivers: where it looks for new weights, by model.
+        version: version of the policy, or None if it is not tracked; that of new weights replaces
+            it.
         seed: for random numbers, and whether it is that of all environments; or None.
         env_state: what its environment had in its state when that was loaded, or None.
     """
@@ -75,7 +83,7 @@ class Program:
     registry: Mapping[str, Any] = field(default_factory=dict)
     trajectory: int = 0
     stride: int = 1
-    weights: bytes | None = None
+    receivers: Mapping[str, Receiver] = field(default_factory=dict)
     version: int | str | None = None
     seed: tuple[int, bool] | None = None
     env_state: Any = None
@@ -98,6 +106,7 @@ class CollectorService(Service):
         self._orders: deque[Collect] = deque()
         self._joints: dict[int, Joint] = {}
         self._blocks: dict[int, Block] = {}
+        self._own: tuple[Block, NDArray[np.uint8]] | None = None
         if program.threads is not None:
             take_process(program.threads, program.registry)
             self._pass_warnings_on()
@@ -105,8 +114,9 @@ class CollectorService(Service):
             program.init_fn()
         policy = None if program.policy is None else pickle.loads(program.policy)
         options = dict(program.options)
-        if options.get("replay_buffer") is not None:
-            options["replay_buffer"] = _Announced(options["replay_buffer"], port)
+        buffer = options.get("replay_buffer")
+        if buffer is not None and not hasattr(buffer, "write_as"):
+            options["replay_buffer"] = _Announced(buffer, port)
         with muted():
             self.collector = program.collector_class(program.create_env_fn, policy, **options)
         try:
@@ -124,12 +134,12 @@ class CollectorService(Service):
             self.collector.env.load_state_dict(program.env_state)
         if program.seed is not None:
             self.collector.set_seed(*program.seed)
-        if program.weights is not None:
-            set_weights(self.collector, program.weights)
         if program.version is not None:
             self.collector._version.version = program.version
+        self.collector._receivers |= program.receivers
+        self.collector._take_weights()
         self._hidden = frozenset(frames.hidden)
-        layout = frames.layout
+        self._layout = layout = frames.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
             Ready(
@@ -139,8 +149,14 @@ class CollectorService(Service):
                 steps=self.collector.frames_per_batch,
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=frames.episodes.next_id,
+                packing=self._packing() if program.policy is None else None,
             )
         )
+
+    def _packing(self) -> Packing | None:
+        """How a policy is packed that only the worker has."""
+        policy = self.collector.policy
+        return Packing.of(policy) if isinstance(policy, nn.Module) else None
 
     def _pass_warnings_on(self) -> None:
         """Leaves it to the parent, and its filters, what becomes of warnings."""
@@ -159,9 +175,14 @@ class CollectorService(Service):
         return bool(self._orders)
 
     @override
-    def handle(self, content: Collect | Call | Arrange | Drop) -> None:
+    def handle(self, content: Collect | Call | Arrange | Drop | NewWeights) -> None:
         if isinstance(content, Collect):
             self._orders.append(content)
+            return
+        if isinstance(content, NewWeights):
+            receiver = self.collector._receivers[content.model_id]
+            assert isinstance(receiver, Mailbox)
+            receiver.put(content.packet)
             return
         if isinstance(content, Arrange):
             self._joints[content.name] = content.joint
@@ -172,6 +193,7 @@ class CollectorService(Service):
             return
         try:
             function, args, kwargs = pickle.loads(content.function)
+            self.collector._take_weights()
             value = cloudpickle.dumps(function(self.collector, *args, **kwargs))
         except Exception as error:
             self._port.send(Broken(content.number, Failure.of(error)))
@@ -195,24 +217,35 @@ class CollectorService(Service):
 
     def _collect(self, order: Collect) -> Done:
         collector = self.collector
-        version = collector.policy_version
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames
+                self._name_writes(order)
                 collector._collect()
-                return self._done(order, collector._frames - before, version)
+                return self._done(order, collector._frames - before)
             block = self._block(order)
             batch = collector._run_into(block, order.random, self._stopped(order))
-        filled = collector._rollout.filled
-        if batch is None and block is not None and self._looks_at_batches:
+        lanes, filled = collector._rollout.frames.lanes, collector._rollout.filled
+        apart, own = batch is not None, order.memory is None
+        if batch is not None:
+            batch = batch.exclude(*self._hidden)
+        elif block is not None and self._looks_at_batches:
             batch = as_batch(block.lease, self._hidden, None)
-            frames = self._finished(batch, filled, version)
-            return self._done(order, frames, version)
-        if batch is None and block is not None:
-            return self._done(order, self._counted(block.lease.layout, filled), version)
-        batch = batch.exclude(*self._hidden)
-        frames = self._finished(batch, filled, version)
-        return self._done(order, frames, version, cloudpickle.dumps(batch))
+        # Without a mask all is experience.
+        frames = lanes * filled if batch is None else count_frames(batch, filled)
+        collector._frames += frames
+        collector._batches += 1
+        if batch is not None:
+            self._finish(batch, filled)
+        if apart:
+            return self._done(order, frames, batch=cloudpickle.dumps(batch))
+        return self._done(order, frames, block=self._own[1] if own and self._own else None)
+
+    def _name_writes(self, order: Collect) -> None:
+        """Tells a replay buffer elsewhere what is written now: it takes that once."""
+        name = getattr(self.collector.config.replay_buffer, "write_as", None)
+        if name is not None:
+            name(order.number)
 
     @property
     def _looks_at_batches(self) -> bool:
@@ -224,30 +257,22 @@ class CollectorService(Service):
             or collector.post_collect_hook is not None
         )
 
-    def _counted(self, layout: Layout, filled: int) -> int:
-        frames = math.prod(layout.batch) * filled
-        self.collector._frames += frames
-        self.collector._batches += 1
-        return frames
-
-    def _finished(self, batch: TensorDictBase, filled: int, version: int | str | None) -> int:
-        """Does what options ask for, and counts the frames."""
+    def _finish(self, batch: TensorDictBase, filled: int) -> None:
+        """Does with a batch what options ask for."""
         collector = self.collector
-        frames = count_frames(batch, filled)
-        collector._frames += frames
-        collector._batches += 1
         if collector.config.set_truncated:
             collector._delivery.truncate_last(batch, filled)
         if collector.post_collect_hook is not None:
             # Memory that is leased to the parent is used again when the parent lets go of it.
             shown = batch.clone()
+            # New weights are taken before a batch begins: these are those that made it.
+            version = collector.policy_version
             if version is not None:
                 stamp(shown, version, not collector.config.compact_obs)
             collector.post_collect_hook(drop_private(shown))
-        return frames
 
     def _done(
-        self, order: Collect, frames: int, version: int | str | None, data: bytes | None = None
+        self, order: Collect, frames: int, batch: bytes | None = None, block: Any = None
     ) -> Done:
         rollout = self.collector._rollout
         facts = rollout.frames.describe()
@@ -258,10 +283,13 @@ class CollectorService(Service):
             number=order.number,
             frames=frames,
             filled=rollout.filled,
-            version=version,
+            version=self.collector.policy_version,
+            weights=self.collector._receivers[POLICY].count,
             trajectory=rollout.frames.episodes.next_id,
-            batch=data,
+            batch=batch,
+            block=block,
             facts=facts,
+            random=order.random,
         )
 
     def _stopped(self, order: Collect) -> Callable[[], bool] | None:
@@ -273,7 +301,7 @@ class CollectorService(Service):
     def _block(self, order: Collect) -> Block | None:
         """The memory that an order names. It comes again and again: it is looked at once."""
         if order.memory is None:
-            return None
+            return self._own_block()
         if order.memory not in self._blocks:
             joint = self._joints[order.joint]
             tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
@@ -281,6 +309,16 @@ class CollectorService(Service):
             lease = Lease(joint.layouts[order.part], part, tracked=False)
             self._blocks[order.memory] = Block(lease)
         return self._blocks[order.memory]
+
+    def _own_block(self) -> Block | None:
+        """Memory for batches that are sent: by the time of the next, the last one is."""
+        if self._layout is None:
+            return None
+        if self._own is None:
+            array = np.zeros(self._layout.nbytes, dtype=np.uint8)
+            lease = Lease(self._layout, tensors_in(self._layout, array), tracked=False)
+            self._own = Block(lease), array
+        return self._own[0]
 
 
 class _Announced:
@@ -304,28 +342,6 @@ class _Announced:
         self._port.send(Writing(False))
 
 
-def set_weights(collector: Any, weights: bytes, version: int | str | None = None) -> None:
-    """Gives the policy of a worker new weights, and the version that they are."""
-    collector._load(pickle.loads(weights))
-    if version is not None:
-        collector._version.version = version
-
-
-def set_version(collector: Any, version: int | str) -> None:
-    """Sets the version of a worker's policy."""
-    collector._version.version = version
-
-
-def reset(collector: Any, kwargs: Mapping[str, Any]) -> None:
-    """Begins new trajectories in all environments of a worker."""
-    collector.reset(**kwargs)
-
-
-def enable_profile(collector: Any, options: Mapping[str, Any]) -> None:
-    """Profiles the first batches of a worker."""
-    collector.enable_profile(**options)
-
-
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
     """Calls what is at a path of a worker's collector."""
     (result,) = collector.map_fn(path, [args], [kwargs])
@@ -336,8 +352,3 @@ def fake(collector: Any) -> TensorDictBase:
     """A batch of zeros with the layout of what a worker delivers."""
     batch: TensorDictBase = collector._rollout.frames.fake()
     return batch
-
-
-def set_attribute(collector: Any, name: str, value: Any) -> None:
-    """Sets an attribute of a worker's collector."""
-    setattr(collector, name, value)

@@ -234,13 +234,16 @@ class TensorDictEnv(ABC):
         """
         tensordict = self.step(tensordict)
         root = tensordict.get("next").exclude("reward")
-        done = root.get("done")
-        if done.any():
-            # A shallow copy: the mask must not appear in the frame.
-            fresh = self.reset(root.copy().set("_reset", done))
-            for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
-                root.set(key, fresh.get(key))
+        if root.get("done").any():
+            self._restart(root)
         return tensordict, root
+
+    def _restart(self, root: TensorDictBase) -> None:
+        """Resets what is done; observations of the next episodes replace those of the last."""
+        # A shallow copy: the mask must not appear in the frame.
+        fresh = self.reset(root.copy().set("_reset", root.get("done")))
+        for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
+            root.set(key, fresh.get(key))
 
     def rollout(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
-from trawl.envs.base import TensorDictEnv
+from trawl.envs.base import DONE_KEYS, TensorDictEnv
 from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
 from trawl.envs.parallel_crew import Crew
 from trawl.envs.parallel_worker import Facts
@@ -23,6 +23,7 @@ from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.serial import arguments_of, check_alike, factories_of
 from trawl.envs.spaces import Array
 from trawl.keys import Key, as_key, show_key
+from trawl.tensordicts import new_tensordict
 
 Mask = NDArray[np.bool_]
 
@@ -92,17 +93,20 @@ class ParallelEnv(TensorDictEnv):
             )
             self.full_action_spec = facts[0].full_action_spec.expand(num_workers).to(place)
             #: The memory shared with the processes; None if steps go by messages.
-            self.area: Area | None = self._crew.attach(self._plan()) if self.fixed_layout else None
+            self.area: Area | None = None
+            if self.fixed_layout:
+                self.area = self._crew.attach(self._plan())
+                self._bind(self.area)
         except BaseException:
             self._finalizer()
             raise
         self._spends = any(facts.spends for facts in self._crew.facts)
-        self._column = (*self.batch_size, 1)
-        self._nothing = bytes(self.batch_size.numel())
-        self._acted = {as_key(key): self.full_action_spec[key].shape for key in self.action_keys}
+        self._acted = [
+            (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
+        ]
         self._eager = False
-        # Where the last step was followed by a reset over there, of which nobody asked yet.
-        self._begun: Mask | None = None
+        # The flags of the last step, as long as nobody asked for what was reset in its course.
+        self._told: Array | None = None
         self._spent: Tensor | None = None
 
     def _plan(self) -> AreaPlan:
@@ -115,6 +119,18 @@ class ParallelEnv(TensorDictEnv):
             )
         )
         return AreaPlan(self.num_workers, self.batch_size[1:].numel(), observed, acted)
+
+    def _bind(self, area: Area) -> None:
+        """Prepares views of the area in the shapes that TensorDicts have."""
+        self._observed, self._begun = (
+            {key: array.reshape(*self.batch_size, *array.shape[1:]) for key, array in found.items()}
+            for found in (area.observed, area.begun)
+        )
+        self._rewards, self._flags = (
+            array.reshape(*self.batch_size, 1) for array in (area.rewards, area.flags)
+        )
+        self._no_flags = np.zeros(self._flags.shape, np.bool_)
+        self._nothing = self._no_flags.tobytes()
 
     @property
     def name(self) -> str:
@@ -226,37 +242,35 @@ class ParallelEnv(TensorDictEnv):
             found = self._call_reset("reset", rows, kwargs)
             results = [found.get(index, self._first.fake) for index in range(self.num_workers)]
             return self._joined(results, list(self.full_observation_spec.keys()))
-        begun, self._begun = self._begun, None
-        if begun is None or rows is None or kwargs or (rows & ~begun).any():
+        told, self._told = self._told, None
+        if told is None or rows is None or kwargs or (rows & (told.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
-        return self._taken(self.area.begun)
+        return self._made(self._copied(self._begun))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.area is None:
             return self._step_by_messages(tensordict)
+        return self._made(self._results(tensordict))
+
+    def _results(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        """Takes a step; what the entries of its TensorDict are."""
         self._put_actions(tensordict)
+        self._told = None
         self._crew.step(self._eager)
-        area, column = self.area, self._column
-        terminated, truncated, done = torch.zeros((3, *column), dtype=torch.bool).unbind(0)
-        self._begun = None
-        if area.flags.tobytes() != self._nothing:
-            flags = torch.from_numpy(area.flags.copy()).view(column)
-            torch.ne(flags & TERMINATED, 0, out=terminated)
-            torch.ne(flags & TRUNCATED, 0, out=truncated)
-            torch.logical_or(terminated, truncated, out=done)
-            if self._eager:
-                self._begun = (area.flags & RESET).astype(np.bool_)
+        told = self._flags.copy()
+        if self._eager:
+            self._told = told
         if self._spends:
-            self._spent = torch.from_numpy((area.flags & SPENT).astype(np.bool_)).view(
-                self.batch_size
-            )
-        return self._taken(
-            area.observed,
-            reward=torch.from_numpy(area.rewards.copy()).view(column),
-            terminated=terminated,
-            truncated=truncated,
-            done=done,
-        )
+            self._spent = torch.from_numpy(told & SPENT != 0).view(self.batch_size)
+        if told.tobytes() == self._nothing:
+            flags = dict.fromkeys(DONE_KEYS, self._no_flags)
+        else:
+            flags = {
+                "done": told & (TERMINATED | TRUNCATED) != 0,
+                "terminated": told & TERMINATED != 0,
+                "truncated": told & TRUNCATED != 0,
+            }
+        return self._copied(self._observed, reward=self._rewards, **flags)
 
     @override
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -271,18 +285,28 @@ class ParallelEnv(TensorDictEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
+        simple = self.area is not None and self.device is None and tensordict.device is None
         # What is done is reset in the course of the step, and asked for after it.
         self._eager = True
         try:
-            return super().step_and_maybe_reset(tensordict)
+            if not simple or "next" in tensordict.keys():  # noqa: SIM118
+                return super().step_and_maybe_reset(tensordict)
+            # The same, but nothing is looked up that is at hand.
+            results = self._results(tensordict)
+            tensordict.set("next", self._made(results))
+            del results["reward"]
+            root = self._made(results)
+            if self._told is not None and self._told.tobytes() != self._nothing:
+                self._restart(root)
+            return tensordict, root
         finally:
-            self._eager, self._begun = False, None
+            self._eager, self._told = False, None
 
     def _put_actions(self, tensordict: TensorDictBase) -> None:
         assert self.area is not None
         values: dict[Key, Array] = {}
-        for key, expected in self._acted.items():
-            value = tensordict.get(key, None)
+        for name, key, expected in self._acted:
+            value = tensordict.get(name, None)
             if value is None:
                 present = ", ".join(sorted(map(str, tensordict.keys())))
                 raise KeyError(f"no action {show_key(key)} in the TensorDict, which has {present}")
@@ -291,24 +315,29 @@ class ParallelEnv(TensorDictEnv):
                     f"action {show_key(key)} has shape {tuple(value.shape)}, but the "
                     f"environment's action spec says {tuple(expected)}"
                 )
-            value = value.detach().cpu()
             # numpy has no bfloat16.
-            values[key] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+            value = value.float() if value.dtype is torch.bfloat16 else value
+            values[key] = value.numpy(force=True)
         self.settle()
         self.take_actions_as({key: value.dtype for key, value in values.items()})
         for key, target in self.area.actions.items():
             target[...] = values[key].reshape(target.shape)
 
-    def _taken(self, arrays: dict[Key, Array], **more: Tensor) -> TensorDict:
-        """A TensorDict of what lies in the area now, as a copy: the next step writes there."""
+    def _copied(self, arrays: dict[Key, Array], **more: Array) -> dict[str, Any]:
+        """What lies in the area now, as a copy: the next step writes there."""
         nested: dict[str, Any] = {}
         for key, array in arrays.items():
             place = nested
             for part in key[:-1]:
                 place = place.setdefault(part, {})
-            value = torch.from_numpy(array.copy())
-            place[key[-1]] = value.view(*self.batch_size, *array.shape[1:])
-        return TensorDict({**nested, **more}, self.batch_size)
+            place[key[-1]] = torch.from_numpy(array.copy())
+        for name, array in more.items():
+            nested[name] = torch.from_numpy(array.copy())
+        return nested
+
+    def _made(self, values: dict[str, Any]) -> TensorDict:
+        result: TensorDict = new_tensordict(values, self.batch_size)
+        return result
 
     def _step_by_messages(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys

@@ -15,6 +15,7 @@ from torch import Tensor
 from trawl.keys import Key
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.slab import Lease
+from trawl.tensordicts import tensordict_of
 
 Array = NDArray[Any]
 
@@ -99,16 +100,11 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
         hidden: keys to leave out.
         device: what the TensorDict says as its device (its tensors are moved there).
     """
-    nested: dict[str, Any] = {}
-    for key, tensor in lease.tensors.items():
-        if key not in hidden:
-            place = nested
-            for part in key[:-1]:
-                place = place.setdefault(part, {})
-            place[key[-1]] = tensor
+    shown = {key: tensor for key, tensor in lease.tensors.items() if key not in hidden}
     layout = lease.layout
     names = [*[None] * len(layout.batch), "time"]
-    return TensorDict(nested, (*layout.batch, layout.steps), device=device, names=names)
+    batch = tensordict_of(shown, (*layout.batch, layout.steps), names)
+    return batch if device is None else batch.to(device)
 
 
 def put(batch: TensorDictBase, lease: Lease) -> bool:

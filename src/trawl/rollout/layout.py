@@ -86,6 +86,18 @@ def layout_of(batch: TensorDictBase) -> Layout | None:
     return Layout(leaves, tuple(batch.shape[:-1]), batch.shape[-1])
 
 
+def along_time(how: str | int, batch: Sequence[int]) -> bool:
+    """Whether ``cat_results`` puts the workers' batches behind each other along time.
+
+    Without a dimension of environments the first dimension of a batch is time.
+
+    Args:
+        how: ``"stack"``, 0 or -1.
+        batch: batch size of a worker's environment.
+    """
+    return how == -1 or (how == 0 and not batch)
+
+
 class Joint:
     """How the batches of several workers lie in one block.
 
@@ -106,7 +118,7 @@ class Joint:
     def __init__(self, part: Layout, steps: Sequence[int], how: str | int) -> None:
         self._batch = batch = part.batch
         self._steps = list(steps)
-        self._how = "time" if how == -1 or (how == 0 and not batch) else how
+        self._how = "time" if along_time(how, batch) else how
         self.layouts = [Layout(part.leaves, batch, length) for length in self._steps]
         count = len(self._steps)
         if self._how == "time":

@@ -69,7 +69,12 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
     skip = -whole.ctypes.data % 64
     owner = np.frombuffer(buffer, dtype=np.uint8, count=layout.nbytes, offset=skip)
     del whole
-    return {key: _tensor(owner.data, place) for key, place in layout.places.items()}, owner
+    return tensors_in(layout, owner), owner
+
+
+def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
+    """The leaves of a batch in its block; they keep the array."""
+    return {key: _tensor(block, place) for key, place in layout.places.items()}
 
 
 def needed_bytes(layout: Layout) -> int:
@@ -77,16 +82,13 @@ def needed_bytes(layout: Layout) -> int:
     return layout.nbytes + 64
 
 
-def _tensor(memory: memoryview, place: Place) -> Tensor:
-    """A leaf, with a storage of its own: what is saved or copied of it is not the whole block.
-
-    The view of memory in between keeps numpy from seeing through to the block, so that the
-    lease lasts as long as any of its tensors.
-    """
+def _tensor(block: NDArray[np.uint8], place: Place) -> Tensor:
+    """A leaf, with a storage of its own: what is saved or copied of it is not the whole block."""
     if not place.nbytes:
         return torch.empty(place.shape, dtype=place.dtype)
-    part = np.frombuffer(memory[place.offset : place.offset + place.nbytes], dtype=np.uint8)
-    return torch.from_numpy(part).view(place.dtype).view(place.shape)
+    count = place.nbytes // place.dtype.itemsize
+    leaf = torch.frombuffer(block, dtype=place.dtype, count=count, offset=place.offset)
+    return leaf.view(place.shape)
 
 
 class SlabPool:

@@ -1,0 +1,26 @@
+"""Methods that don't keep what they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+from weakref import WeakMethod
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def weak(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same method, which doesn't keep its collector alive.
+
+    It raises a ``ReferenceError`` once the collector is gone.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        alive = reference()
+        if alive is None:
+            raise ReferenceError("the collector of this method is gone")
+        return alive(*args, **kwargs)
+
+    return call

@@ -1,0 +1,259 @@
+"""A replay buffer that lives in an actor of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trawl.backends.ray_cluster import Connection, connect, import_ray, with_defaults
+from trawl.backends.ray_wire import pack, pack_code, unpack
+
+# Given as functions that make them, they are made where the buffer is.
+_MADE_THERE = ("storage", "sampler", "writer")
+# Batches of workers that are remembered, to know one that comes a second time.
+_REMEMBERED = 10_000
+_TRANSPORTS = ("auto", "ray")
+
+
+class RayBufferClient:
+    """A replay buffer in an actor, as seen from any process of the cluster; it can be sent.
+
+    Args:
+        actor: the handle of the actor.
+
+    Attributes:
+        service_backend: ``"ray"``.
+    """
+
+    service_backend = "ray"
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        # What is written by a worker has a name, so that nothing of it is written twice: by the
+        # worker, and by one that takes its place.
+        self._writer = uuid.uuid4().hex
+        self._order: tuple[int, int] | None = None
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        ray = import_ray()
+        packed = tuple(pack((name, args, kwargs), copy=False))
+        try:
+            return unpack(ray.get(self._actor.call.remote(*packed)))
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except ray.exceptions.RayActorError as error:
+            raise ConnectionError(f"the replay buffer's actor is gone: {error}") from error
+
+    # --- writing
+
+    def write_as(self, number: int) -> None:
+        """What is written from now on is of the order with a number; each is written once.
+
+        Args:
+            number: of the order that a worker carries out.
+        """
+        self._order = number, 0
+
+    def extend(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds a batch; gives the indices of its entries."""
+        if self._order is None:
+            return self._ask("extend", data, *args, **kwargs)
+        number, part = self._order
+        self._order = number, part + 1
+        return self._ask("extend_once", (self._writer, number, part), data)
+
+    def add(self, data: Any) -> Any:
+        """Adds an entry; gives its index."""
+        return self._ask("add", data)
+
+    def empty(self) -> None:
+        """Removes all entries."""
+        self._ask("empty")
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Sets the priorities of entries."""
+        self._ask("update_priority", index, priority)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Sets the priorities that a sampled batch has in it."""
+        self._ask("update_tensordict_priority", data)
+
+    # --- reading
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Draws a batch. Its tensors are those that Ray brought; they can be written to."""
+        return self._ask("sample", *args, **kwargs)
+
+    def __len__(self) -> int:
+        return int(self._ask("__len__"))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ask("__getitem__", index)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.batch_size is None:
+            raise RuntimeError("to be iterated over, a replay buffer needs a batch_size")
+        while True:
+            yield self.sample()
+
+    @property
+    def write_count(self) -> int:
+        """Entries that were written so far, those included that others took the place of."""
+        return int(self._ask("get", "write_count"))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Entries of a batch that is drawn, if the buffer was made with such a number."""
+        size: int | None = self._ask("get", "_batch_size")
+        return size
+
+    def stats(self) -> dict[str, Any]:
+        """``size`` and ``write_count``, and what a buffer tells of itself beside."""
+        found: dict[str, Any] = self._ask("stats")
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the buffer."""
+        state: dict[str, Any] = self._ask("state_dict")
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a state."""
+        self._ask("load_state_dict", state_dict)
+
+    # --- others
+
+    def client(self) -> RayBufferClient:
+        """Another client of the same buffer."""
+        return RayBufferClient(self._actor)
+
+    def clients(self, count: int) -> list[RayBufferClient]:
+        """Several clients of the same buffer."""
+        return [self.client() for _ in range(count)]
+
+
+class RayReplayBuffer(RayBufferClient):
+    """A TorchRL replay buffer in an actor, which collectors write into and learners draw from.
+
+    The actor ends with this object, or with :meth:`close`; clients may be anywhere in the
+    cluster.
+
+    Args:
+        *args: arguments of the buffer.
+        replay_buffer_cls: the class of the buffer; by default TorchRL's ``ReplayBuffer``.
+        ray_init_config: arguments of ``ray.init``, if this process is not connected.
+        remote_config: options of the actor (``num_cpus``, ``memory``, ``resources``, …).
+        transport: ``"ray"`` (or ``"auto"``): data goes through Ray's object store.
+        transport_options: None; there are none.
+        delayed_init: whether the buffer is made only when it is first used.
+        **kwargs: more arguments of the buffer; ``storage``, ``sampler`` and ``writer`` are best
+            given as functions that make them.
+
+    Raises:
+        ImportError: if there is no Ray, or no TorchRL and no other class is given.
+        ValueError: for an unknown transport.
+
+    Example:
+        >>> from functools import partial
+        >>> from torchrl.data import LazyTensorStorage
+        >>> from trawl.data import RayReplayBuffer
+        >>> buffer = RayReplayBuffer(
+        ...     storage=partial(LazyTensorStorage, 1000), batch_size=32
+        ... )  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        replay_buffer_cls: Callable[..., Any] | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        transport_options: Mapping[str, Any] | None = None,
+        delayed_init: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        ray = import_ray()
+        if transport not in _TRANSPORTS:
+            raise ValueError(
+                f"transport must be one of {', '.join(map(repr, _TRANSPORTS))}, but it is "
+                f"{transport!r}"
+            )
+        if transport_options:
+            raise ValueError(f"transport {transport!r} has no options: {dict(transport_options)}")
+        connect(ray_init_config)
+        self._connection = Connection()
+        make, refs = pack_code((replay_buffer_cls, args, kwargs))
+        options = with_defaults(remote_config)
+        super().__init__(ray.remote(_BufferActor).options(**options).remote(make, refs))
+        self._closed = False
+        if not delayed_init:
+            try:
+                self._ask("get", "made")
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Ends the actor, and the buffer with it; may be called again."""
+        if not self.__dict__.get("_closed", True):
+            self._closed = True
+            if self._connection.alive:
+                with contextlib.suppress(ValueError):
+                    import_ray().kill(self._actor)
+
+    def shutdown(self) -> None:
+        """The same as :meth:`close`."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        # Elsewhere it is a client: the actor doesn't end with it.
+        return RayBufferClient, (self._actor,)
+
+
+class _BufferActor:
+    """The actor."""
+
+    def __init__(self, make: bytes, refs: list[Any]) -> None:
+        self._make = make, [], refs
+        self._buffer: Any = None
+        self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def call(self, *packed: Any) -> Any:
+        """Calls a method, of this or of the buffer."""
+        name, args, kwargs = unpack(packed)
+        buffer = self._made()
+        own = getattr(self, f"_do_{name}", None)
+        function = getattr(buffer, name) if own is None else own
+        return tuple(pack(function(*args, **kwargs), copy=False))
+
+    def _made(self) -> Any:
+        if self._buffer is None:
+            kind, args, kwargs = unpack(self._make)
+            if kind is None:
+                from torchrl.data import ReplayBuffer as kind
+            for name in _MADE_THERE:
+                if callable(kwargs.get(name)):
+                    kwargs[name] = kwargs[name]()
+            self._buffer = kind(*args, **kwargs)
+        return self._buffer
+
+    def _do_get(self, name: str) -> Any:
+        return True if name == "made" else getattr(self._buffer, name)
+
+    def _do_stats(self) -> dict[str, Any]:
+        told = getattr(self._buffer, "stats", dict)()
+        return {"size": len(self._buffer), "write_count": self._buffer.write_count, **told}
+
+    def _do_extend_once(self, name: tuple[Any, ...], data: Any) -> Any:
+        if name not in self._written:
+            self._written[name] = self._buffer.extend(data)
+            if len(self._written) > _REMEMBERED:
+                self._written.popitem(last=False)
+        return None

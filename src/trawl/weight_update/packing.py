@@ -1,0 +1,386 @@
+"""Where the tensors of a model lie in one flat buffer, and how they come there and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from trawl.weight_update.tensors import named_tensors, set_extra_state, weights_of
+
+_ALIGNMENT = 64
+_POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
+_SHAPE = attrgetter("shape")
+
+# Where tensors are, and of which form: addresses, whether contiguous, shapes.
+_Places = list[Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a model.
+
+    Attributes:
+        names: its names; several, if it is tied.
+        shape: its shape.
+        dtype: its dtype.
+        required: whether weights without it are incomplete. Buffers may be missing.
+        start: its first byte in the buffer.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    required: bool
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Packing:
+    """The layout of a model's tensors in a buffer: those of one dtype lie side by side.
+
+    Args:
+        tensors: the tensors by name; one that has several names is packed once.
+        required: names of those that weights have to have.
+
+    Attributes:
+        entries: the tensors, in the order in which they lie.
+        nbytes: size of the buffer, which begins with a byte for each entry that says whether it
+            is there.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], required: Collection[str]) -> None:
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            names.setdefault(id(tensor), []).append(name)
+        firsts = [(tensors[own[0]], own) for own in names.values()]
+        # Sorting is stable: within a dtype the order is the model's.
+        firsts.sort(key=lambda pair: str(pair[0].dtype))
+        self.entries: list[Entry] = []
+        start = _aligned(len(firsts))
+        before: torch.dtype | None = None
+        for tensor, own in firsts:
+            if tensor.dtype != before:
+                start, before = _aligned(start), tensor.dtype
+            entry = Entry(
+                tuple(own),
+                tuple(tensor.shape),
+                tensor.dtype,
+                any(name in required for name in own),
+                start,
+            )
+            self.entries.append(entry)
+            start += entry.nbytes
+        # There is no buffer without bytes.
+        self.nbytes = max(start, 1)
+        self._numbers = {name: i for i, entry in enumerate(self.entries) for name in entry.names}
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Packing:
+        """The packing of a module: its parameters are required."""
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        return cls(named_tensors(module), parameters)
+
+    def match(self, tensors: Mapping[str, Tensor], model: str) -> list[Tensor | None]:
+        """The tensor for each entry, or None for one that is not given.
+
+        Args:
+            tensors: by name.
+            model: what the weights are for, for errors.
+
+        Raises:
+            KeyError: if names are missing or unknown.
+            ValueError: if a shape differs, a dtype can't be cast, or the values of one that is
+                tied differ.
+        """
+        found: list[Tensor | None] = [None] * len(self.entries)
+        unknown = []
+        for name, value in tensors.items():
+            number = self._numbers.get(name)
+            if number is None:
+                unknown.append(name)
+                continue
+            _check(name, value, self.entries[number])
+            other = found[number]
+            if other is not None and not _equal(value, other):
+                raise ValueError(
+                    f"weights {', '.join(map(repr, self.entries[number].names))} are one and the "
+                    "same in the policy, but the values given for them differ"
+                )
+            found[number] = value
+        missing = [
+            entry.names[0]
+            for entry, value in zip(self.entries, found, strict=True)
+            if value is None and entry.required
+        ]
+        if missing or unknown:
+            raise KeyError(
+                f"weights don't fit the policy {model}: missing {sorted(missing)}, unknown "
+                f"{sorted(unknown)}"
+            )
+        return found
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The entries of each dtype: the first, and the one after the last."""
+        found, first = [], 0
+        for _, group in groupby(self.entries, key=lambda entry: entry.dtype):
+            count = len(list(group))
+            found.append((first, first + count))
+            first += count
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packing) and self.entries == other.entries
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.entries))
+
+
+def _check(name: str, value: Tensor, entry: Entry) -> None:
+    if value.shape != entry.shape:
+        raise ValueError(
+            f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has {entry.shape}"
+        )
+    if value.is_meta:
+        raise ValueError(f"weight {name!r} is on the meta device: it has no values")
+    if not torch.can_cast(value.dtype, entry.dtype):
+        raise ValueError(
+            f"weight {name!r} is {value.dtype}, which can't be cast to the policy's {entry.dtype}"
+        )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one is other or one.data_ptr() == other.data_ptr():
+        return True
+    return torch.equal(one, other.to(one.device, one.dtype))
+
+
+class Slot:
+    """A buffer with the tensors of a model in it.
+
+    Args:
+        packing: how they lie.
+        buffer: bytes, ``packing.nbytes`` of them, aligned to 64.
+    """
+
+    def __init__(self, packing: Packing, buffer: Any) -> None:
+        self.packing = packing
+        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=packing.nbytes)
+        # Which entries are there.
+        self._flags = whole[: len(packing.entries)].numpy()
+        self.views = [
+            whole[e.start : e.start + e.nbytes].view(e.dtype).view(e.shape) for e in packing.entries
+        ]
+        self._flat = [
+            whole[packing.entries[a].start : _end(packing.entries[b - 1])].view(
+                packing.entries[a].dtype
+            )
+            for a, b in packing.runs()
+        ]
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """The tensor of each entry; None for one that is not there."""
+        if self.complete:
+            return list(self.views)
+        return [
+            view if is_there else None
+            for view, is_there in zip(self.views, self._flags, strict=True)
+        ]
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by name, tied ones under each of their names."""
+        pairs = zip(self.packing.entries, self.tensors, strict=True)
+        return {n: tensor for entry, tensor in pairs if tensor is not None for n in entry.names}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tensors are there."""
+        return bool(self._flags.all())
+
+    @torch.no_grad()
+    def put(self, tensors: Sequence[Tensor | None]) -> None:
+        """Fills it with tensors, one for each entry; None for one that is not there."""
+        self._flags[:] = [tensor is not None for tensor in tensors]
+        _copy(self.views, [None if tensor is None else tensor.detach() for tensor in tensors])
+
+    @torch.no_grad()
+    def complete_by(self, other: Slot) -> None:
+        """Takes what is not there from another one."""
+        missing = self._flags == 0
+        given = [t if m else None for t, m in zip(other.tensors, missing, strict=True)]
+        self._flags[missing] = other._flags[missing]
+        _copy(self.views, given)
+
+    @torch.no_grad()
+    def put_flat(self, tensors: Sequence[Sequence[Tensor]]) -> None:
+        """Fills it with flat tensors of the CPU: those of each run together, at one go."""
+        self._flags[:] = 1
+        for run, parts in zip(self._flat, tensors, strict=True):
+            torch.cat(list(parts), out=run)
+
+
+def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> None:
+    pairs = [
+        (target, source)
+        for target, source in zip(targets, sources, strict=True)
+        if source is not None and target is not None
+    ]
+    if pairs:
+        into, of = zip(*pairs, strict=True)
+        torch._foreach_copy_(list(into), list(of))
+
+
+class Live:
+    """The tensors of a module as they are at each moment.
+
+    They are looked up once; after that it is only checked that the module still has the same, and
+    in the same memory.
+
+    Args:
+        module: the module.
+        packing: how its tensors are packed; by default as :meth:`Packing.of` it.
+
+    Raises:
+        KeyError, ValueError: if the module doesn't fit the packing.
+    """
+
+    def __init__(self, module: nn.Module, packing: Packing | None = None) -> None:
+        self.module = module
+        self.packing = Packing.of(module) if packing is None else packing
+        self._fitting: Packing | None = None
+        self._tables: list[Mapping[str, Any]] = []
+        self._known: list[int] = []
+        # What is known by its address must not make room for something else.
+        self._kept: list[Any] = []
+        self._tensors: list[Tensor | None] = []
+        self._flat: tuple[_Places, list[list[Tensor]] | None] = [], None
+        self.tensors()
+
+    def tensors(self) -> list[Tensor | None]:
+        """The module's tensor for each entry; None for a buffer that it has not."""
+        if not self._known or self._known != _identities(self._tables):
+            self._look_up()
+        return self._tensors
+
+    def _look_up(self) -> None:
+        own = named_tensors(self.module)
+        self._tensors = self.packing.match(own, type(self.module).__name__)
+        self._tables = [
+            table
+            for part in self.module.modules()
+            for table in (part._parameters, part._buffers, part._modules)
+        ]
+        self._kept = [value for table in self._tables for value in table.values()]
+        self._known = _identities(self._tables)
+
+    def writer(self) -> Callable[[Slot], None]:
+        """Checks the tensors; gives what copies them to a slot.
+
+        Raises:
+            KeyError, ValueError: if the module has others than it had.
+        """
+        tensors = self.tensors()
+        flat = self._flattened(tensors)
+        return partial(Slot.put, tensors=tensors) if flat is None else _flat_writer(flat)
+
+    def write(self, slot: Slot) -> None:
+        """Copies the tensors to a slot."""
+        self.writer()(slot)
+
+    def _flattened(self, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
+        """Flat views of all tensors, by run, if each can be copied byte for byte."""
+        # A tensor may have been given other memory (``p.data = ...``, ``module.to(...)``).
+        whole = [tensor for tensor in tensors if tensor is not None]
+        places = [*map(_POINTER, whole), *map(_CONTIGUOUS, whole), *map(_SHAPE, whole)]
+        known, flat = self._flat
+        if places != known:
+            for entry, tensor in zip(self.packing.entries, tensors, strict=True):
+                if tensor is not None:
+                    _check(entry.names[0], tensor, entry)
+            flat = _flat_views(self.packing, tensors)
+            self._flat = places, flat
+        return flat
+
+    def fits(self, packing: Packing) -> bool:
+        """Whether weights that are packed in a way can be loaded as they lie."""
+        # It is the same again and again, and to compare takes as long as to copy.
+        if packing is not self._fitting:
+            if packing != self.packing:
+                return False
+            self._fitting = packing
+        return True
+
+    @torch.no_grad()
+    def load(self, tensors: Sequence[Tensor | None]) -> None:
+        """Copies tensors, one for each entry, into the module."""
+        _copy(self.tensors(), tensors)
+
+
+def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Callable[[Slot], None]:
+    """What copies tensors, one for each entry, to a slot."""
+    flat = _flat_views(packing, tensors)
+    return partial(Slot.put, tensors=tensors) if flat is None else _flat_writer(flat)
+
+
+def _flat_writer(flat: Sequence[Sequence[Tensor]]) -> Callable[[Slot], None]:
+    return partial(Slot.put_flat, tensors=flat)
+
+
+def _flat_views(packing: Packing, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
+    """Flat views of all tensors, by run, if each can be copied byte for byte."""
+    pairs = zip(packing.entries, tensors, strict=True)
+    flat = [tensor.detach().view(-1) for entry, tensor in pairs if _is_plain(tensor, entry)]
+    return [flat[a:b] for a, b in packing.runs()] if len(flat) == len(tensors) else None
+
+
+def _is_plain(tensor: Tensor | None, entry: Entry) -> TypeGuard[Tensor]:
+    """Whether a tensor can be copied byte for byte."""
+    return (
+        tensor is not None
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.dtype == entry.dtype
+        and tensor.is_contiguous()
+    )
+
+
+def load_weights(module: nn.Module, source: Any) -> None:
+    """Copies weights into a module, across devices and dtypes.
+
+    Args:
+        module: the policy.
+        source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
+
+    Raises:
+        TypeError: if the weights are in none of the forms.
+        KeyError: if names are missing or unknown.
+        ValueError: if a shape differs, or a dtype can't be cast.
+    """
+    weights = weights_of(source)
+    live = Live(module)
+    live.load(live.packing.match(weights.tensors, type(module).__name__))
+    set_extra_state(module, weights.extra)
+
+
+def _identities(tables: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [id(value) for table in tables for value in table.values()]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _end(entry: Entry) -> int:
+    return entry.start + entry.nbytes

@@ -1,0 +1,639 @@
+"""How weights come from a learner to the policies that collect."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from trawl.paths import get_path
+from trawl.weight_update.board import Posted, Version
+from trawl.weight_update.packing import Live, Packing, Slot, writer
+from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
+from trawl.weight_update.tensors import Weights, extra_state, set_extra_state, weights_of
+from trawl.weight_update.transports import packed_extra, unpacked_extra
+
+Write = Callable[[Slot], None]
+
+
+class Receiver(Protocol):
+    """Where a worker looks for new weights.
+
+    Attributes:
+        count: how many sets of weights it has taken, those included that newer ones replaced.
+    """
+
+    count: int
+
+    @property
+    def newer(self) -> bool:
+        """Whether there is something new. It is asked before each batch."""
+
+    def take(self, use: Callable[[Posted], None]) -> Posted:
+        """Takes the newest: ``use`` is called with it while it can't change."""
+
+
+@dataclass
+class Group:
+    """Receivers that get the same weights.
+
+    Attributes:
+        workers: their numbers.
+        live: the model that weights come from, if none are given; or None.
+        fixed: what they come from instead: a TensorDict, a dict, or a module whose tensors had no
+            shapes yet; or None.
+        packing: how the receivers' models are packed, as far as is known.
+        model: what the model is, for errors.
+    """
+
+    workers: tuple[int, ...]
+    live: Live | None = None
+    fixed: Any = None
+    packing: Packing | None = None
+    model: str = "of the receiver"
+
+    @classmethod
+    def of(cls, workers: Iterable[int], source: Any) -> Group:
+        """A group whose weights come from a module, or from other weights, or are given."""
+        if isinstance(source, nn.Module):
+            model = type(source).__name__
+            if any(is_lazy(parameter) for parameter in source.parameters()):
+                # It gets its shapes by the first call: before that there is nothing to pack.
+                return cls(tuple(workers), fixed=source, model=model)
+            live = Live(source)
+            return cls(tuple(workers), live, None, live.packing, model)
+        group = cls(tuple(workers), fixed=source)
+        if source is not None:
+            tensors = weights_of(source).tensors
+            group.packing = Packing(tensors, tensors)
+        return group
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Weights that were checked, for some receivers of a group."""
+
+    group: Group
+    workers: tuple[int, ...]
+    packing: Packing
+    write: Write
+    extra: bytes
+
+
+class WeightSyncScheme(ABC):
+    """Brings the weights of a model from one sender to receivers in other places.
+
+    A collector does all of this by itself. Alone, between processes of one's own::
+
+        scheme = SharedMemWeightSyncScheme()
+        scheme.init_on_sender(model=learner, num_workers=2)
+        ...                             # start the processes, with the scheme as an argument
+        scheme.connect()
+        scheme.send()                   # whenever the learner has learned
+
+        # in process number i
+        scheme.init_on_receiver(model=actor, worker_idx=i)
+        scheme.connect()
+        scheme.receive()                # waits for new weights, and loads them
+
+    Args:
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
+
+    Raises:
+        ValueError: for another strategy.
+    """
+
+    def __init__(self, strategy: str = "tensordict") -> None:
+        check_strategy("strategy", strategy)
+        if strategy == "state_dict":
+            warnings.warn(
+                "strategy='state_dict' has no advantage over 'tensordict', and modules' names are "
+                "not nested by it",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._strategy = WeightStrategy(strategy)
+        self._model_id: str | None = None
+        self._context: weakref.ref[Any] | None = None
+        self._groups: list[Group] | None = None
+        self._connected_sender = self._connected_receiver = False
+        self._worker_idx: int | None = None
+        self._live: Live | None = None
+        self._model: Any = None
+        self._owner = os.getpid()
+
+    @staticmethod
+    def from_backend(backend: str, **options: Any) -> WeightSyncScheme:
+        """The scheme that suits a place of workers.
+
+        Args:
+            backend: ``"none"`` or ``"direct"``, ``"shared"`` or ``"thread"``, ``"process"`` or
+                ``"multiprocessing"``.
+            **options: arguments of the scheme.
+
+        Raises:
+            ValueError: for another place.
+        """
+        from trawl.weight_update import BACKENDS
+
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, but it is {backend!r}")
+        scheme: WeightSyncScheme = BACKENDS[backend](**options)
+        return scheme
+
+    # --- what a scheme does; what is empty here not all of them need
+
+    @abstractmethod
+    def _open(self, workers: int) -> None:
+        """Makes the ways to receivers."""
+
+    @abstractmethod
+    def _post(self, parcel: Parcel, version: Version) -> None:
+        """Sends weights; doesn't wait until they are taken."""
+
+    @abstractmethod
+    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+        """Says that weights that were sent have another version now."""
+
+    @abstractmethod
+    def receiver(self, worker: int) -> Receiver:
+        """What a worker looks for weights in; it can be sent to the worker as that is started."""
+
+    @abstractmethod
+    def count(self, worker: int) -> int:
+        """How many sets of weights were sent to a worker."""
+
+    def _connect_sender(self) -> None:  # noqa: B027
+        """Called when receivers have been started."""
+
+    def _connect_receiver(self, worker: int) -> None:  # noqa: B027
+        """Called when this process turns out to be a receiver's."""
+
+    def _wait(self, workers: Sequence[int], timeout: float | None) -> None:  # noqa: B027
+        """Waits until receivers have taken what was sent."""
+
+    def _await(self, timeout: float | None) -> Receiver | None:
+        """Waits until there is something new; None if there is nothing in time."""
+        raise NotImplementedError(f"{type(self).__name__} has no receive()")
+
+    def _ack(self) -> None:  # noqa: B027
+        """Tells the sender that what it sent was taken."""
+
+    # --- the sender
+
+    def init_on_sender(
+        self,
+        *,
+        model_id: str = "policy",
+        context: Any = None,
+        model: Any = None,
+        weights: Any = None,
+        devices: Sequence[Any] | None = None,
+        params_map: Mapping[int, Any] | None = None,
+        device_map_fn: Callable[[int, Any], Any] | None = None,
+        num_workers: int | None = None,
+    ) -> None:
+        """Makes this the sender's end.
+
+        Args:
+            model_id: name, or path, of the model.
+            context: what has the model: a collector. It is not kept.
+            model: the model itself; weights are those that it has when they are sent.
+            weights: a TensorDict or dict of tensors, in the model's place.
+            devices: where each receiver has its model: their number is that of receivers. (They
+                copy weights there themselves.)
+            params_map: weights for each receiver.
+            device_map_fn: called with a receiver's number and ``weights``; gives those for it.
+            num_workers: number of receivers.
+
+        Raises:
+            RuntimeError: if it was initialised before.
+            TypeError: if there are several of ``model``, ``weights`` and ``params_map``.
+            ValueError: if numbers contradict each other.
+        """
+        if self.initialized_on_sender or self.initialized_on_receiver:
+            raise RuntimeError("this weight-sync scheme was initialised already")
+        given = {"model": model, "weights": weights, "params_map": params_map}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise TypeError(f"give one of {', '.join(names)}, not several")
+        self._model_id = model_id
+        self._context = None if context is None else weakref.ref(context)
+        groups = getattr(context, "_weight_groups", None)
+        if groups is not None and not names:
+            self._groups = list(groups(model_id))
+        else:
+            source = model if model is not None else weights
+            if source is None and context is not None and params_map is None:
+                source = _model_of(context, model_id)
+            count = _count(num_workers, devices, params_map, context)
+            self._groups = _groups(source, params_map, device_map_fn, count)
+        self._model = model
+        self._owner = os.getpid()
+        self._open(1 + max((i for group in self._groups for i in group.workers), default=-1))
+
+    def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
+        """Called once on each side, when all processes have been started.
+
+        Args:
+            worker_idx: the receiver's number, if it was not given before.
+            weights: sent at once, on the sender's side.
+
+        Raises:
+            RuntimeError: if it is not initialised, or was connected before, or the sender is
+                given a number.
+        """
+        if self.initialized_on_sender:
+            if worker_idx is not None:
+                raise RuntimeError(f"worker_idx={worker_idx} is for receivers; this is the sender")
+            if self._connected_sender:
+                raise RuntimeError("this weight-sync scheme was connected already")
+            self._connect_sender()
+            self._connected_sender = True
+            if weights is not None:
+                self.send(weights)
+            return
+        if not self.initialized_on_receiver:
+            raise RuntimeError("connect() before init_on_sender() or init_on_receiver()")
+        if self._connected_receiver:
+            raise RuntimeError("this weight-sync scheme was connected already")
+        if worker_idx is not None:
+            self._worker_idx = worker_idx
+        self._connect_receiver(self._worker_idx or 0)
+        self._connected_receiver = True
+
+    def send(self, weights: Any = None, worker_ids: int | Sequence[int] | None = None) -> None:
+        """Sends weights. It does not wait until they are taken: :meth:`wait_async` does.
+
+        Args:
+            weights: in any form (a module, a TensorDict, a dict); a dict of numbers of receivers
+                gives each its own. None: those that the model has now.
+            worker_ids: the receivers that get them; None: all.
+
+        Raises:
+            RuntimeError: if it is not connected, or there are no weights to take.
+            ValueError: for an unknown receiver; if shapes don't fit, or dtypes can't be cast.
+            KeyError: if names don't fit.
+            TypeError: if weights are in no known form.
+        """
+        if not self.initialized_on_sender:
+            raise RuntimeError("send() before init_on_sender()")
+        if not self._connected_sender:
+            raise RuntimeError("send() before connect()")
+        self.commit(self.prepare(weights, self.chosen(worker_ids)), None)
+
+    def send_async(
+        self, weights: Any = None, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """The same as :meth:`send`, which never waits."""
+        self.send(weights, worker_ids)
+
+    def wait_async(
+        self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """Waits until receivers have taken what was sent last.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+            worker_ids: the receivers; None: all.
+
+        Raises:
+            TimeoutError: if one does not in time.
+            ConnectionError: if one has ended.
+        """
+        if not self._connected_sender:
+            raise RuntimeError("wait_async() before connect()")
+        self._wait(self.chosen(worker_ids), timeout)
+
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Parcel]:
+        """Checks weights, and changes nothing.
+
+        Raises:
+            RuntimeError: if there are no weights to take.
+            ValueError: if shapes don't fit, dtypes can't be cast, or nobody would get any.
+            KeyError: if names don't fit.
+            TypeError: if weights are in no known form.
+        """
+        own = _by_worker(weights)
+        if own:
+            workers = [i for i in self.chosen(list(own)) if i in workers]
+            if not workers:
+                raise ValueError(
+                    f"there are weights for workers {sorted(own)} only: nobody gets any"
+                )
+        parcels = []
+        for group in self._groups or ():
+            chosen = tuple(i for i in group.workers if i in workers)
+            if own:
+                parcels += [_parcel(group, (i,), own[i]) for i in chosen]
+            elif chosen:
+                parcels.append(_parcel(group, chosen, weights))
+        return parcels
+
+    def commit(self, parcels: Sequence[Parcel], version: Version) -> None:
+        """Sends what was prepared."""
+        for parcel in parcels:
+            self._post(parcel, version)
+            parcel.group.packing = parcel.packing
+
+    def know(self, worker: int, packing: Packing | None) -> None:
+        """Says how the model of a receiver is packed, which the sender could not know."""
+        for group in self._groups or ():
+            if worker in group.workers and group.packing is None:
+                group.packing = packing
+
+    @property
+    def workers(self) -> list[int]:
+        """The numbers of all receivers."""
+        return sorted(i for group in self._groups or () for i in group.workers)
+
+    def chosen(self, worker_ids: int | Sequence[int] | None) -> list[int]:
+        """The numbers of receivers that are named; all for None.
+
+        Raises:
+            ValueError: if there is no such receiver, or none is named.
+            TypeError: if these are no numbers.
+        """
+        known = self.workers
+        if worker_ids is None:
+            return known
+        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        if any(isinstance(i, bool) or not isinstance(i, int) for i in chosen):
+            raise TypeError(
+                "worker_ids must be the number of a worker, or several of them, but it is "
+                f"{worker_ids!r}"
+            )
+        if not chosen:
+            raise ValueError("worker_ids is empty: nobody would get the weights")
+        for index in chosen:
+            if index not in known:
+                raise ValueError(
+                    f"worker_ids names worker {index}, but there are workers {known[0]} to "
+                    f"{known[-1]}"
+                )
+        return chosen
+
+    # --- the receiver
+
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str = "policy",
+        context: Any = None,
+        model: Any = None,
+        worker_idx: int | None = None,
+    ) -> None:
+        """Makes this a receiver's end.
+
+        Args:
+            model_id: name, or path, of the model.
+            context: what has the model: a collector. It is told of new weights by its
+                ``update_policy_weights_``, and not kept.
+            model: the model itself, into which weights are loaded.
+            worker_idx: the number of this receiver; by default that of the context, or 0.
+
+        Raises:
+            RuntimeError: if it was initialised before.
+        """
+        if self.initialized_on_sender and self._owner != os.getpid():
+            # A copy of the sender's end, in a process that was forked.
+            self.__dict__.update(self.__getstate__())
+        if self.initialized_on_sender or self.initialized_on_receiver:
+            raise RuntimeError("this weight-sync scheme was initialised already")
+        self._model_id = model_id
+        self._context = None if context is None else weakref.ref(context)
+        self._model = model
+        self._live = None if model is None else Live(model)
+        config = getattr(context, "config", None)
+        self._worker_idx = worker_idx if worker_idx is not None else _index_of(config)
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Takes the newest weights, and loads them into the model.
+
+        Args:
+            timeout: seconds that are waited for new ones; 0 doesn't wait, None waits as long as
+                it takes.
+
+        Returns:
+            The weights, in the form of the strategy; None if there were no new ones.
+
+        Raises:
+            RuntimeError: if it is not initialised or connected.
+            ConnectionError: if the sender has ended, and all it sent was taken.
+            KeyError, ValueError: if they don't fit the model.
+        """
+        if not self.initialized_on_receiver:
+            raise RuntimeError("receive() before init_on_receiver()")
+        if not self._connected_receiver:
+            raise RuntimeError("receive() before connect()")
+        source = self._await(timeout)
+        if source is None:
+            return None
+        taken: list[Weights] = []
+        source.take(partial(self._take, taken))
+        self._ack()
+        return in_form(taken[0], self._strategy.extract_as) if taken else None
+
+    def _take(self, taken: list[Weights], posted: Posted) -> None:
+        if posted.slot is None:
+            return
+        extra = unpacked_extra(posted.extra)
+        if self._live is not None:
+            load_slot(self._live, posted)
+        named = {name: tensor.clone() for name, tensor in posted.slot.named().items()}
+        taken.append(Weights(named, extra))
+        context = self.context
+        if context is not None:
+            context.update_policy_weights_(taken[0], model_id=self._model_id)
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Puts weights into the receiver's model.
+
+        Raises:
+            RuntimeError: if it is not initialised.
+        """
+        if not self.initialized_on_receiver:
+            raise RuntimeError("apply_weights() before init_on_receiver()")
+        self._strategy.apply_weights(self.model, weights, inplace)
+
+    # --- what it knows
+
+    @property
+    def context(self) -> Any:
+        """What has the model, if it was given and still is there."""
+        return None if self._context is None else self._context()
+
+    @property
+    def model(self) -> Any:
+        """The model: as it was given, or what the context has at its path."""
+        if self._model is not None or self.context is None or self._model_id is None:
+            return self._model
+        return _model_of(self.context, self._model_id)
+
+    @property
+    def model_id(self) -> str | None:
+        """Name, or path, of the model."""
+        return self._model_id
+
+    @property
+    def worker_idx(self) -> int | None:
+        """The number of this receiver; None on the sender's side."""
+        return self._worker_idx
+
+    @property
+    def weights(self) -> Any:
+        """The weights that the model has now, in the form of the strategy; or None."""
+        return self._strategy.extract_weights(self.model)
+
+    @property
+    def strategy(self) -> str:
+        """The form in which weights are returned."""
+        return self._strategy.extract_as
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        """Whether this is the sender's end."""
+        return self._groups is not None
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        """Whether this is a receiver's end."""
+        return self._worker_idx is not None
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        """Whether the sender's end is connected."""
+        return self._connected_sender
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        """Whether the receiver's end is connected."""
+        return self._connected_receiver
+
+    @property
+    def incoming(self) -> Receiver:
+        """Where this receiver looks for new weights.
+
+        Raises:
+            RuntimeError: if it is not connected.
+        """
+        raise RuntimeError("incoming before connect()")
+
+    @property
+    def sender_transports(self) -> dict[int, Any]:
+        """The ways to receivers, by number."""
+        return {}
+
+    @property
+    def receiver_transport(self) -> Any:
+        """The way from the sender, on a receiver's side; or None."""
+        return None
+
+    @property
+    def shared_transport(self) -> Any:
+        """What all receivers take weights from, if there is such a thing; or None."""
+        return None
+
+    def shutdown(self) -> None:
+        """Lets go of what it holds. May be called again."""
+        self._groups, self._worker_idx = None, None
+        self._connected_sender = self._connected_receiver = False
+        self._live = self._model = self._context = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process it begins anew, as a receiver's end.
+        fresh = {
+            "_context": None,
+            "_groups": None,
+            "_live": None,
+            "_model": None,
+            "_worker_idx": None,
+            "_connected_sender": False,
+            "_connected_receiver": False,
+        }
+        return {**self.__dict__, **fresh}
+
+
+def load_slot(live: Live, posted: Posted) -> None:
+    """Copies what was put up into a module."""
+    slot = posted.slot
+    assert slot is not None
+    if live.fits(slot.packing):
+        live.load(slot.tensors)
+    else:
+        model = type(live.module).__name__
+        live.load(live.packing.match(slot.named(), model))
+    if posted.extra:
+        set_extra_state(live.module, unpacked_extra(posted.extra))
+
+
+def _by_worker(weights: Any) -> dict[int, Any]:
+    """Weights for each receiver, if that is what they are."""
+    if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
+        return {}
+    return dict(weights) if all(type(name) is int for name in weights) else {}
+
+
+def _parcel(group: Group, workers: tuple[int, ...], weights: Any) -> Parcel:
+    if weights is None and group.live is not None:
+        write = group.live.writer()
+        extra = packed_extra(extra_state(group.live.module))
+        return Parcel(group, workers, group.live.packing, write, extra)
+    source = group.fixed if weights is None else weights
+    if source is None:
+        raise RuntimeError(
+            "update_policy_weights_() has no weights to take: the policy is no module, or was "
+            "made by a policy_factory; give the weights"
+        )
+    given = weights_of(source)
+    packing = group.packing or Packing(given.tensors, given.tensors)
+    matched = packing.match(given.tensors, group.model)
+    return Parcel(group, workers, packing, writer(packing, matched), packed_extra(given.extra))
+
+
+def _groups(
+    source: Any,
+    params_map: Mapping[int, Any] | None,
+    device_map_fn: Callable[[int, Any], Any] | None,
+    count: int,
+) -> list[Group]:
+    if params_map is not None:
+        return [Group.of([index], weights) for index, weights in params_map.items()]
+    if device_map_fn is not None:
+        return [Group.of([index], device_map_fn(index, source)) for index in range(count)]
+    return [Group.of(range(count), source)]
+
+
+def _count(
+    num_workers: int | None,
+    devices: Sequence[Any] | None,
+    params_map: Mapping[int, Any] | None,
+    context: Any,
+) -> int:
+    given = {
+        "num_workers": num_workers,
+        "devices": None if devices is None else len(devices),
+        "params_map": None if params_map is None else len(params_map),
+    }
+    counts = {name: count for name, count in given.items() if count is not None}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the number of receivers is not clear: {counts}")
+    return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)
+
+
+def _index_of(config: Any) -> int:
+    return getattr(config, "worker_idx", None) or 0
+
+
+def _model_of(context: Any, model_id: str) -> Any:
+    find = getattr(context, "get_model", None)
+    return get_path(context, model_id) if find is None else find(model_id)

@@ -1,0 +1,224 @@
+"""Weight-sync schemes for processes of one machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.weight_update.board import Board, Posted, Reader, Version
+from trawl.weight_update.scheme import Parcel, Receiver, WeightSyncScheme
+from trawl.weight_update.transports import SharedMemTransport
+
+
+class SharedMemWeightSyncScheme(WeightSyncScheme):
+    """Weights in shared memory: one copy of them for all receivers.
+
+    Sending is one copy, however many receivers there are, and waits for none of them. A receiver
+    copies them once more into its model, when it comes to it: a whole set, or the one before.
+
+    Args:
+        strategy: the form in which weights are returned.
+        sync: accepted for compatibility; sending never waits, and a batch that begins after it
+            has the new weights.
+        per_worker_weights: whether receivers may get weights that differ, as a dict by number.
+
+    Example:
+        >>> import torch
+        >>> from trawl.collectors import MultiCollector
+        >>> from trawl.weight_update import SharedMemWeightSyncScheme
+        >>> def policy(observation):
+        ...     return torch.zeros(*observation.shape[:-1], 1)
+        >>> module = torch.nn.Linear(3, 1)
+        >>> scheme = SharedMemWeightSyncScheme()
+        >>> scheme.init_on_sender(model=module, num_workers=2)
+        >>> scheme.connect()
+        >>> scheme.send()
+    """
+
+    def __init__(
+        self, strategy: str = "tensordict", sync: bool = True, per_worker_weights: bool = False
+    ) -> None:
+        super().__init__(strategy)
+        self.sync = sync
+        self.per_worker_weights = per_worker_weights
+        self._boards: dict[int, tuple[Board, int]] = {}
+        self._transports: dict[int, SharedMemTransport] = {}
+        self._readers: dict[int, Reader] = {}
+
+    @override
+    def _open(self, workers: int) -> None:
+        for group in self._groups or ():
+            sets = [(i,) for i in group.workers] if self.per_worker_weights else [group.workers]
+            for one in sets:
+                board = Board(len(one))
+                self._boards |= {worker: (board, place) for place, worker in enumerate(one)}
+        if not hasattr(self.context, "_weight_groups"):
+            # A collector has ways of its own to wake its workers, and to notice their end.
+            self._transports = {
+                worker: SharedMemTransport(board, place, worker)
+                for worker, (board, place) in self._boards.items()
+            }
+
+    @override
+    def _post(self, parcel: Parcel, version: Version) -> None:
+        by_board: dict[Board, list[int]] = {}
+        for worker in parcel.workers:
+            board, place = self._boards[worker]
+            by_board.setdefault(board, []).append(place)
+        for board, places in by_board.items():
+            board.post(parcel.packing, parcel.write, parcel.extra, version, places)
+        for worker in parcel.workers:
+            if worker in self._transports:
+                self._transports[worker].notify()
+
+    @override
+    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+        for worker in workers:
+            board, place = self._boards[worker]
+            board.post_version(version, [place])
+
+    @override
+    def receiver(self, worker: int) -> Receiver:
+        board, place = self._boards[worker]
+        return board.reader(place)
+
+    @override
+    def count(self, worker: int) -> int:
+        board, place = self._boards[worker]
+        return board.count(place)
+
+    @override
+    def _connect_sender(self) -> None:
+        for transport in self._transports.values():
+            transport.connect_sender()
+
+    @override
+    def _connect_receiver(self, worker: int) -> None:
+        if worker not in self._transports:
+            raise ValueError(
+                f"worker_idx is {worker}, but the sender has receivers {sorted(self._transports)}"
+            )
+        for index, transport in self._transports.items():
+            if index != worker:
+                transport.close()
+        self._transports = {worker: self._transports[worker]}
+        self._transports[worker].connect_receiver()
+
+    @override
+    def _wait(self, workers: Sequence[int], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in workers:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if worker in self._transports:
+                self._transports[worker].wait_ack(left)
+
+    @override
+    def _await(self, timeout: float | None) -> Receiver | None:
+        transport = self.receiver_transport
+        return transport.reader if transport.wait(timeout) else None
+
+    @override
+    def _ack(self) -> None:
+        self.receiver_transport.send_ack()
+
+    @property
+    @override
+    def incoming(self) -> Receiver:
+        if not self._connected_receiver:
+            return super().incoming
+        reader: Reader = self.receiver_transport.reader
+        return reader
+
+    @property
+    @override
+    def sender_transports(self) -> dict[int, Any]:
+        return dict(self._transports) if self.initialized_on_sender else {}
+
+    @property
+    @override
+    def receiver_transport(self) -> Any:
+        if not self._connected_receiver:
+            return None
+        return self._transports[self._worker_idx or 0]
+
+    @property
+    @override
+    def shared_transport(self) -> Any:
+        boards = {id(board): board for board, _ in self._boards.values()}
+        return next(iter(boards.values())) if len(boards) == 1 else None
+
+    @override
+    def shutdown(self) -> None:
+        for transport in self._transports.values():
+            transport.close()
+        self._boards, self._transports = {}, {}
+        super().shutdown()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_boards": {}}
+
+
+class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
+    """Weights sent to each receiver for itself: a copy of them for each.
+
+    For receivers whose weights differ; for the same weights everywhere
+    :class:`SharedMemWeightSyncScheme` copies them only once.
+
+    Args:
+        strategy: the form in which weights are returned.
+        sync: accepted for compatibility, as there.
+    """
+
+    def __init__(self, strategy: str = "tensordict", sync: bool = True) -> None:
+        super().__init__(strategy, sync, per_worker_weights=True)
+
+
+class NoWeightSyncScheme(WeightSyncScheme):
+    """Sends nothing: for policies that never change, or get their weights in another way."""
+
+    @override
+    def _open(self, workers: int) -> None:
+        pass
+
+    @override
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Parcel]:
+        return []
+
+    @override
+    def _post(self, parcel: Parcel, version: Version) -> None:
+        pass
+
+    @override
+    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+        pass
+
+    @override
+    def receiver(self, worker: int) -> Receiver:
+        return _Nothing()
+
+    @override
+    def count(self, worker: int) -> int:
+        return 0
+
+    @override
+    def _await(self, timeout: float | None) -> Receiver | None:
+        return None
+
+    @property
+    @override
+    def incoming(self) -> Receiver:
+        return _Nothing()
+
+
+class _Nothing:
+    """A receiver to whom nothing is sent."""
+
+    count = 0
+    newer = False
+
+    def take(self, use: Any) -> Posted:
+        return Posted(0, None, None, b"")

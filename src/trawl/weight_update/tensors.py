@@ -1,0 +1,108 @@
+"""The tensors of a model, by name, in whatever form they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+#: Where a model's extra state is among its weights, by the path of the submodule it belongs to.
+EXTRA = "__extra_state__"
+# What ``nn.Module.state_dict`` calls it.
+_EXTRA_SUFFIX = "_extra_state"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights in the one form that all others are brought to.
+
+    Attributes:
+        tensors: parameters and buffers by dotted name; tied ones under each of their names.
+        extra: extra state (``nn.Module.get_extra_state``) by the path of its module.
+    """
+
+    tensors: dict[str, Tensor]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def weights_of(source: Any) -> Weights:
+    """The weights that a user gave.
+
+    Args:
+        source: a module; a TensorDict of its parameters and buffers; a nested mapping of these,
+            or a state dict.
+
+    Raises:
+        TypeError: if it is none of these.
+    """
+    if isinstance(source, TensorDictBase):
+        return _of_mapping(dict(source.items()))
+    if isinstance(source, nn.Module):
+        return Weights(named_tensors(source), extra_state(source))
+    if isinstance(source, Weights):
+        return source
+    if isinstance(source, Mapping):
+        return _of_mapping(source)
+    raise TypeError(
+        "weights must be a module, a TensorDict or a dict of tensors, but they are "
+        f"{type(source).__name__}"
+    )
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, tied ones under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {**dict(parameters), **dict(buffers)}
+
+
+def extra_state(module: nn.Module) -> dict[str, Any]:
+    """What submodules have to say of themselves beside their tensors, by path."""
+    return {
+        path: part.get_extra_state()
+        for path, part in module.named_modules()
+        if type(part).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
+    """Gives submodules their extra state.
+
+    Raises:
+        KeyError: if there is no such submodule.
+    """
+    for path, state in extra.items():
+        try:
+            part = module.get_submodule(path)
+        except AttributeError:
+            raise KeyError(
+                f"there is extra state for {path!r}, which {type(module).__name__} has not"
+            ) from None
+        part.set_extra_state(state)
+
+
+def _of_mapping(source: Mapping[str, Any]) -> Weights:
+    tensors: dict[str, Tensor] = {}
+    given = source.get(EXTRA, {})
+    extra = dict(getattr(given, "data", given))
+    for name, value in _flattened({k: v for k, v in source.items() if k != EXTRA}, ""):
+        path, _, last = name.rpartition(".")
+        if last == _EXTRA_SUFFIX:
+            extra[path] = value
+        elif isinstance(value, Tensor):
+            tensors[name] = value
+        else:
+            raise TypeError(f"weight {name!r} is no tensor but {type(value).__name__}")
+    return Weights(tensors, extra)
+
+
+def _flattened(source: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in source.items():
+        is_extra = str(name).rpartition(".")[2] == _EXTRA_SUFFIX
+        if isinstance(value, (Mapping, TensorDictBase)) and not is_extra:
+            yield from _flattened(dict(value.items()), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,419 @@
+"""Weights while things go wrong, and as fast as can be: whole, truly stamped, and never lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chaos_parts import (
+    PATIENCE,
+    Crew,
+    Lives,
+    Once,
+    Scored,
+    collector_of,
+    family,
+    kill,
+    replaced,
+    strike,
+)
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl.collectors import MultiCollector
+from trawl.testing import NumberedEnv
+from trawl.weight_update import (
+    MultiProcessedWeightUpdater,
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+)
+
+# How long weights are changed as fast as possible; TRAWL_CHAOS_SECONDS=30 for longer.
+STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "3"))
+SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"weight_sync_schemes": SharedMemWeightSyncScheme},
+        {"weight_sync_schemes": MultiProcessWeightSyncScheme},
+        {"weight_updater": MultiProcessedWeightUpdater},
+    ],
+    ids=["default", "shared", "process", "updater"],
+)
+KILLED = r"worker \d was killed by SIGKILL"
+SIZES = (5_000, 1, 20_000, 300, 5_000)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    """What a test started is gone after it, but for the process that workers come from."""
+    before = set(family())
+    yield
+    left = set(family()) - before
+    assert len(left) <= 1, "there is more than the process that workers come from"
+
+
+class Even(nn.Module):
+    """A policy all of whose parameters are one number; it tells the least and the greatest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in SIZES])
+        self.register_buffer("own", torch.zeros(3, dtype=torch.int64))
+        self.said = 0
+
+    def become(self, number: int) -> None:
+        """Takes another number, in place, as an optimiser's step does."""
+        with torch.no_grad():
+            for tensor in (*self.parts, self.own):
+                tensor.fill_(number)
+        self.said = number
+
+    def get_extra_state(self) -> Any:
+        return {"said": self.said}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.said = state["said"]
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = observation.shape[:-1]
+        action = nn.functional.one_hot(torch.tensor(0), 4).expand(*shape, 4)
+        numbers = [bound for part in self.parts for bound in part.aminmax()]
+        found = torch.stack([*numbers, self.own.min(), self.own.max(), torch.tensor(self.said)])
+        return action, found.min().expand(*shape, 1), found.max().expand(*shape, 1)
+
+
+class Storm:
+    """Gives a collector new weights as fast as possible, from a thread.
+
+    Args:
+        collector: the collector.
+        policy: its policy, which becomes the number of each update.
+
+    Attributes:
+        updates: how many there were.
+    """
+
+    def __init__(self, collector: MultiCollector, policy: Even) -> None:
+        self.updates = 0
+        self.error: BaseException | None = None
+        self._collector, self._policy = collector, policy
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._policy.become(self.updates + 1)
+                self._collector.update_policy_weights_()
+                self.updates += 1
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Storm:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        assert self.error is None, self.error
+
+
+class Versions:
+    """Checks that frames were made by whole weights, those of their version, and counts these."""
+
+    def __init__(self, sync: bool) -> None:
+        self._sync = sync
+        self._latest: dict[int, int] = {}
+        self.seen: set[int] = set()
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Checks a batch.
+
+        Raises:
+            AssertionError: if a frame is not as it has to be.
+        """
+        least, most = batch["least"], batch["most"]
+        assert torch.equal(least, most), "two versions in one forward pass"
+        versions = batch["policy_version"]
+        assert torch.equal(least[..., 0].long(), versions), "a version that did not act"
+        for row in batch if self._sync else [batch]:
+            worker = int(NumberedEnv.numbers(row)[0, 0]) % 100 // 10
+            (version,) = set(row["policy_version"].tolist())
+            assert version >= self._latest.get(worker, 0), "an older version than before"
+            self._latest[worker] = version
+            self.seen.add(version)
+
+
+def collector_with(way: dict[str, Any], crew: Crew, sync: bool, policy: Any, **more: Any) -> Any:
+    """A collector whose weights come in some way."""
+    options = {
+        name: {"policy": kind()} if name == "weight_sync_schemes" else kind()
+        for name, kind in way.items()
+    }
+    return collector_of(crew, sync, policy, track_policy_version=True, **options, **more)
+
+
+@contextmanager
+def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[Any]:
+    policy = Even()
+    module = TensorDictModule(policy, ["observation"], ["action", "least", "most"])
+    with collector_with(way, crew, sync, module, **more) as collector:
+        yield collector, Storm(collector, policy)
+
+
+# --- as fast as can be
+
+
+@SYNC
+@WAYS
+def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
+    tmp_path: Path, sync: bool, way: dict[str, Any]
+) -> None:
+    crew, versions = Crew(tmp_path, workers=4), Versions(sync)
+    with even(way, crew, sync) as (collector, storm):
+        end = time.monotonic() + STORM
+        with storm:
+            while time.monotonic() < end:
+                batch = collector.next()
+                versions.add(batch)
+                crew.add(batch)
+        assert collector.policy_version == storm.updates
+        # What comes at last is the last.
+        while min(versions._latest.values()) < storm.updates:
+            versions.add(collector.next())
+    assert len(versions.seen) > 10
+    assert storm.updates > len(versions.seen) / 4
+
+
+@SYNC
+def test_no_frame_is_of_a_false_version_though_workers_are_killed(
+    tmp_path: Path, sync: bool
+) -> None:
+    crew, versions, kills = Crew(tmp_path, workers=4, lives=100), Versions(sync), 0
+    chance = random.Random(0)
+    options = {"max_restarts": 1000, "max_total_restarts": 1000}
+    with replaced(KILLED), even({}, crew, sync, **options) as (collector, storm):
+        end = time.monotonic() + STORM
+        with storm:
+            while time.monotonic() < end or not kills:
+                # That one may be dead already, and nobody have taken its place.
+                with suppress(ProcessLookupError):
+                    strike(crew.pid(chance.randrange(4)))
+                    kills += 1
+                for _ in range(12):
+                    batch = collector.next()
+                    versions.add(batch)
+                    crew.add(batch)
+        stats = collector.stats()
+        assert stats["workers_alive"] == 4
+    assert 0 < stats["restarts"] <= kills
+    assert len(versions.seen) > 10
+
+
+# --- a worker that takes the place of one that died
+
+
+def versions_of(batch: TensorDictBase, sync: bool) -> dict[int, tuple[set[int], set[int], int]]:
+    """Of each worker in a batch: actions, versions, and which of its lives it is."""
+    found = {}
+    for row in batch if sync else [batch]:
+        life, place = divmod(int(NumberedEnv.numbers(row)[0, 0]), 100)
+        actions = set(NumberedEnv.action_numbers(row).tolist())
+        found[place // 10] = actions, set(row["policy_version"].tolist()), life
+    return found
+
+
+@SYNC
+@WAYS
+def test_who_takes_a_place_begins_with_the_newest_weights(
+    tmp_path: Path, sync: bool, way: dict[str, Any]
+) -> None:
+    crew, policy = Crew(tmp_path), Scored(0)
+    with collector_with(way, crew, sync, policy) as collector:
+        crew.add(collector.next())
+        for version, choice in enumerate((1, 2, 3), start=1):
+            collector.update_policy_weights_(policy.choose(choice))
+            assert collector.policy_version == version
+        # From now on they are the learner's, which nobody is to have yet.
+        policy.choose(0)
+        strike(*map(crew.pid, range(2)))
+        found: dict[int, Any] = {}
+        with replaced(KILLED, times=2):
+            while len(found) < 2:
+                batch = collector.next()
+                crew.add(batch)
+                for worker, (actions, versions, life) in versions_of(batch, sync).items():
+                    if life == 1:
+                        found.setdefault(worker, (actions, versions))
+        assert found == {0: ({3}, {3}), 1: ({3}, {3})}
+
+
+@SYNC
+def test_who_takes_a_place_begins_with_the_weights_of_that_place(
+    tmp_path: Path, sync: bool
+) -> None:
+    crew, policy = Crew(tmp_path), Scored(0)
+    with collector_of(crew, sync, policy, track_policy_version=True) as collector:
+        collector.update_policy_weights_(Scored(1), worker_ids=0)
+        collector.update_policy_weights_(Scored(2), worker_ids=1)
+        collector.update_policy_weights_(Scored(3), worker_ids=0)
+        strike(*map(crew.pid, range(2)))
+        found: dict[int, Any] = {}
+        with replaced(KILLED, times=2):
+            while len(found) < 2:
+                batch = collector.next()
+                for worker, (actions, versions, life) in versions_of(batch, sync).items():
+                    if life == 1:
+                        found.setdefault(worker, (actions, versions))
+        assert found == {0: ({3}, {3}), 1: ({2}, {2})}
+
+
+class Updating:
+    """Makes the environment of another life only once there are new weights.
+
+    Args:
+        folder: where lives are counted, and where it says that it waits.
+        make: makes the environment.
+    """
+
+    def __init__(self, folder: Path, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lives = Lives(folder / "updating")
+        self.begun, self.go_on = str(folder / "begun"), str(folder / "go on")
+
+    def __call__(self) -> Any:
+        if self._lives.begin() > 0:
+            # Opening such a file waits for the other side.
+            with open(self.begun, "w"), open(self.go_on) as file:
+                file.read()
+        return self._make()
+
+
+@SYNC
+def test_weights_that_come_while_a_place_is_being_taken_are_used_there_first(
+    tmp_path: Path, sync: bool
+) -> None:
+    crew, policy = Crew(tmp_path), Scored(0)
+    late = Updating(tmp_path, crew.makers[0][0])
+    os.mkfifo(late.begun)
+    os.mkfifo(late.go_on)
+    each = 10 if not sync else 20
+    with MultiCollector(
+        [late, crew.makers[1][0]],
+        policy,
+        sync=sync,
+        frames_per_batch=each,
+        track_policy_version=True,
+    ) as collector:
+        collector.update_policy_weights_(Scored(1))
+        crew.add(collector.next())
+
+        def update() -> None:
+            with open(late.begun):
+                collector.update_policy_weights_(Scored(2))
+            with open(late.go_on, "w"):
+                pass
+
+        thread = threading.Thread(target=update)
+        thread.start()
+        strike(crew.pid(0))
+        found: tuple[set[int], set[int]] | None = None
+        with replaced(KILLED, times=1):
+            while found is None:
+                batch = collector.next()
+                crew.add(batch)
+                actions, versions, life = versions_of(batch, sync).get(0, (set(), set(), 0))
+                if life == 1:
+                    found = actions, versions
+        thread.join(PATIENCE)
+        assert found == ({2}, {2})
+
+
+class Fatal(Scored):
+    """A policy to which something happens while it is given weights, after some were copied."""
+
+    def get_extra_state(self) -> Any:
+        return "something"
+
+    def set_extra_state(self, state: Any) -> None:
+        if self._load is not None:
+            self._load()
+
+
+@SYNC
+def test_who_dies_while_it_takes_weights_is_in_nobodys_way(tmp_path: Path, sync: bool) -> None:
+    crew, fatal = Crew(tmp_path), Once(tmp_path / "load", 0, kill)
+    policy = Fatal(0, fatal)
+    with collector_of(crew, sync, policy, track_policy_version=True) as collector:
+        with replaced(KILLED, times=1):
+            collector.update_policy_weights_(policy.choose(1))
+            while not collector.stats()["restarts"]:
+                crew.add(collector.next())
+        # More often than there is room for.
+        for version in range(2, 20):
+            collector.update_policy_weights_(policy.choose(version % 4))
+        for _ in range(6):
+            batch = collector.next()
+            crew.add(batch)
+        found = versions_of(batch, sync)
+    assert fatal.pid in crew.pids()
+    assert all((actions, versions) == ({3}, {19}) for actions, versions, _ in found.values())
+
+
+# --- memory
+
+
+@SYNC
+def test_updates_leave_nothing_behind(tmp_path: Path, sync: bool) -> None:
+    def held() -> list[str]:
+        links = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                links.append(os.readlink(f"/proc/self/fd/{name}"))
+            except FileNotFoundError:
+                continue  # the listing's own
+        return [link for link in links if "memfd" in link or "/dev/shm" in link]
+
+    before = held()
+    crew, policy = Crew(tmp_path), Scored(0)
+    collector = collector_of(crew, sync, policy)
+    with collector:
+        for _ in range(50):
+            collector.update_policy_weights_()
+            collector.next()
+        for pid in (os.getpid(), *map(crew.pid, range(2))):
+            assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text()
+    del collector
+    assert held() == before
+
+
+@SYNC
+def test_updates_that_nobody_takes_need_no_memory(tmp_path: Path, sync: bool) -> None:
+    class Wide(Scored):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.more = nn.Parameter(torch.ones(500_000))
+
+    crew, policy = Crew(tmp_path), Wide()
+    with collector_of(crew, sync, policy) as collector:
+        collector.next()
+        board = collector._channel._boards[0][0]
+        for _ in range(100):
+            collector.update_policy_weights_()
+        used = 512 * os.fstat(board._file._memory.fd).st_blocks
+        nbytes = 4 * sum(parameter.numel() for parameter in policy.parameters())
+        assert used < 3 * nbytes
+        collector.next()

@@ -1,0 +1,686 @@
+"""Collectors whose weights come by weight-sync schemes: to their workers, and to themselves."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import reduction
+from typing import Any
+
+import pytest
+import torch
+from collector_parts import PATIENCE, Buffer
+from multi_parts import CLASSES, Chooser, actions, make, worker_of
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.testing import NumberedEnv
+from trawl.weight_update import (
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+)
+
+# Processes are forked from one that has imported this.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["trawl.weight_update", "trawl.collectors", "trawl.testing.envs", "tensordict.nn"]
+)
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+ALL = pytest.mark.parametrize("cls", [Collector, *CLASSES], ids=["one", "sync", "async"])
+SCHEMES = pytest.mark.parametrize(
+    "scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme], ids=["shared", "process"]
+)
+
+
+class Talking(nn.Module):
+    """A policy with something beside its weight: it is what its actions are."""
+
+    def __init__(self, choice: int = 0) -> None:
+        super().__init__()
+        self.choice = choice
+        self.unused = nn.Parameter(torch.zeros(2))
+
+    def get_extra_state(self) -> Any:
+        return {"choice": self.choice}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.choice = state["choice"]
+
+    def forward(self, observation: Tensor) -> Tensor:
+        action = nn.functional.one_hot(torch.tensor(self.choice), 4)
+        return action.expand(*observation.shape[:-1], 4)
+
+
+class HeadedEnv(NumberedEnv):
+    """A numbered environment whose rewards are made by a module of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head = nn.Linear(1, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float(self.head(torch.zeros(1))), *rest
+
+
+class Wrapping:
+    """A policy that is no module, but has one."""
+
+    def __init__(self, choice: int = 0) -> None:
+        self.net = Chooser(choice)
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        action: Tensor = self.net(observation)
+        return action
+
+
+def head(number: float) -> nn.Linear:
+    """Weights for the environment's module, by which it gives this reward."""
+    made = nn.Linear(1, 1)
+    nn.init.zeros_(made.weight)
+    nn.init.constant_(made.bias, number)
+    return made
+
+
+def collector(cls: Any, policy: Any = None, **options: Any) -> Any:
+    """A collector of two workers in this process, or of none."""
+    options.setdefault("track_policy_version", True)
+    policy = Chooser(1) if policy is None and "policy_factory" not in options else policy
+    if cls is Collector:
+        source = options.pop("create_env_fn", [NumberedEnv])[0]
+        return Collector(source, policy, frames_per_batch=5, **options)
+    return make(cls, policy=policy, **options)
+
+
+def rows(batch: TensorDictBase) -> Iterator[TensorDictBase]:
+    yield from batch if batch.ndim > 1 else [batch]
+
+
+def settled(collector: Any, read: Callable[[Any], Any] = actions) -> list[Any]:
+    """What is read of each worker's batches, and their versions, once new weights are in use."""
+    found = {}
+    for _ in range(8):
+        for row in rows(collector.next()):
+            versions = row["policy_version"].tolist()
+            found[worker_of(row)] = read(row), versions.pop()
+            assert set(versions) <= {found[worker_of(row)][1]}
+    return [found[index] for index in sorted(found)]
+
+
+def rewards(batch: TensorDictBase) -> set[float]:
+    return set(batch["next", "reward"].flatten().tolist())
+
+
+def workers_of(cls: Any) -> int:
+    return 1 if cls is Collector else 2
+
+
+def as_sent(thing: Any) -> Any:
+    return reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(thing))
+
+
+# --- a collector that sends
+
+
+@BOTH
+@SCHEMES
+def test_a_scheme_brings_weights_to_the_workers(cls, scheme):
+    policy = Chooser(1)
+    with collector(cls, policy, weight_sync_schemes={"policy": scheme()}) as made:
+        assert settled(made) == [({1}, 0)] * 2
+        made.update_policy_weights_(Chooser(2))
+        assert settled(made) == [({2}, 1)] * 2
+        policy.become(3)
+        made.update_policy_weights_()
+        assert settled(made) == [({3}, 2)] * 2
+        made.update_policy_weights_(weights_dict={"policy": Chooser(1)}, worker_ids=[1])
+        assert settled(made) == [({3}, 2), ({1}, 3)]
+
+
+@BOTH
+@SCHEMES
+def test_a_scheme_brings_weights_to_other_processes(cls, scheme):
+    with collector(
+        cls, weight_sync_schemes={"policy": scheme()}, start_method="forkserver"
+    ) as made:
+        for version, choice in enumerate((2, 3, 0), start=1):
+            made.update_policy_weights_(Chooser(choice))
+            # No batch that was ordered before is delivered late by this.
+            assert settled(made) == [({choice}, version)] * 2
+
+
+@BOTH
+@SCHEMES
+def test_a_scheme_brings_each_worker_its_own_weights(cls, scheme):
+    with collector(cls, weight_sync_schemes={"policy": scheme()}) as made:
+        made.update_policy_weights_({0: Chooser(2), 1: Chooser(3).state_dict()})
+        assert settled(made) == [({2}, 1), ({3}, 1)]
+        made.update_policy_weights_(Chooser(1))
+        assert settled(made) == [({1}, 2)] * 2
+
+
+@BOTH
+def test_a_scheme_that_sends_nothing_leaves_the_workers_alone(cls):
+    with collector(cls, weight_sync_schemes={"policy": NoWeightSyncScheme()}) as made:
+        made.update_policy_weights_(Chooser(2))
+        assert settled(made) == [({1}, 0)] * 2
+        # Versions come to them all the same, and what is loaded.
+        made.increment_version()
+        assert settled(made) == [({1}, 1)] * 2
+
+
+@BOTH
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_what_a_policy_has_beside_its_weights_is_sent_as_well(cls, scheme):
+    policy = Talking(1)
+    with collector(cls, policy, weight_sync_schemes={"policy": scheme()}) as made:
+        policy.choice = 2
+        made.update_policy_weights_()
+        assert settled(made) == [({2}, 1)] * 2
+        for version, form in enumerate((Talking(3), Talking(0).state_dict()), start=2):
+            made.update_policy_weights_(form)
+            assert settled(made) == [({0 if version == 3 else 3}, version)] * 2
+
+
+@ALL
+def test_without_schemes_too_what_a_policy_has_beside_its_weights_is_sent(cls):
+    with collector(cls, Talking(1)) as made:
+        made.update_policy_weights_(Talking(2).state_dict())
+        assert settled(made) == [({2}, 1)] * workers_of(cls)
+
+
+@BOTH
+@SCHEMES
+def test_the_policy_beside_a_factory_is_where_weights_come_from(cls, scheme):
+    policy = Chooser(3)
+    with collector(
+        cls,
+        policy,
+        policy_factory=partial(Chooser, 1),
+        weight_sync_schemes={"policy": scheme()},
+    ) as made:
+        assert settled(made) == [({1}, 0)] * 2
+        made.update_policy_weights_()
+        assert settled(made) == [({3}, 1)] * 2
+        policy.become(2)
+        made.update_policy_weights_()
+        assert settled(made) == [({2}, 2)] * 2
+
+
+def test_a_policy_beside_a_factory_needs_schemes():
+    with pytest.raises(TypeError, match="policy and policy_factory can't both be given"):
+        collector(MultiSyncCollector, Chooser(3), policy_factory=Chooser)
+
+
+@BOTH
+def test_a_scheme_belongs_to_one_collector(cls):
+    scheme = SharedMemWeightSyncScheme()
+    with collector(cls, weight_sync_schemes={"policy": scheme}) as made:
+        assert scheme.context is made
+        assert scheme.initialized_on_sender
+        assert scheme.synchronized_on_sender
+        assert scheme.model is made.policy
+        with pytest.raises(RuntimeError, match="scheme of 'policy' is in use already"):
+            collector(cls, weight_sync_schemes={"policy": scheme})
+
+
+@ALL
+@pytest.mark.parametrize("name", ["weight_sync_schemes", "weight_recv_schemes"])
+@pytest.mark.parametrize("value", [SharedMemWeightSyncScheme(), {"policy": 3}, ["policy"]])
+def test_schemes_are_given_by_model(cls, name, value):
+    with pytest.raises(TypeError, match=f"{name}.* must "):
+        collector(cls, **{name: value})
+
+
+# --- several models
+
+
+@BOTH
+@SCHEMES
+def test_a_model_of_the_environment_is_found_by_its_path(cls, scheme):
+    schemes = {"policy": scheme(), "env.env.head": scheme()}
+    envs = [partial(HeadedEnv, number) for number in range(2)]
+    with collector(cls, create_env_fn=envs, weight_sync_schemes=schemes) as made:
+        assert settled(made, rewards) == [({0.0}, 0)] * 2
+
+        made.update_policy_weights_(weights_dict={"policy": Chooser(2), "env.env.head": head(5)})
+        assert settled(made) == [({2}, 1)] * 2
+        assert settled(made, rewards) == [({5.0}, 1)] * 2
+
+        made.update_policy_weights_(head(7), model_id="env.env.head", worker_ids=1)
+        assert [found for found, _ in settled(made, rewards)] == [{5.0}, {7.0}]
+        assert [found for found, _ in settled(made)] == [{2}, {2}]
+
+        made.update_policy_weights_(Chooser(3))
+        assert [found for found, _ in settled(made)] == [{3}, {3}]
+        assert [found for found, _ in settled(made, rewards)] == [{5.0}, {7.0}]
+
+
+@BOTH
+def test_a_model_that_a_policy_has_is_found_by_its_path(cls):
+    schemes = {"policy.net": SharedMemWeightSyncScheme()}
+    with collector(cls, Wrapping(1), weight_sync_schemes=schemes) as made:
+        assert [found for found, _ in settled(made)] == [{1}, {1}]
+        made.update_policy_weights_(Chooser(2), model_id="policy.net")
+        assert [found for found, _ in settled(made)] == [{2}, {2}]
+        with pytest.raises(TypeError, match="policy Wrapping has no weights to update"):
+            made.update_policy_weights_(Chooser(3))
+
+
+def test_a_collector_in_this_process_finds_models_by_their_paths():
+    with collector(Collector, create_env_fn=[HeadedEnv]) as made:
+        made.update_policy_weights_(weights_dict={"policy": Chooser(2), "env.env.head": head(5)})
+        assert settled(made) == [({2}, 1)]
+        assert settled(made, rewards) == [({5.0}, 1)]
+        for kwargs in ({"policy": head(1)}, {}):
+            with pytest.raises(KeyError, match=r"no model 'env\.env\.tail'"):
+                made.update_policy_weights_(model_id="env.env.tail", **kwargs)
+        with pytest.raises(TypeError, match=r"env.env \w+ has no weights to update"):
+            made.update_policy_weights_(head(1), model_id="env.env")
+        assert made.policy_version == 1
+
+
+@BOTH
+def test_models_without_a_scheme_are_unknown(cls):
+    schemes = {"env.env.head": SharedMemWeightSyncScheme()}
+    envs = [partial(HeadedEnv, number) for number in range(2)]
+    with collector(cls, create_env_fn=envs, weight_sync_schemes=schemes) as made:
+        with pytest.raises(KeyError, match=r"no model 'env.env.tail' .*\['env.env.head', 'policy'"):
+            made.update_policy_weights_(head(1), model_id="env.env.tail")
+        with pytest.raises(KeyError, match="no model 'critic'"):
+            made.update_policy_weights_(weights_dict={"policy": Chooser(2), "critic": head(1)})
+        with pytest.raises(ValueError, match=r"weights of 'env.env.head' have to be given"):
+            made.update_policy_weights_(model_id="env.env.head")
+        # Nothing of what was given with them has changed.
+        assert settled(made) == [({1}, 0)] * 2
+
+
+@BOTH
+def test_a_path_that_leads_nowhere_is_told_by_who_looks_there(cls):
+    schemes = {"env.env.tail": SharedMemWeightSyncScheme()}
+    made = collector(cls, weight_sync_schemes=schemes)
+    with made:
+        made.update_policy_weights_(head(1), model_id="env.env.tail")
+        with pytest.raises(KeyError, match=r"no model 'env\.env\.tail'"):
+            settled(made)
+
+
+# --- while batches are made in the background
+
+
+@ALL
+def test_weights_may_be_updated_while_batches_are_made_in_the_background(cls):
+    buffer = Buffer()
+    made = collector(cls, replay_buffer=buffer)
+    with made:
+        made.start()
+        for choice in (2, 3, 0):
+            made.update_policy_weights_(Chooser(choice))
+            buffer.wait_for(len(buffer) + 40)
+    chosen = {0: 1, 1: 2, 2: 3, 3: 0}
+    frames = buffer.content()
+    versions = frames["policy_version"].tolist()
+    assert NumberedEnv.action_numbers(frames).flatten().tolist() == [chosen[v] for v in versions]
+    assert set(versions) >= {1, 2, 3}
+    for worker in range(workers_of(cls)):
+        own = frames["policy_version"][NumberedEnv.numbers(frames)[:, 0] == worker]
+        assert own.tolist() == sorted(own.tolist())
+
+
+# --- a collector that receives
+
+
+class Learner:
+    """Who sends: a scheme, and the end of it that a collector gets."""
+
+    def __init__(self, scheme: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
+        self.scheme = scheme()
+        self.scheme.init_on_sender(model=Chooser(2) if model is None else model, **kwargs)
+        self.end = as_sent(self.scheme)
+        self.scheme.connect()
+        self.send = self.scheme.send
+
+
+@ALL
+@SCHEMES
+def test_a_collector_takes_the_weights_it_is_sent(cls, scheme):
+    learner = Learner(scheme)
+    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
+        assert settled(made) == [({1}, 0)] * workers_of(cls)
+        for version, choice in enumerate((2, 3, 0), start=1):
+            learner.send(Chooser(choice))
+            assert settled(made) == [({choice}, version)] * workers_of(cls)
+
+
+@ALL
+def test_weights_that_were_sent_before_are_taken_at_once(cls):
+    for at_once in (True, False):
+        learner = Learner(SharedMemWeightSyncScheme)
+        learner.send()
+        with collector(cls) as made:
+            schemes = {"policy": learner.end}
+            made.register_scheme_receiver(schemes, synchronize_weights=at_once)
+            assert made.policy_version == int(at_once)
+            assert settled(made) == [({2}, 1)] * workers_of(cls)
+
+
+@ALL
+def test_weights_are_received_when_that_is_asked_for(cls):
+    learner = Learner(SharedMemWeightSyncScheme)
+    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
+        made.receive_weights()
+        assert made.policy_version == 0
+        learner.send()
+        assert made.policy_version == 0
+        made.receive_weights()
+        assert made.policy_version == 1
+        for kwargs in ({"policy_or_weights": Chooser(3)}, {"policy": Chooser(3)}, {"weights": {}}):
+            with pytest.raises(ValueError, match=r"receive_weights\(\) takes no weights here"):
+                made.receive_weights(**kwargs)
+        assert settled(made) == [({2}, 1)] * workers_of(cls)
+
+
+@ALL
+def test_without_schemes_weights_are_received_as_they_are_given(cls):
+    with collector(cls) as made:
+        for version, kwargs in enumerate(
+            (
+                {"policy_or_weights": Chooser(2)},
+                {"policy": Chooser(3)},
+                {"weights": Chooser(0).state_dict()},
+            ),
+            start=1,
+        ):
+            made.receive_weights(**kwargs)
+            choice = (version + 1) % 4
+            assert settled(made) == [({choice}, version)] * workers_of(cls)
+        with pytest.raises(ValueError, match="give one of policy, weights, not several"):
+            made.receive_weights(policy=Chooser(), weights={})
+    with pytest.raises(RuntimeError, match=r"receive_weights\(\) on a .* shut down"):
+        made.receive_weights(Chooser())
+
+
+@ALL
+def test_what_comes_beside_the_weights_is_received(cls):
+    learner = Learner(SharedMemWeightSyncScheme, Talking(3))
+    with collector(cls, Talking(1), weight_recv_schemes={"policy": learner.end}) as made:
+        learner.send()
+        assert settled(made) == [({3}, 1)] * workers_of(cls)
+
+
+def test_a_collector_receives_for_several_models():
+    policy, reward = Learner(SharedMemWeightSyncScheme), Learner(SharedMemWeightSyncScheme, head(5))
+    schemes = {"policy": policy.end, "env.env.head": reward.end}
+    with collector(Collector, create_env_fn=[HeadedEnv], weight_recv_schemes=schemes) as made:
+        policy.send()
+        reward.send()
+        assert settled(made) == [({2}, 1)]
+        assert settled(made, rewards) == [({5.0}, 1)]
+
+
+@ALL
+def test_weights_that_do_not_fit_are_told_when_they_are_taken(cls):
+    learner = Learner(SharedMemWeightSyncScheme, nn.Linear(1, 1))
+    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
+        learner.send()
+        with pytest.raises(KeyError, match="don't fit the policy Chooser"):
+            made.receive_weights()
+        with pytest.raises(KeyError, match="don't fit the policy Chooser"):
+            made.next()
+
+
+@ALL
+def test_the_senders_end_receives_nothing(cls):
+    scheme = SharedMemWeightSyncScheme()
+    scheme.init_on_sender(model=Chooser())
+    with pytest.raises(RuntimeError, match="scheme of 'policy' is the sender's end"):
+        collector(cls, weight_recv_schemes={"policy": scheme})
+    with collector(cls) as made, pytest.raises(RuntimeError, match="is the sender's end"):
+        made.register_scheme_receiver({"policy": scheme})
+
+
+def test_a_scheme_may_be_initialised_and_connected_before():
+    learner = Learner(SharedMemWeightSyncScheme, num_workers=3)
+    learner.end.init_on_receiver(worker_idx=2)
+    learner.end.connect()
+    with collector(Collector, weight_recv_schemes={"policy": learner.end}) as made:
+        learner.send(Chooser(3), worker_ids=2)
+        learner.send(Chooser(0), worker_ids=1)
+        assert settled(made) == [({3}, 1)]
+
+
+@SCHEMES
+def test_a_collector_sends_to_another_one(scheme):
+    one = scheme()
+    with collector(Collector, weight_sync_schemes={"policy": one}) as sender:
+        assert one.initialized_on_sender
+        with collector(Collector, weight_recv_schemes={"policy": as_sent(one)}) as receiver:
+            sender.update_policy_weights_(Chooser(3))
+            assert settled(sender) == settled(receiver) == [({3}, 1)]
+            # It is the version of who sent it.
+            sender.increment_version()
+            sender.update_policy_weights_(Chooser(2))
+            assert settled(sender) == settled(receiver) == [({2}, 3)]
+
+
+def test_a_collector_that_sends_knows_for_whom():
+    scheme = SharedMemWeightSyncScheme()
+    policy = Chooser(1)
+    scheme.init_on_sender(model=policy, num_workers=2)
+    ends = [as_sent(scheme) for _ in range(2)]
+    for index, end in enumerate(ends):
+        end.init_on_receiver(worker_idx=index)
+    with (
+        collector(Collector, policy, weight_sync_schemes={"policy": scheme}) as sender,
+        collector(Collector, weight_recv_schemes={"policy": ends[0]}) as first,
+        collector(Collector, weight_recv_schemes={"policy": ends[1]}) as second,
+    ):
+        sender.update_policy_weights_(Chooser(3), worker_ids=1)
+        assert settled(first) == [({1}, 0)]
+        assert settled(second) == [({3}, 1)]
+        with pytest.raises(ValueError, match="worker_ids names worker 2"):
+            sender.update_policy_weights_(Chooser(3), worker_ids=2)
+    with (
+        collector(Collector) as alone,
+        pytest.raises(TypeError, match=r"worker_ids=0 can't be given to a collector without"),
+    ):
+        alone.update_policy_weights_(worker_ids=0)
+
+
+# --- a collector in another process
+
+
+def collecting(connection: Any, cls: Any, scheme: Any, start_method: str) -> None:
+    """Collects whenever it is asked to; tells actions and versions."""
+    with (
+        suppress(EOFError),
+        collector(
+            cls,
+            weight_recv_schemes={"policy": scheme},
+            **({} if cls is Collector else {"start_method": start_method}),
+        ) as made,
+    ):
+        connection.send("ready")
+        while connection.recv():
+            connection.send(settled(made))
+
+
+@contextmanager
+def elsewhere(cls: Any, scheme: Any, start_method: str = "inline") -> Iterator[Any]:
+    """A collector in another process: gives what asks it for a batch."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=collecting, args=(theirs, cls, scheme, start_method))
+    process.start()
+    theirs.close()
+
+    def hear() -> Any:
+        assert ours.poll(PATIENCE)
+        return ours.recv()
+
+    def ask() -> Any:
+        ours.send(True)
+        return hear()
+
+    try:
+        assert hear() == "ready"
+        yield ask
+        ours.send(False)
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+@ALL
+@SCHEMES
+def test_a_collector_in_another_process_takes_the_weights_it_is_sent(cls, scheme):
+    sender = scheme()
+    sender.init_on_sender(model=Chooser(2))
+    with elsewhere(cls, sender) as ask:
+        sender.connect()
+        assert ask() == [({1}, 0)] * workers_of(cls)
+        for version, choice in enumerate((2, 3, 0), start=1):
+            sender.send(Chooser(choice))
+            assert ask() == [({choice}, version)] * workers_of(cls)
+            sender.wait_async(0)
+
+
+@BOTH
+def test_weights_go_on_from_a_process_to_its_workers(cls):
+    sender = SharedMemWeightSyncScheme()
+    sender.init_on_sender(model=Chooser(2))
+    with elsewhere(cls, sender, "forkserver") as ask:
+        sender.connect()
+        for version, choice in enumerate((2, 3), start=1):
+            sender.send(Chooser(choice))
+            assert ask() == [({choice}, version)] * 2
+
+
+# --- policies of all sorts
+
+
+class Growing(nn.Module):
+    """A policy that has its shapes by its first call only."""
+
+    def __init__(self, choice: int = 0) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(4)
+        self.choice = nn.Parameter(torch.tensor(float(choice)))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        self.layer(observation)
+        action = nn.functional.one_hot(self.choice.long(), 4)
+        return action.expand(*observation.shape[:-1], 4)
+
+
+@BOTH
+def test_a_policy_may_have_no_shapes_yet(cls):
+    policy, trained = Growing(1), Growing(3)
+    with collector(cls, policy) as made:
+        assert settled(made) == [({1}, 0)] * 2
+        with pytest.raises(RuntimeError, match="uninitialized"):
+            made.update_policy_weights_()
+        trained(torch.zeros(1, 5))
+        made.update_policy_weights_(trained)
+        assert settled(made) == [({3}, 1)] * 2
+        policy(torch.zeros(1, 5))
+        made.update_policy_weights_()
+        assert settled(made) == [({1}, 2)] * 2
+
+
+def cast(policy: Chooser) -> None:
+    policy.double()
+
+
+def moved(policy: Chooser) -> None:
+    policy.choice.data = policy.choice.data.clone()
+
+
+def replaced(policy: Chooser) -> None:
+    policy.choice = nn.Parameter(policy.choice.detach().clone())
+
+
+@ALL
+@pytest.mark.parametrize("change", [cast, moved, replaced], ids=lambda change: change.__name__)
+def test_what_becomes_of_the_policy_later_is_no_obstacle(cls, change):
+    policy = Chooser(1)
+    with collector(cls, policy) as made:
+        for version, choice in enumerate((2, 3), start=1):
+            change(policy)
+            policy.become(choice)
+            made.update_policy_weights_()
+            assert settled(made) == [({choice}, version)] * workers_of(cls)
+
+
+def other_shape(policy: Chooser) -> None:
+    policy.choice.data = torch.zeros(2)
+
+
+def other_name(policy: Chooser) -> None:
+    policy.another = nn.Parameter(torch.zeros(1))
+
+
+def no_values(policy: Chooser) -> None:
+    policy.to("meta")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "change", [other_shape, other_name, no_values], ids=lambda change: change.__name__
+)
+def test_a_policy_that_no_longer_fits_is_refused_at_the_call(cls, change):
+    policy = Chooser(1)
+    with collector(cls, policy) as made:
+        change(policy)
+        with pytest.raises((KeyError, ValueError), match=r"'choice'|'another'"):
+            made.update_policy_weights_()
+        assert made.policy_version == 0
+        assert settled(made) == [({1}, 0)] * 2
+
+
+@BOTH
+def test_buffers_that_are_not_given_are_as_they_were_for_each_worker(cls):
+    class Buffered(nn.Module):
+        def __init__(self, choice: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+            self.register_buffer("choice", torch.tensor(choice))
+
+        def forward(self, observation: Tensor) -> Tensor:
+            return nn.functional.one_hot(self.choice, 4).expand(*observation.shape[:-1], 4)
+
+    with collector(cls, Buffered(1)) as made:
+        made.update_policy_weights_(Buffered(2), worker_ids=0)
+        made.update_policy_weights_({"weight": torch.ones(1)})
+        assert settled(made) == [({2}, 2), ({1}, 2)]
+
+
+@BOTH
+def test_several_threads_may_update(cls):
+    policy = TensorDictModule(Chooser(1), ["observation"], ["action"])
+    with collector(cls, policy) as made:
+        threads = [
+            threading.Thread(
+                target=lambda: [made.update_policy_weights_(policy) for _ in range(50)]
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            made.next()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert made.policy_version == 200
+        assert settled(made) == [({1}, 200)] * 2
