@@ -415,5 +415,6 @@ def test_updates_that_nobody_takes_need_no_memory(tmp_path: Path, sync: bool) ->
             collector.update_policy_weights_()
         used = 512 * os.fstat(board._file._memory.fd).st_blocks
         nbytes = 4 * sum(parameter.numel() for parameter in policy.parameters())
-        assert used < 3 * nbytes
+        # The newest, one to write to, and what either worker may be reading.
+        assert used < 4.5 * nbytes
         collector.next()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import select
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,6 +129,14 @@ def test_the_newest_weights_replace_those_before(kind):
     assert numbers(receiver.receive()) == {9}
     assert receiver.receive(timeout=0) is None
     sender.wait_async(timeout=0)
+
+
+@BOTH
+def test_who_waits_is_woken_by_what_is_sent(kind):
+    sender, receivers = three(kind)
+    sender.send(worker_ids=[0, 2])
+    ends = [receiver.receiver_transport._theirs._end for receiver in receivers]
+    assert select.select(ends, [], [], 0)[0] == [ends[0], ends[2]]
 
 
 @BOTH

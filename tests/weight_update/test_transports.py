@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import select
 import signal
 import threading
 from typing import Any
@@ -75,6 +76,29 @@ def test_shared_memory_wakes_who_waits():
         receiver.tell(None)
         transport.send_weights(Uniform(1))
         assert receiver.hear() == {1}
+
+
+def test_shared_memory_rings_for_what_was_sent_and_for_what_was_taken():
+    transport = SharedMemTransport()
+    receiver = as_sent(transport)
+    transport.connect_sender()
+    receiver.connect_receiver()
+    for number in range(3):
+        assert not rung(receiver._theirs)
+        transport.send_weights(Uniform(number))
+        assert rung(receiver._theirs)
+        assert not rung(transport._ours)
+        receiver.receive_weights()
+        assert rung(transport._ours)
+        receiver.wait(0)
+        transport.wait_ack(0)
+        transport._ours.wait(0)
+        receiver._theirs.wait(0)
+
+
+def rung(bell: Any) -> bool:
+    """Whether who waits for it would be woken."""
+    return bool(select.select([bell._end], [], [], 0)[0])
 
 
 def test_shared_memory_waits_no_longer_than_it_was_told():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -62,6 +62,13 @@ class Collect:
 
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
     """How many processes to collect in."""
+
+    backend: Annotated[
+        Literal["process", "ray"],
+        tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
+    ] = "process"
+    """Where workers are: processes of this machine, or actors of a Ray cluster (that of
+    RAY_ADDRESS, or that runs here, or else one that is started for it)."""
 
     sync: Annotated[Flag, _ORDER] = False
     """Batches are made by all workers together, as they are anyway."""

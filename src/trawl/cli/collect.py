@@ -168,6 +168,8 @@ def _check(args: Collect) -> None:
             raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
     if args.workers < 0:
         raise CliError(f"--workers must be at least 0, but it is {args.workers}")
+    if args.backend != "process" and not args.workers:
+        raise CliError(f"--backend {args.backend} needs workers: give --workers")
     if args.asynchronous and not args.workers:
         raise CliError("--async needs processes to collect in: give --workers")
     if args.seed is not None and not 0 <= args.seed < 2**63:

@@ -53,12 +53,16 @@ def make_collector(args: Collect, seed: int) -> Collector | MultiCollector:
 
 def _with_workers(args: Collect, seed: int, options: dict[str, Any], acts: bool) -> MultiCollector:
     factory = PolicyFactory(args.policy, _source(args), seed, args.unsafe_pickle)
-    return MultiCollector(
+    cls: Any = MultiCollector
+    if args.backend == "ray":
+        from trawl.collectors.distributed import RayCollector as cls
+    collector: MultiCollector = cls(
         [_source(args)] * args.workers,
         sync=not args.asynchronous,
         policy_factory=factory if acts else None,
         **options,
     )
+    return collector
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from trawl.collectors.config import CollectorConfig
 DIRECT = "direct"
 _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _PROCESS = ("process", "multiprocessing")
-_PLANNED = ("ray", "rpc", "distributed", "submitit")
+_RAY = "ray"
+_REMOTE = ("rpc", "distributed", "submitit")
+_ELSEWHERE = ("process", _RAY, *_REMOTE)
 _RESERVED = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
@@ -48,15 +50,11 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
     """
     count = given.get("num_collectors")
     backend = given.get("backend", DIRECT if count is None else "process")
-    if backend in _PLANNED:
-        raise ValueError(
-            f"backend {backend!r} is not available in this release; there are 'direct' and "
-            "'process'"
-        )
-    if backend != DIRECT and backend not in _PROCESS:
-        raise ValueError(f"backend {backend!r} is unknown; there are 'direct' and 'process'")
+    if backend not in (DIRECT, *_PROCESS, *_ELSEWHERE):
+        names = ", ".join(map(repr, (DIRECT, *_ELSEWHERE)))
+        raise ValueError(f"backend {backend!r} is unknown; there are {names}")
     if backend != DIRECT:
-        return "process"
+        return "process" if backend in _PROCESS else str(backend)
     if count is not None and count > 1:
         raise ValueError(f"backend 'direct' takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):
@@ -73,11 +71,9 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     """
     own = dict(options)
     given = backend_arguments(own, allowed=True)
-    if chosen_backend(given) == DIRECT:
+    backend = chosen_backend(given)
+    if backend == DIRECT:
         return None
-    # The classes build on Collector, which is made before them.
-    from trawl.collectors.multi import MultiCollector
-
     if len(args) > 2:
         raise TypeError(
             f"Collector takes at most 2 positional arguments (create_env_fn, policy), but got "
@@ -94,7 +90,27 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         raise TypeError("Collector needs the argument create_env_fn")
     factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
     sync = bool(given.get("sync", False))
-    return MultiCollector(factories, own.pop("policy", None), sync=sync, **own, **extra)
+    if backend in _REMOTE:
+        # On this machine, unless something else is asked for.
+        extra["launcher"] = "submitit" if backend == "submitit" else extra.get("launcher", "mp")
+    cls = _class_of(backend)
+    return cls(factories, own.pop("policy", None), sync=sync, **own, **extra)
+
+
+def _class_of(backend: str) -> Any:
+    """The class of a backend's collectors. They build on ``Collector``, which is made before."""
+    if backend == _RAY:
+        from trawl.collectors.distributed.ray import RayCollector
+
+        return RayCollector
+    if backend in _REMOTE:
+        from trawl.collectors.distributed.process_group import DistributedCollector
+        from trawl.collectors.distributed.rpc import RPCCollector
+
+        return RPCCollector if backend == "rpc" else DistributedCollector
+    from trawl.collectors.multi import MultiCollector
+
+    return MultiCollector
 
 
 def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:

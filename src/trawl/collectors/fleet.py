@@ -146,6 +146,7 @@ class Fleet:
         self._names: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._gone: deque[int] = deque()
         self._events: deque[Event] = deque()
+        self._told: deque[tuple[int, Any]] = deque()
         self._error: WorkerError | None = None
         self._done: deque[tuple[int, Done]] = deque()
         self._replies: dict[int, Reply | Broken] = {}
@@ -163,6 +164,15 @@ class Fleet:
         for member in self.members:
             self._launch(member)
         self._pump_until(lambda: all(member.ready is not None for member in self.members))
+
+    def grow(self, count: int) -> None:
+        """Starts further workers, and waits until their collectors are made."""
+        first = len(self.members)
+        added = [Member(first + number) for number in range(count)]
+        self.members += added
+        for member in added:
+            self._launch(member)
+        self._pump_until(lambda: all(member.ready is not None for member in added))
 
     def _launch(self, member: Member) -> None:
         member.ready = None
@@ -238,6 +248,7 @@ class Fleet:
         Returns:
             The number of the order.
         """
+        self.send_told()
         self._forget()
         self._number += 1
         if memory is None:
@@ -273,10 +284,19 @@ class Fleet:
                 member.known.discard(name)
 
     def tell(self, index: int, content: Any) -> None:
-        """Sends a worker what brings no answer. Who takes its place doesn't hear of it."""
-        worker = self.members[index].worker
-        if worker is not None:
-            worker.send(content)
+        """Tells a worker what brings no answer. Who takes its place doesn't hear of it.
+
+        Any thread may do it: it is sent before the next order, or by :meth:`send_told`.
+        """
+        self._told.append((index, content))
+
+    def send_told(self) -> None:
+        """Sends what workers were told."""
+        while self._told:
+            index, content = self._told.popleft()
+            worker = self.members[index].worker
+            if worker is not None:
+                worker.send(content)
 
     def call(self, calls: dict[int, tuple[Any, ...]], kwargs: Any = None) -> dict[int, Any]:
         """Calls a function with the collectors of workers, and waits for the results.
@@ -315,6 +335,7 @@ class Fleet:
             index: cloudpickle.dumps((function, args, kwargs.get(index, {})))
             for index, (function, *args) in calls.items()
         }
+        self.send_told()
         numbers = {}
         for index, data in packed.items():
             self._number += 1
@@ -386,6 +407,7 @@ class Fleet:
         if self._error is not None:
             raise self._error
         try:
+            self.send_told()
             self._wait(timeout)
             while self._events:
                 self._take(self._events.popleft())

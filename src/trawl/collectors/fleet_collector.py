@@ -81,10 +81,11 @@ class FleetCollector(FleetControl):
         self.policy = policy
         self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
         self._packed = [
-            None if self._own.makes_policy(config, i) else _packed(policy, i)
+            None if self._own.makes_policy(config, i) else packed_policy(policy, i)
             for i, policy in enumerate(self._own.policies)
         ]
         self._weights_lock = Lock()
+        self._announced = self.policy_version
         self._lags = Lags()
         self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
@@ -118,7 +119,7 @@ class FleetCollector(FleetControl):
     def _frames_of_workers(self) -> list[int]:
         """Frames that each worker is asked for at a time."""
 
-    def _note_parts(self, parts: Sequence[Part]) -> None:  # noqa: B027
+    def _note_parts(self, parts: Sequence[Part]) -> None:
         """Called with what a batch was made of, when it is counted."""
 
     # --- construction
@@ -187,10 +188,25 @@ class FleetCollector(FleetControl):
             self._channel.know(index, one.packing)
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
+        self._assembly = self._new_assembly(ready)
+        frames = [one.lanes * one.steps for one in ready]
+        self._warn_of_rounding(ready, frames)
+        self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
+        self._warn_of_remainders()
+        assembly = None if self._workers_write else self._assembly
+        self._schedule: Schedule = (
+            SyncSchedule(self._fleet, assembly, frames, config.preemptive_threshold)
+            if self.sync
+            else AsyncSchedule(self._fleet, assembly, frames, self._lag_bound())
+        )
+
+    def _new_assembly(self, ready: Sequence[Ready]) -> Assembly:
+        """Puts batches of workers together that said this of themselves."""
+        config = self.config
         share = config.preemptive_threshold if self.sync else None
         whole = self.sync and share in (None, 1)
         how = config.cat_results if config.cat_results is not None else "stack"
-        self._assembly = Assembly(
+        return Assembly(
             ready,
             how,
             self._backend.allocate if self._backend.shares_memory else None,
@@ -198,16 +214,6 @@ class FleetCollector(FleetControl):
             recycle=config.use_buffers is not False,
             after=not config.compact_obs,
             masked=not whole and self.sync,
-        )
-        frames = [one.lanes * one.steps for one in ready]
-        self._warn_of_rounding(ready, frames)
-        self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
-        self._warn_of_remainders()
-        assembly = None if self._workers_write else self._assembly
-        self._schedule: Schedule = (
-            SyncSchedule(self._fleet, assembly, frames, share)
-            if self.sync
-            else AsyncSchedule(self._fleet, assembly, frames, self._lag_bound())
         )
 
     def _lag_bound(self) -> LagBound | None:
@@ -305,6 +311,9 @@ class FleetCollector(FleetControl):
 
     def _collect(self) -> Any:
         self._take_weights()
+        if self.policy_version != self._announced:
+            # A tracker of the user's own may be moved on by others.
+            self._announce_version()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
         parts = self._schedule.collect(self._wanted, self._is_random)
@@ -480,7 +489,7 @@ class FleetCollector(FleetControl):
         )
 
 
-def _packed(policy: Any, index: int) -> bytes | None:
+def packed_policy(policy: Any, index: int) -> bytes | None:
     """A copy of the policy, as it is now."""
     if policy is None:
         return None

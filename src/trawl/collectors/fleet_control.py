@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import methodcaller
 from threading import Lock
 from typing import Any
@@ -51,6 +51,7 @@ class FleetControl(BaseCollector):
     _delivery: Delivery
     _own: PerWorker
     _hooks: dict[str, Any]
+    _announced: int | str | None
     _channel: WeightSyncScheme
     _schedule: Schedule
     _weights_lock: Lock
@@ -151,8 +152,13 @@ class FleetControl(BaseCollector):
 
     def _send_weights(self, model_id: str, index: int, packet: Packet) -> None:
         """Sends weights to a worker by a message."""
-        with self._held():
-            self._fleet.tell(index, NewWeights(model_id, packet))
+        self._fleet.tell(index, NewWeights(model_id, packet))
+        # Who collects at this moment sends it.
+        if self._background is None and self._lock.acquire(blocking=False):
+            try:
+                self._fleet.send_told()
+            finally:
+                self._lock.release()
 
     @override
     def _prepare_weights(
@@ -180,10 +186,18 @@ class FleetControl(BaseCollector):
 
         def change() -> None:
             with self._in_bounds(chosen), self._weights_lock:
-                if new_version:
-                    self._next_version(chosen)
-                for model_id, parcels in sent.items():
-                    self._schemes[model_id].commit(parcels, self.policy_version)
+                with self._next_version() if new_version else nullcontext():
+                    for model_id, parcels in sent.items():
+                        self._schemes[model_id].commit(parcels, self.policy_version)
+                reached = {
+                    i: {w for p in parcels for w in p.workers} for i, parcels in sent.items()
+                }
+                acting = reached.get(POLICY, set())
+                for index in acting:
+                    self._versions[index] = self.policy_version
+                self._announced = self.policy_version
+                # To others, who have another model by now, only the version is new.
+                self._tell_version(set().union(*reached.values()) - acting)
 
         return change if any(sent.values()) else lambda: None
 
@@ -223,41 +237,49 @@ class FleetControl(BaseCollector):
                 kind = "RandomPolicy" if policy is None else type(policy).__name__
                 raise TypeError(f"policy {kind} has no weights to update")
 
-    def _next_version(self, chosen: Sequence[int]) -> None:
-        if self._version is not None:
-            self._version.increment_version()
-        for index in chosen:
-            self._versions[index] = self.policy_version
-
     @override
-    def _announce_version(self) -> None:
-        with self._weights_lock:
-            late = [i for i, known in enumerate(self._versions) if known != self.policy_version]
-            for index in late:
+    def _announce_version(self, worker_ids: int | Sequence[int] | None = None) -> None:
+        self._announced = self.policy_version
+        chosen = self._channel.chosen(worker_ids)
+        late = [i for i in chosen if self._versions[i] != self.policy_version]
+        if late:
+            with self._in_bounds(late), self._weights_lock:
+                self._tell_version(late)
+
+    def _tell_version(self, workers: Collection[int]) -> None:
+        """Tells workers that what they have is of this version."""
+        if self._version is not None:
+            for index in workers:
                 self._versions[index] = self.policy_version
-            self._channel._post_version(self.policy_version, late)
+            self._channel._post_version(self.policy_version, workers)
 
     def increment_version(self) -> None:
         """Goes on to the next version of the policy, if it is tracked."""
-        if self._version is None:
-            return
-        self._version.increment_version()
-        self._announce_version()
+        if self._version is not None:
+            with self._next_version():
+                self._announce_version()
 
     @override
     def _take(self, model_id: str, receiver: Receiver) -> Posted:
-        def pass_on(posted: Posted) -> None:
-            if posted.slot is None:
-                return
-            weights = Weights(posted.slot.named(), unpacked_extra(posted.extra))
-            if self._version is not None and posted.version is not None:
-                self._version.version = posted.version
-                self._prepare_weights({model_id: weights}, None, new_version=False)()
-                self._announce_version()
-            else:
-                self._update({model_id: weights})
+        changes: list[Callable[[], None]] = []
 
-        return receiver.take(pass_on)
+        def prepare(posted: Posted) -> None:
+            # What doesn't fit is not taken: it is told of each time.
+            if posted.slot is not None:
+                copies = {name: tensor.clone() for name, tensor in posted.slot.named().items()}
+                weights = Weights(copies, unpacked_extra(posted.extra))
+                fresh = posted.version is None
+                changes.append(self._prepare_weights({model_id: weights}, None, fresh))
+
+        posted = receiver.take(prepare)
+        known = self._version is not None and posted.version is not None
+        if self._version is not None and posted.version is not None:
+            self._version.version = posted.version
+        for change in changes:
+            change()
+        if known:
+            self._announce_version()
+        return posted
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on later: counts, and the state of each worker."""
@@ -292,16 +314,21 @@ class FleetControl(BaseCollector):
             for i, name in enumerate(names)
             if (weights := state_dict[name].get("policy_state_dict")) is not None
         ]
+        for name in names:
+            for entry in ("frames", "iter"):
+                if entry not in state_dict[name]:
+                    raise KeyError(f"state_dict[{name!r}] has no {entry!r}")
         parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
-        with self._held():
+        with self._held(), self._in_bounds(range(self.num_workers)):
             before = self._versions, list(self._env_states)
             for index, name in enumerate(names):
                 self._env_states[index] = state_dict[name].get("env_state_dict")
             if self._version is not None:
                 self._versions = [state_dict[name].get("policy_version", version) for name in names]
             # Now, and not after: a worker may be replaced while others load.
-            for index, parcel in parcels.items():
-                self._channel.commit(parcel, self._versions[index])
+            with self._weights_lock:
+                for index, parcel in parcels.items():
+                    self._channel.commit(parcel, self._versions[index])
             try:
                 self._fleet.call(
                     {
@@ -313,7 +340,7 @@ class FleetControl(BaseCollector):
                 self._versions, self._env_states = before
                 raise
             if self._version is not None:
-                self._version.version = version
+                self._version.version = self._announced = version
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
             for member, name in zip(self._fleet.members, names, strict=True):
                 if "traj_pool" in state_dict[name]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
+
+# Batches after which a time of more updates is forgotten.
+_REMEMBERED = 256
 
 
 class Lags:
@@ -43,10 +46,16 @@ class LagBound:
     def __init__(self, most: int, newest: Callable[[int], int], workers: int) -> None:
         self.most = most
         self._newest = newest
-        self._seen = 0
+        # How many updates there were before the last batches, each.
+        self._seen = deque([0], maxlen=_REMEMBERED)
         self._before = [newest(index) for index in range(workers)]
+        self._refused = 0
         # Of each batch under way: its worker, and how many updates that had been sent.
         self._since: dict[int, tuple[int, int]] = {}
+
+    def grow(self, workers: Iterable[int]) -> None:
+        """There are more workers."""
+        self._before += [self._newest(index) for index in workers]
 
     def begin(self) -> None:
         """A batch is asked for: learns how many updates there were since the last one."""
@@ -54,12 +63,12 @@ class LagBound:
         steps = [b - a for a, b in zip(self._before, now, strict=True)]
         # Updates before the first batch are over when it begins.
         if self._since:
-            self._seen = max(self._seen, *steps)
-        self._before = now
+            self._seen.append(max(*steps, self._refused))
+        self._before, self._refused = now, 0
 
     @property
     def _step(self) -> int:
-        return self._seen or max(1, self.most)
+        return max(self._seen) or max(1, self.most)
 
     def room(self, later: bool) -> bool:
         """Whether another batch may be ordered.
@@ -100,9 +109,15 @@ class LagBound:
         return self._newest(index) - weights
 
     def broken_by_update(self, workers: Iterable[int]) -> bool:
-        """Whether a batch under way would be too old if these workers were sent an update."""
+        """Whether a batch under way would be too old if these workers were sent an update.
+
+        If so, there will be fewer under way the next time.
+        """
         chosen = set(workers)
-        return any(
+        broken = any(
             index in chosen and self._newest(index) + 1 - weights > self.most
             for index, weights in list(self._since.values())
         )
+        if broken:
+            self._refused = max(self._newest(i) - self._before[i] + 1 for i in chosen)
+        return broken

@@ -47,6 +47,15 @@ class Schedule(ABC):
             random: whether what is ordered now is to be of random actions.
         """
 
+    def grow(self, assembly: Assembly | None, frames: list[int]) -> None:
+        """There are more workers from now on.
+
+        Args:
+            assembly: where the batches of all are put.
+            frames: frames of a batch of each.
+        """
+        self.assembly, self.frames = assembly, frames
+
     def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
         order = place.order(random, breakable)
         number = self.fleet.order(index, order, place.memory, place.joint)
@@ -183,6 +192,14 @@ class AsyncSchedule(Schedule):
         self._made = [one for one in self._made if one is not part]
         self.frames_under_way -= part.done.frames
         return [part]
+
+    @override
+    def grow(self, assembly: Assembly | None, frames: list[int]) -> None:
+        super().grow(assembly, frames)
+        added = range(len(self._last), len(frames))
+        self._last += [0] * len(added)
+        if self.bound is not None:
+            self.bound.grow(added)
 
     def _by_turn(self) -> list[int]:
         """The workers; where not all may have orders, those first who waited longest."""

@@ -418,10 +418,10 @@ class Collector(BaseCollector):
                     load()
                 if new_version:
                     self.increment_version()
-            for scheme, parcels in sent:
-                if not scheme.synchronized_on_sender:
-                    scheme.connect()
-                scheme.commit(parcels, self.policy_version)
+                for scheme, parcels in sent:
+                    if not scheme.synchronized_on_sender:
+                        scheme.connect()
+                    scheme.commit(parcels, self.policy_version)
 
         return change
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.config import CollectorConfig, warn
@@ -95,12 +95,29 @@ class WeightControl(ABC):
                 "weights_dict and model_id can't be used with a weight_updater: it sends the "
                 "weights of the policy only"
             )
-        if self._version is not None:
-            self._version.increment_version()
-        self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
-        self._announce_version()
+        # It may write to the policy itself: not while that acts.
+        with self._held(), self._next_version():
+            self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
+            self._announce_version(worker_ids)
 
-    def _announce_version(self) -> None:  # noqa: B027 (there may be no workers)
+    @contextmanager
+    def _next_version(self) -> Iterator[None]:
+        """Within it the next version of the policy is made; a failure takes it back."""
+        tracker = self._version
+        if tracker is None:
+            yield
+            return
+        before = tracker.version
+        tracker.increment_version()
+        try:
+            yield
+        except BaseException:
+            tracker.version = before
+            raise
+
+    def _announce_version(  # noqa: B027 (there may be no workers)
+        self, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
         """Tells workers of the version, if they did not hear of it with weights."""
 
     def _deliver_weights(self, weights: Any, worker_ids: int | Sequence[int] | None) -> None:
@@ -149,7 +166,7 @@ class WeightControl(ABC):
             RuntimeError: if a scheme is a sender's, or was connected already.
         """
         for model_id, scheme in weight_recv_schemes.items():
-            if scheme.initialized_on_sender:
+            if scheme.sends:
                 raise RuntimeError(
                     f"the weight-sync scheme of {model_id!r} is the sender's end: the receiver's "
                     "is what comes out of it in another process"

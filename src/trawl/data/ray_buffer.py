@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trawl.backends.failure import Failure
 from trawl.backends.ray_cluster import Connection, connect, import_ray, with_defaults
 from trawl.backends.ray_wire import pack, pack_code, unpack
 
@@ -41,11 +43,12 @@ class RayBufferClient:
         ray = import_ray()
         packed = tuple(pack((name, args, kwargs), copy=False))
         try:
-            return unpack(ray.get(self._actor.call.remote(*packed)))
-        except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+            answer = unpack(ray.get(self._actor.call.remote(*packed)))
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(f"the replay buffer's actor is gone: {error}") from error
+        if isinstance(answer, Failure):
+            raise answer.error("the replay buffer's actor")
+        return answer
 
     # --- writing
 
@@ -188,7 +191,9 @@ class RayReplayBuffer(RayBufferClient):
         self._connection = Connection()
         make, refs = pack_code((replay_buffer_cls, args, kwargs))
         options = with_defaults(remote_config)
-        super().__init__(ray.remote(_BufferActor).options(**options).remote(make, refs))
+        super().__init__(
+            ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
+        )
         self._closed = False
         if not delayed_init:
             try:
@@ -220,24 +225,31 @@ class RayReplayBuffer(RayBufferClient):
 class _BufferActor:
     """The actor."""
 
-    def __init__(self, make: bytes, refs: list[Any]) -> None:
-        self._make = make, [], refs
+    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str]) -> None:
+        sys.path += [entry for entry in path if entry not in sys.path]
+        self._make: tuple[Any, ...] = make, [], refs
         self._buffer: Any = None
         self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def call(self, *packed: Any) -> Any:
         """Calls a method, of this or of the buffer."""
-        name, args, kwargs = unpack(packed)
+        try:
+            return tuple(pack(self._call(*unpack(packed)), copy=False))
+        except Exception as error:
+            return tuple(pack(Failure.of(error)))
+
+    def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         buffer = self._made()
         own = getattr(self, f"_do_{name}", None)
-        function = getattr(buffer, name) if own is None else own
-        return tuple(pack(function(*args, **kwargs), copy=False))
+        return (getattr(buffer, name) if own is None else own)(*args, **kwargs)
 
     def _made(self) -> Any:
         if self._buffer is None:
             kind, args, kwargs = unpack(self._make)
             if kind is None:
-                from torchrl.data import ReplayBuffer as kind
+                from torchrl.data import ReplayBuffer
+
+                kind = ReplayBuffer
             for name in _MADE_THERE:
                 if callable(kwargs.get(name)):
                     kwargs[name] = kwargs[name]()
@@ -248,8 +260,9 @@ class _BufferActor:
         return True if name == "made" else getattr(self._buffer, name)
 
     def _do_stats(self) -> dict[str, Any]:
-        told = getattr(self._buffer, "stats", dict)()
-        return {"size": len(self._buffer), "write_count": self._buffer.write_count, **told}
+        facts = {"size": len(self._buffer), "write_count": self._buffer.write_count}
+        told = getattr(self._buffer, "stats", None)
+        return facts if told is None else {**facts, **told()}
 
     def _do_extend_once(self, name: tuple[Any, ...], data: Any) -> Any:
         if name not in self._written:

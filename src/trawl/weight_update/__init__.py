@@ -1,5 +1,11 @@
 """How weights come from a learner to the policies that collect."""
 
+from trawl.weight_update.process_group import (
+    DistributedWeightSyncScheme,
+    DistributedWeightUpdater,
+)
+from trawl.weight_update.ray import RayWeightSyncScheme, RayWeightUpdater
+from trawl.weight_update.rpc import RPCWeightSyncScheme, RPCWeightUpdater
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.schemes import (
     MultiProcessWeightSyncScheme,
@@ -21,13 +27,22 @@ BACKENDS = {
     "thread": SharedMemWeightSyncScheme,
     "process": MultiProcessWeightSyncScheme,
     "multiprocessing": MultiProcessWeightSyncScheme,
+    "ray": RayWeightSyncScheme,
+    "distributed": DistributedWeightSyncScheme,
+    "rpc": RPCWeightSyncScheme,
 }
 
 __all__ = [
+    "DistributedWeightSyncScheme",
+    "DistributedWeightUpdater",
     "MPTransport",
     "MultiProcessWeightSyncScheme",
     "MultiProcessedWeightUpdater",
     "NoWeightSyncScheme",
+    "RPCWeightSyncScheme",
+    "RPCWeightUpdater",
+    "RayWeightSyncScheme",
+    "RayWeightUpdater",
     "SharedMemTransport",
     "SharedMemWeightSyncScheme",
     "TransportBackend",

@@ -85,6 +85,7 @@ class Board:
         for index in range(readers):
             self._words[_at(index)] = _NO_SLOT
         self._file: _File | None = None
+        self._packing: Packing | None = None
 
     def reader(self, index: int) -> Reader:
         """The side of a reader; it can be sent to another process."""
@@ -116,14 +117,23 @@ class Board:
         Args:
             packing: how they are packed: always the same.
             write: fills a slot.
-            extra: extra state, pickled.
+            extra: extra state, pickled; empty if it is missing.
             version: the version.
             readers: for whom.
+
+        Raises:
+            ValueError: if they are packed in another way than those before.
         """
         record = _version_record(version)
         with _here:
             if self._file is None:
                 self._file = _File.make(self._header, packing, self.readers, len(extra))
+                self._packing = packing
+            if packing is not self._packing and packing != self._file.packing:
+                raise ValueError(
+                    "these weights have other names, shapes or dtypes than those that were sent "
+                    "before, or the same in another order"
+                )
             left = list(readers)
             while left:
                 before = self._newest(left[0])
@@ -141,10 +151,11 @@ class Board:
         slot = file.slot(number)
         try:
             write(slot)
-            complete = slot.complete
-            if not complete and before != _NO_SLOT:
+            more = b"" if extra or before == _NO_SLOT else file.extra(before)
+            complete = slot.complete and not more
+            if not slot.complete and before != _NO_SLOT:
                 slot.complete_by(file.slot(before))
-            file.put_extra(number, extra)
+            file.put_extra(number, extra or more)
         finally:
             file.unlock(number)
         return number, complete

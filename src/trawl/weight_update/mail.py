@@ -88,7 +88,6 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy)
         # The newest of each worker, for one that takes its place.
         self._latest: dict[int, Packet] = {}
-        self._before: dict[Packing, Slot] = {}
 
     @override
     def _open(self, workers: int) -> None:
@@ -96,16 +95,31 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     @override
     def _post(self, parcel: Parcel, version: Version) -> None:
+        left = list(parcel.workers)
+        while left:
+            before = self._latest.get(left[0])
+            packet, complete = self._filled(parcel, before)
+            # What is missing is as in the last ones that a worker had.
+            known = None if before is None else before.data
+            alike = [i for i in left if complete or self._data(i) is known]
+            for worker in alike:
+                self._send(worker, replace(packet, count=self.count(worker) + 1, version=version))
+            left = [i for i in left if i not in alike]
+
+    def _filled(self, parcel: Parcel, before: Packet | None) -> tuple[Packet, bool]:
+        """A message with weights; and whether that needed nothing of the one before."""
         buffer = np.empty(parcel.packing.nbytes, dtype=np.uint8)
         slot = Slot(parcel.packing, buffer)
         parcel.write(slot)
-        before = self._before.get(parcel.packing)
-        if before is not None and not slot.complete:
-            slot.complete_by(before)
-        self._before[parcel.packing] = slot
-        packet = self._packet(parcel.packing, buffer, parcel.extra)
-        for worker in parcel.workers:
-            self._send(worker, replace(packet, count=self.count(worker) + 1, version=version))
+        more = b"" if parcel.extra or before is None else before.extra
+        complete = slot.complete and not more
+        if not slot.complete and before is not None and before.packing == parcel.packing:
+            slot.complete_by(Slot(parcel.packing, before.opened()))
+        return self._packet(parcel.packing, buffer, parcel.extra or more), complete
+
+    def _data(self, worker: int) -> Any:
+        known = self._latest.get(worker)
+        return None if known is None else known.data
 
     def _packet(self, packing: Packing, buffer: Any, extra: bytes) -> Packet:
         """What is sent to all workers, but for its number and version."""

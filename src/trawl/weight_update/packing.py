@@ -176,6 +176,12 @@ class Slot:
 
     def __init__(self, packing: Packing, buffer: Any) -> None:
         self.packing = packing
+        # It is used again, wherever it was made.
+        with torch.inference_mode(False):
+            self._map(buffer)
+
+    def _map(self, buffer: Any) -> None:
+        packing = self.packing
         whole = torch.frombuffer(buffer, dtype=torch.uint8, count=packing.nbytes)
         # Which entries are there.
         self._flags = whole[: len(packing.entries)].numpy()

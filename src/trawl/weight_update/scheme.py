@@ -333,10 +333,11 @@ class WeightSyncScheme(ABC):
         parcels = []
         for group in self._groups or ():
             chosen = tuple(i for i in group.workers if i in workers)
-            if own:
-                parcels += [_parcel(group, (i,), own[i]) for i in chosen]
-            elif chosen:
-                parcels.append(_parcel(group, chosen, weights))
+            sets = [((i,), own[i]) for i in chosen] if own else [(chosen, weights)] * bool(chosen)
+            packing = group.packing
+            for workers_, given in sets:
+                parcels.append(_parcel(group, packing, workers_, given))
+                packing = parcels[-1].packing
         return parcels
 
     def commit(self, parcels: Sequence[Parcel], version: Version) -> None:
@@ -404,7 +405,7 @@ class WeightSyncScheme(ABC):
         Raises:
             RuntimeError: if it was initialised before.
         """
-        if self.initialized_on_sender and self._owner != os.getpid():
+        if self.initialized_on_sender and not self.sends:
             # A copy of the sender's end, in a process that was forked.
             self.__dict__.update(self.__getstate__())
         if self.initialized_on_sender or self.initialized_on_receiver:
@@ -441,6 +442,9 @@ class WeightSyncScheme(ABC):
         taken: list[Weights] = []
         source.take(partial(self._take, taken))
         self._ack()
+        # It takes what it is given to other places, perhaps: not while others wait for this one.
+        if taken and self.context is not None:
+            self.context.update_policy_weights_(taken[0], model_id=self._model_id)
         return in_form(taken[0], self._strategy.extract_as) if taken else None
 
     def _take(self, taken: list[Weights], posted: Posted) -> None:
@@ -451,9 +455,6 @@ class WeightSyncScheme(ABC):
             load_slot(self._live, posted)
         named = {name: tensor.clone() for name, tensor in posted.slot.named().items()}
         taken.append(Weights(named, extra))
-        context = self.context
-        if context is not None:
-            context.update_policy_weights_(taken[0], model_id=self._model_id)
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Puts weights into the receiver's model.
@@ -503,6 +504,11 @@ class WeightSyncScheme(ABC):
     def initialized_on_sender(self) -> bool:
         """Whether this is the sender's end."""
         return self._groups is not None
+
+    @property
+    def sends(self) -> bool:
+        """The same, and not a copy of it in a process that was forked."""
+        return self.initialized_on_sender and self._owner == os.getpid()
 
     @property
     def initialized_on_receiver(self) -> bool:
@@ -583,7 +589,9 @@ def _by_worker(weights: Any) -> dict[int, Any]:
     return dict(weights) if all(type(name) is int for name in weights) else {}
 
 
-def _parcel(group: Group, workers: tuple[int, ...], weights: Any) -> Parcel:
+def _parcel(
+    group: Group, packing: Packing | None, workers: tuple[int, ...], weights: Any
+) -> Parcel:
     if weights is None and group.live is not None:
         write = group.live.writer()
         extra = packed_extra(extra_state(group.live.module))
@@ -595,7 +603,7 @@ def _parcel(group: Group, workers: tuple[int, ...], weights: Any) -> Parcel:
             "made by a policy_factory; give the weights"
         )
     given = weights_of(source)
-    packing = group.packing or Packing(given.tensors, given.tensors)
+    packing = packing or Packing(given.tensors, given.tensors)
     matched = packing.match(given.tensors, group.model)
     return Parcel(group, workers, packing, writer(packing, matched), packed_extra(given.extra))
 

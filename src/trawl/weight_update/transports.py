@@ -72,8 +72,9 @@ class Bell:
         Raises:
             Gone: if the other side has ended.
         """
-        ready, _, _ = select.select([self._end], [], [], timeout)
-        if not ready:
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
             return
         try:
             rung = self._end.recv(1 << 12)

@@ -1,0 +1,163 @@
+"""What starts processes that workers live in, and tells of their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.base import Death, Failed, Port, Service
+from trawl.backends.process import ProcessBackend, ProcessWorker, _ServerHandle
+from trawl.backends.remote_rank import leave
+from trawl.errors import WorkerDied
+
+Ended = Callable[[str], None]
+
+
+class Process(ABC):
+    """A process that was started.
+
+    Attributes:
+        tells: whether its end is told, and soon.
+    """
+
+    tells = False
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it, if it can be."""
+
+
+class Launcher(ABC):
+    """Starts processes.
+
+    Attributes:
+        replaces: whether it can start another in the place of one that ended.
+    """
+
+    replaces = True
+
+    @abstractmethod
+    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+        """Starts a process.
+
+        Args:
+            index: number of the worker that it is for.
+            run: what runs there; gives the exit status.
+            ended: called, from some thread, with the reason when the process has ended.
+        """
+
+    def close(self) -> None:  # noqa: B027 (there may be nothing)
+        """Ends what was started."""
+
+
+class LocalLauncher(Launcher):
+    """Starts processes of this machine, which end when this one does, however it ends."""
+
+    def __init__(self) -> None:
+        # Where they come from is forked from this process, if that has no other threads yet.
+        _ServerHandle._get("forkserver")
+        self._inner = ProcessBackend("forkserver")
+        self._lock = threading.Lock()
+        self._ended: dict[Any, Ended] = {}
+        self._failed: dict[Any, str] = {}
+        self._read, self._write = os.pipe()
+        self._thread: threading.Thread | None = None
+
+    @override
+    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+        with self._lock:
+            worker = self._inner.launch(index, partial(_live, run))
+            self._ended[worker] = ended
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
+        return _LocalProcess(worker)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._inner.fileno(), select.POLLIN)
+        poll.register(self._read, select.POLLIN)
+        while self._read not in [fd for fd, _ in poll.poll()]:
+            with self._lock:
+                events = self._inner.wait(0)
+            self._tell(events)
+
+    def _tell(self, events: list[Any]) -> None:
+        for event in events:
+            if isinstance(event, Death):
+                failed = self._failed.pop(event.worker, None)
+                self._ended.pop(event.worker)(
+                    event.reason if failed is None else f"{event.reason} ({failed})"
+                )
+            elif isinstance(event, Failed):
+                # It never came to the point where it would tell of that by itself.
+                self._failed[event.worker] = event.failure.summary
+
+    @override
+    def close(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            os.write(self._write, b"x")
+            self._thread.join()
+        self._inner.close()
+        for fd in (self._read, self._write):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class _LocalProcess(Process):
+    tells = True
+
+    def __init__(self, worker: ProcessWorker) -> None:
+        self._worker = worker
+
+    @override
+    def kill(self) -> None:
+        self._worker.kill()
+
+
+def _live(run: Callable[[], int], port: Port) -> Service:
+    """Lives the life of a rank, in the place of a worker of the inner backend."""
+    leave(run())
+    raise AssertionError
+
+
+class OutsideLauncher(Launcher):
+    """Starts nothing: somebody else started all processes, and they come by themselves.
+
+    Args:
+        count: how many there are, this one not counted.
+    """
+
+    replaces = False
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._seen: set[int] = set()
+
+    @override
+    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+        if index >= self.count:
+            raise RuntimeError(
+                f"worker {index} is rank {index + 1}, but there are ranks 0 to {self.count} "
+                f"(WORLD_SIZE={self.count + 1}): start a rank more than there are workers"
+            )
+        if index in self._seen:
+            raise WorkerDied(
+                f"rank {index + 1} was started by somebody else, and can't be started again here"
+            )
+        self._seen.add(index)
+        return _SomebodysProcess()
+
+
+class _SomebodysProcess(Process):
+    @override
+    def kill(self) -> None:
+        pass

@@ -1,0 +1,94 @@
+"""Processes that are jobs of a Slurm cluster, or, for tests, of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.launch import Ended, Launcher, Process
+
+DEFAULT_SLURM_CONF = {
+    "timeout_min": 10,
+    "slurm_partition": "train",
+    "slurm_cpus_per_task": 32,
+    "slurm_gpus_per_node": 0,
+}
+
+
+def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None = None) -> Any:
+    """What starts jobs with such parameters.
+
+    Args:
+        given: the parameters; of ``"folder"`` and ``"cluster"`` the executor is made.
+        default: the parameters if none are given.
+
+    Raises:
+        ImportError: if submitit is not installed.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise ImportError(
+            "launcher='submitit' needs the package submitit: pip install 'trawl-rl[submitit]'. "
+            "launcher='mp' starts workers on this machine without it"
+        ) from None
+    default = DEFAULT_SLURM_CONF if default is None else default
+    parameters = dict(default if given is None else given)
+    folder, cluster = parameters.pop("folder", "submitit_logs"), parameters.pop("cluster", None)
+    found = submitit.AutoExecutor(folder=folder, cluster=cluster)
+    found.update_parameters(**parameters)
+    return found
+
+
+class SubmititLauncher(Launcher):
+    """Starts jobs by submitit.
+
+    Args:
+        parameters: of the jobs; ``"folder"`` is for their logs, ``"cluster"`` is ``"slurm"``,
+            ``"local"``, or by default what is there.
+
+    Attributes:
+        local: whether they are processes of this machine.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:
+        self._executor = executor(parameters)
+        self.local = self._executor.cluster == "local"
+        self._jobs: list[Any] = []
+
+    @override
+    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+        job = self._executor.submit(run)
+        self._jobs.append(job)
+        # submitit has no event for it, and looks by itself now and then. What it finds only
+        # matters if the job never came to the point where it has a connection.
+        watch = threading.Thread(target=_watch, args=(job, ended), daemon=True)
+        watch.start()
+        return _Job(job)
+
+    @override
+    def close(self) -> None:
+        for job in self._jobs:
+            with contextlib.suppress(Exception):
+                if not job.done():
+                    job.cancel(check=False)
+
+
+def _watch(job: Any, ended: Ended) -> None:
+    with contextlib.suppress(Exception):
+        job.wait()
+    ended(f"ended with its job {job.job_id}: see {job.paths.stderr}")
+
+
+class _Job(Process):
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    @override
+    def kill(self) -> None:
+        with contextlib.suppress(Exception):
+            self._job.cancel(check=False)

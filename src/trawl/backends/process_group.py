@@ -1,0 +1,358 @@
+"""Workers that are ranks of process groups: each with this process in a group of two.
+
+So a rank that dies can be replaced, and no other is concerned.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.backends.launch import Launcher
+from trawl.backends.remote import RemoteBackend, RemoteWorker
+from trawl.backends.remote_packing import Packed
+from trawl.backends.remote_rank import Rank
+
+# Much of it has no types.
+dist: Any = torch.distributed
+LOOPBACK = "127.0.0.1"
+NAMES = ("gloo", "nccl", "mpi", "ucc")
+# A message begins with a tensor of this size; what is small is in it.
+_FRAME = 2048
+# What it is, of how many bytes, and how many large buffers follow; then their sizes.
+_HEAD = struct.Struct("!BQI")
+_MOST_SIZES = 64
+FOREVER = timedelta(days=3650)
+# What a rank says of itself in the store before it joins; or what is said of it.
+STATE, _COMING, _GONE = "state", b"coming", b"gone"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where ranks meet: a TCP store, and names in it.
+
+    Attributes:
+        host: its host.
+        port: its port.
+        timeout: seconds that ranks wait for each other.
+        prefix: what names of this meeting begin with.
+    """
+
+    host: str
+    port: int
+    timeout: float
+    prefix: str
+
+    def client(self) -> Any:
+        """A connection to the store."""
+        limit = timedelta(seconds=self.timeout)
+        return dist.TCPStore(self.host, self.port, None, False, limit, False)
+
+    def link(self, rank: int) -> Link:
+        """A connection to the other rank of two; waits for it."""
+        store = dist.PrefixStore(self.prefix, self.client())
+        if rank == 0:
+            # It may be known before, that nobody comes.
+            if store.get(STATE) != _COMING:
+                raise RuntimeError("its process has ended")
+        else:
+            store.set(STATE, _COMING)
+        options = dist.ProcessGroupGloo._Options()
+        own = own_address(self.host, self.port)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+        options._timeout = timedelta(seconds=self.timeout)
+        options._threads = 1
+        return Link(dist.ProcessGroupGloo(store, rank, 2, options), 1 - rank)
+
+
+class Link:
+    """A connection between two ranks.
+
+    Args:
+        group: the process group of both.
+        peer: the other one's rank.
+    """
+
+    def __init__(self, group: Any, peer: int) -> None:
+        self._group = group
+        self._peer = peer
+        self._frame = np.zeros(_FRAME, dtype=np.uint8)
+        self._sent = torch.from_numpy(self._frame)
+        self._received = torch.empty(_FRAME, dtype=torch.uint8)
+
+    def send(self, packed: Packed) -> None:
+        """Sends a message; what it refers to may change after that.
+
+        Raises:
+            RuntimeError: if the other rank is gone.
+        """
+        sizes = [len(view) for view in packed.buffers]
+        head = _HEAD.pack(packed.verb, len(packed.body), len(sizes))
+        head += struct.pack(f"!{len(sizes)}Q", *sizes)
+        whole, tensors = head + packed.body, []
+        if len(whole) <= _FRAME:
+            frame = whole
+        else:
+            # The sizes go with the body, if there are too many of them.
+            frame = head if len(sizes) <= _MOST_SIZES else head[: _HEAD.size]
+            tensors.append(over(bytearray(whole[len(frame) :])))
+        self._frame[: len(frame)] = np.frombuffer(frame, dtype=np.uint8)
+        tensors += [over(view) for view in packed.buffers]
+        works = [self._group.send([one], self._peer, 0) for one in (self._sent, *tensors)]
+        for work in works:
+            work.wait(FOREVER)
+
+    def receive(self) -> Packed:
+        """The next message; waits for it.
+
+        Raises:
+            RuntimeError: if the other rank is gone.
+        """
+        self._take(self._received)
+        frame = bytes(self._received.numpy())
+        verb, nbytes, count = _HEAD.unpack_from(frame)
+        sizes_end = _HEAD.size + 8 * count
+        if sizes_end + nbytes > _FRAME:
+            begin = sizes_end if count <= _MOST_SIZES else _HEAD.size
+            rest = torch.empty(sizes_end + nbytes - begin, dtype=torch.uint8)
+            self._take(rest)
+            frame = frame[:begin] + rest.numpy().tobytes()
+        sizes = struct.unpack_from(f"!{count}Q", frame, _HEAD.size)
+        buffers = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        for buffer in buffers:
+            self._take(buffer)
+        body = frame[sizes_end : sizes_end + nbytes]
+        return Packed(verb, body, [buffer.numpy() for buffer in buffers])
+
+    def _take(self, tensor: Tensor) -> None:
+        self._group.recv([tensor], self._peer, 0).wait(FOREVER)
+
+
+def over(memory: Any) -> Tensor:
+    """A tensor over memory; over a copy of it, if that can't be written to."""
+    readonly = isinstance(memory, memoryview) and memory.readonly
+    return torch.frombuffer(bytearray(memory) if readonly else memory, dtype=torch.uint8)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine in the network in which a host is."""
+    family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent by that.
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def check_name(name: str) -> None:
+    """Refuses a kind of process group that isn't there.
+
+    Raises:
+        ValueError: naming those that are.
+    """
+    there = [one for one in NAMES if getattr(dist, f"is_{one}_available", bool)()]
+    if name not in there:
+        raise ValueError(
+            f"backend={name!r}: this PyTorch has no such process group; it has "
+            f"{', '.join(map(repr, there))}"
+        )
+    if name != "gloo":
+        raise ValueError(
+            f"backend={name!r} can't be used: batches and weights are sent in CPU memory, both "
+            "ways at a time, which is what 'gloo' is for"
+        )
+
+
+# --- on a rank
+
+
+class ProcessGroupRank(Rank):
+    """A rank's end of its connection.
+
+    Args:
+        link: the connection.
+    """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def run(self) -> int:
+        """Lives the life of a worker; gives its exit status."""
+        self._thread.start()
+        status = self.live()
+        # Its end is that the driver lets go.
+        self._thread.join(5.0)
+        return status
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.receive(self._link.receive())
+        except RuntimeError:
+            self.lose()
+
+    @override
+    def transmit(self, packed: Packed) -> None:
+        self._link.send(packed)
+
+
+def run_rank_at(address: Address) -> int:
+    """Joins the driver that waits at an address, and works for it; gives the exit status."""
+    return ProcessGroupRank(address.link(1)).run()
+
+
+# --- in the driver
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address, and at no other.
+
+    Raises:
+        OSError: if it is in use.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(place)
+        found.listen(4096)
+    except OSError as error:
+        found.close()
+        raise OSError(
+            error.errno, f"{host}:{port} can't be listened at: {error.strerror}"
+        ) from None
+    return found
+
+
+class ProcessGroupBackend(RemoteBackend):
+    """Workers that are ranks of process groups.
+
+    Args:
+        launcher: what starts them.
+        host: address of this machine at which they find it.
+        port: port there; None for any that is free.
+        timeout: seconds that a rank may take to join.
+        prefix: what names in the store begin with.
+        store: whether the store is made here; otherwise it is there already.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        host: str = LOOPBACK,
+        port: int | None = None,
+        timeout: float = 300.0,
+        prefix: str = "trawl",
+        store: bool = True,
+    ) -> None:
+        super().__init__(launcher)
+        self._prefix = prefix
+        self._launches: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._store: Any = None
+        limit = timedelta(seconds=timeout)
+        if store:
+            found = listening(host, port or 0)
+            port = found.getsockname()[1]
+            self._store = dist.TCPStore(
+                host, port, None, True, limit, False, master_listen_fd=found.detach()
+            )
+        self._where = host, port or 0, timeout
+        if self._store is None:
+            self._store = Address(*self._where, prefix).client()
+
+    @property
+    def port(self) -> int:
+        """The port at which ranks find this process."""
+        return self._where[1]
+
+    @override
+    def _new_worker(self, index: int) -> RemoteWorker:
+        return _Worker(index, self, self._new_address(index))
+
+    def _new_address(self, index: int) -> Address:
+        """Where the next rank for a worker meets this process."""
+        launches = self._launches[index] = self._launches.get(index, -1) + 1
+        return Address(*self._where, prefix=f"{self._prefix}/{index + 1}/{launches}")
+
+    @override
+    def _let_go(self) -> None:
+        for thread in self._threads:
+            thread.join(1.0)
+        self._store = None
+
+    def listen(self, target: Callable[[], None]) -> None:
+        """Runs what listens to a worker."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=target, daemon=True))
+        self._threads[-1].start()
+
+    def give_up(self, prefix: str) -> None:
+        """Says that nobody comes to a meeting."""
+        if self._store is not None:
+            self._store.set(f"{prefix}/{STATE}", _GONE)
+
+
+class _Worker(RemoteWorker):
+    def __init__(self, index: int, backend: ProcessGroupBackend, address: Address) -> None:
+        super().__init__(index, backend)
+        self._group = backend
+        self._address = address
+        if not backend.launcher.replaces:
+            self._why = f"(rank {index + 1}, which somebody else started) {self._why}"
+
+    @override
+    def begin(self) -> None:
+        run = partial(run_rank_at, self._address)
+        self._process = self._backend.launcher.start(self.index, run, self.exited)
+        self._group.listen(self._listen)
+
+    @override
+    def let_go(self) -> None:
+        super().let_go()
+        if not self._linked:
+            self._group.give_up(self._address.prefix)
+
+    def _listen(self) -> None:
+        try:
+            link = self._address.link(0)
+        except Exception as error:
+            seconds = self._address.timeout
+            self.cut(f"did not join within {seconds:g} s (timeout): {first_line(error)}")
+            return
+        self.linked()
+        threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+        while self.ended is None:
+            try:
+                packed = link.receive()
+            except RuntimeError:
+                break
+            self.heard(packed)
+        # The connection is closed when no thread has it any more.
+        self.put(None)
+        self.cut()
+
+    def _talk(self, link: Link) -> None:
+        while (packed := self._outbox.get()) is not None:
+            try:
+                link.send(packed)
+            except RuntimeError:
+                break
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without what comes after."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

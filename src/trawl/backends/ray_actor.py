@@ -1,0 +1,271 @@
+"""A worker in a Ray actor: what runs there.
+
+A thread of the actor lives the life of the worker. Calls of the actor's methods, in threads of
+Ray's, bring it messages and take away what it says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+from trawl.backends.ray_wire import Packed, pack, unpack
+
+# Calls that an actor carries out at a time: one that waits for something to take, and messages.
+CONCURRENCY = 8
+# Seconds that a thread works while others wait. A service may work without a pause, and calls of
+# the actor's methods should not wait long for it.
+_TURN = 0.001
+
+
+class Hello(NamedTuple):
+    """The first thing an actor says.
+
+    Attributes:
+        pid: its process.
+        node: the id of the node that it is on.
+    """
+
+    pid: int
+    node: str
+
+
+class End(NamedTuple):
+    """The last thing an actor says: its service has ended.
+
+    Attributes:
+        failure: the exception that it ended by, or None.
+    """
+
+    failure: Failure | None
+
+
+class _Stop(BaseException):
+    """The worker was told to end."""
+
+
+class RayActor:
+    """The actor.
+
+    Args:
+        make: what makes the service, pickled.
+        refs: the references to objects in it.
+        path: where modules are found on the other side; they may be there, too.
+    """
+
+    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str]) -> None:
+        import ray
+
+        sys.setswitchinterval(_TURN)
+        sys.path += [entry for entry in path if entry not in sys.path]
+        self._mail = _Mail()
+        self._mail.say(Hello(os.getpid(), ray.get_runtime_context().get_node_id()))
+        self._life = _Life(self._mail, (make, [], refs))
+
+    def take(self, received: int) -> list[Any]:
+        """What the service said since the last call, as soon as there is something.
+
+        Args:
+            received: how much of it the other side has by now.
+        """
+        return self._mail.take(received)
+
+    def deliver(
+        self, number: int, messages: list[Sequence[Any]], interruption: tuple[int, int]
+    ) -> None:
+        """Brings messages, and the last interruption before them.
+
+        Args:
+            number: counts these calls; they may come in any order.
+            messages: the messages, packed.
+            interruption: its number, and how many there were.
+        """
+        self._mail.interrupt(interruption)
+        self._mail.deliver(number, messages)
+
+    def interrupt(self, interruption: tuple[int, int]) -> None:
+        """Brings an interruption."""
+        self._mail.interrupt(interruption)
+
+    def stop(self) -> None:
+        """Ends the service."""
+        self._life.stop()
+
+
+class _Mail:
+    """What came and was not handled, what was said and not taken."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._early: dict[int, list[Sequence[Any]]] = {}
+        self._delivered = 0
+        self._inbox: deque[Sequence[Any]] = deque()
+        self._outbox: list[Any] = []
+        self._said = self._received = 0
+        self.interruption = (0, 0)
+        self.stopping = False
+
+    # --- for calls
+
+    def take(self, received: int) -> list[Any]:
+        with self._changed:
+            self._received = received
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._outbox)
+            taken, self._outbox = self._outbox, []
+            return taken
+
+    def deliver(self, number: int, messages: list[Sequence[Any]]) -> None:
+        with self._changed:
+            self._early[number] = messages
+            while self._delivered in self._early:
+                self._inbox += self._early.pop(self._delivered)
+                self._delivered += 1
+            self._changed.notify_all()
+
+    def interrupt(self, interruption: tuple[int, int]) -> None:
+        with self._changed:
+            if interruption[1] > self.interruption[1]:
+                self.interruption = interruption
+
+    def stop(self) -> None:
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+
+    # --- for the service's thread
+
+    def say(self, thing: Any) -> None:
+        with self._changed:
+            self._outbox.append(thing)
+            self._said += 1
+            self._changed.notify_all()
+
+    def next(self, wait: bool) -> Sequence[Any] | None:
+        """The next message; None if there is none, and no time to wait for one."""
+        with self._changed:
+            # What was said is on the other side before anything else is done: nothing of it is
+            # lost if that is the end of this process.
+            self._changed.wait_for(
+                lambda: (
+                    (self._received == self._said and (self._inbox or not wait)) or self.stopping
+                )
+            )
+            if self.stopping:
+                raise _Stop
+            return self._inbox.popleft() if self._inbox else None
+
+
+class _Life:
+    """The thread in which the service lives.
+
+    It is broken off only where the service is at work, by an exception that is raised there.
+    """
+
+    def __init__(self, mail: _Mail, make: Sequence[Any]) -> None:
+        self._mail = mail
+        self._make = make
+        self._lock = threading.Lock()
+        self._breakable = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="trawl-worker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Breaks off what the service does."""
+        with self._lock:
+            again, self._mail.stopping = self._mail.stopping, True
+            if self._breakable and not again:
+                _raise_in(self._thread, _Stop)
+        self._mail.stop()
+
+    @property
+    def interrupted(self) -> int:
+        """The number of the last interruption."""
+        return self._mail.interruption[0]
+
+    def say(self, thing: Any) -> None:
+        """Says something for the service; that is not broken off."""
+        self._shield()
+        self._mail.say(thing)
+        self._expose()
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            self._work()
+        except _Stop:
+            pass
+        except BaseException as error:
+            failure = Failure.of(error)
+        self._mail.say(End(failure))
+
+    def _work(self) -> None:
+        service: Service = self._breakably(self._made)
+        try:
+            while True:
+                while (message := self._mail.next(wait=not service.busy)) is not None:
+                    self._breakably(service.handle, unpack, message)
+                self._breakably(service.work)
+        finally:
+            self._closing = True
+            service.close()
+
+    def _made(self) -> Service:
+        make: Callable[[Port], Service] = unpack(self._make)
+        return make(_RayPort(self))
+
+    def _breakably(self, function: Callable[..., Any], read: Any = None, raw: Any = None) -> Any:
+        try:
+            self._expose()
+            return function() if read is None else function(read(raw))
+        finally:
+            self._shield()
+
+    def _expose(self) -> None:
+        with self._lock:
+            if self._mail.stopping and not self._closing:
+                raise _Stop
+            self._breakable = not self._closing
+
+    def _shield(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    self._breakable = False
+                    _raise_in(self._thread, None)
+                return
+            except _Stop:
+                continue
+
+
+def _raise_in(thread: threading.Thread, kind: type[BaseException] | None) -> None:
+    """Raises an exception in another thread; None takes one back that was not raised yet."""
+    what = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), what)
+
+
+class _RayPort(Port):
+    def __init__(self, life: _Life) -> None:
+        self._life = life
+
+    @override
+    def send(self, content: Any) -> None:
+        packed: Packed = pack(content)
+        self._life.say(tuple(packed))
+
+    @override
+    def memory(self, name: int) -> Any:
+        raise KeyError(name)
+
+    @override
+    def interrupted(self) -> int:
+        return self._life.interrupted

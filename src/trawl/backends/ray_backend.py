@@ -1,0 +1,364 @@
+"""Workers in Ray actors, on any node of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.failure import Failure
+from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
+from trawl.backends.ray_cluster import Connection, lacking
+from trawl.backends.ray_wire import Packed, pack, pack_code, unpack
+
+# Calls with messages for an actor that are under way at a time. What is sent meanwhile goes
+# together, when one of them has returned.
+_UNDER_WAY = 4
+# Seconds in which actors that were killed are to be gone.
+_DYING = 10.0
+
+
+class PrivateMemory:
+    """Memory of this process alone.
+
+    Args:
+        nbytes: its size.
+
+    Attributes:
+        buffer: the memory.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer = bytearray(nbytes)
+
+
+class RayBackend(Backend):
+    """Workers in actors of a Ray cluster that this process is connected to.
+
+    Args:
+        options: options of the actors (``num_cpus``, ``resources``, …), as ``ray.remote`` takes
+            them: for all, or in a list by index, which may grow.
+        patience: seconds that an actor may wait for its resources; None: as long as it takes.
+    """
+
+    shares_memory = False
+    isolated = True
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+        patience: float | None = 30.0,
+    ) -> None:
+        self._connection = Connection()
+        self._options = options
+        self._patience = patience
+        self._living: set[RayWorker] = set()
+        self._events: list[Event] = []
+        self._came: deque[tuple[RayWorker, Any]] = deque()
+        self._changed = threading.Condition(threading.RLock())
+        self._closed = False
+        self._owner = os.getpid()
+
+    def options(self, index: int) -> dict[str, Any]:
+        """The options of the actor of a worker."""
+        if isinstance(self._options, Mapping):
+            return dict(self._options)
+        return dict(self._options[index]) if index < len(self._options) else {}
+
+    @override
+    def launch(self, index: int, make: MakeService) -> RayWorker:
+        import ray
+
+        if self._closed:
+            raise RuntimeError("this backend is closed: make another one")
+        self._connection.check()
+        made, refs = pack_code(make)
+        own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
+        asked = self.options(index)
+        actor = ray.remote(RayActor).options(**{**asked, **own}).remote(made, refs, list(sys.path))
+        worker = RayWorker(index, actor, self._connection, asked, weakref.WeakMethod(self._lose))
+        with self._changed:
+            self._living.add(worker)
+        self._listen(worker)
+        return worker
+
+    def _listen(self, worker: RayWorker) -> None:
+        """Asks a worker for what it says next."""
+        ref = worker.actor.take.remote(worker.heard)
+        # The future keeps the reference: Ray can't do without it.
+        ref.future().add_done_callback(partial(_heard, weakref.ref(self), worker))
+
+    def hear(self, worker: RayWorker, answer: Future[Any]) -> None:
+        """Takes what a worker said, or that it is dead. Called by a thread of Ray's."""
+        error = answer.exception()
+        said = [error] if error is not None else answer.result()
+        if error is None:
+            worker.heard += len(said)
+            if not self._closed and self._connection.alive:
+                self._listen(worker)
+        with self._changed:
+            self._came.extend((worker, thing) for thing in said)
+            self._changed.notify_all()
+
+    @override
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._events:
+            if not self._living and timeout is None:
+                raise RuntimeError("there is no worker to wait for")
+            if not self._came and not self._connection.alive:
+                for worker in self._living:
+                    self._lose(worker)
+            over = self._await(deadline)
+            with self._changed:
+                came, self._came = self._came, deque()
+            while came:
+                self._read(*came.popleft())
+            if over:
+                break
+        events, self._events = self._events, []
+        return events
+
+    def _lose(self, worker: RayWorker) -> None:
+        """A worker went with the connection to Ray: nothing more is heard of it."""
+        with self._changed:
+            self._came.append((worker, ConnectionError("the connection to Ray was shut down")))
+            self._changed.notify_all()
+
+    def _await(self, deadline: float | None) -> bool:
+        """Waits until something came; tells whether the time is up."""
+        with self._changed:
+            while not self._came:
+                now = time.monotonic()
+                patience = self._patience
+                late = [one.begun + patience for one in self._unplaced()] if patience else []
+                limits = [limit for limit in (deadline, *late) if limit is not None]
+                if deadline is not None and now >= deadline:
+                    return True
+                if late and now >= min(late):
+                    self._check_resources()
+                    continue
+                left = min(limits) - now if limits else None
+                self._changed.wait(left)
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _unplaced(self) -> list[RayWorker]:
+        return [worker for worker in self._living if worker.pid is None]
+
+    def _check_resources(self) -> None:
+        """Refuses to wait longer for an actor that there is no place for.
+
+        Raises:
+            RuntimeError: naming what the cluster lacks.
+        """
+        now, patience = time.monotonic(), self._patience or 0.0
+        for worker in sorted(self._unplaced(), key=lambda worker: worker.index):
+            if now < worker.begun + patience:
+                continue
+            what = lacking(worker.asked)
+            if what is not None:
+                raise RuntimeError(
+                    f"worker {worker.index} found no place in the Ray cluster in {patience:g} s: "
+                    f"{what}. Ask for less in remote_configs, or give the cluster more"
+                )
+            # There is room by now, and it may be about to start.
+            worker.begun = now
+
+    def _read(self, worker: RayWorker, thing: Any) -> None:
+        if worker not in self._living:
+            return
+        if isinstance(thing, Hello):
+            worker.pid, worker.node = thing
+        elif isinstance(thing, End):
+            if thing.failure is not None:
+                self._events.append(Failed(worker, thing.failure))
+            status = 0 if thing.failure is None else 1
+            self._bury(worker, f"exited with status {status}", expected=status == 0)
+        elif isinstance(thing, BaseException):
+            if worker.told_to_stop and worker.pid is None:
+                self._bury(worker, "was stopped before it began", expected=True)
+            else:
+                self._bury(worker, worker.explain(thing), expected=False)
+        elif not worker.unreadable:
+            try:
+                self._events.append(Message(worker, unpack(thing)))
+            except Exception as error:
+                # It means nothing here. Others' messages are not to be lost by that.
+                self._events.append(Failed(worker, Failure.of(error)))
+                worker.unreadable = True
+                worker.kill()
+
+    def _bury(self, worker: RayWorker, reason: str, expected: bool) -> None:
+        self._living.discard(worker)
+        if self._connection.alive:
+            worker.kill()
+        worker.buried = True
+        self._events.append(Death(worker, reason, expected))
+
+    @override
+    def allocate(self, nbytes: int) -> Any:
+        # Actors share no memory that they could write to.
+        return PrivateMemory(nbytes)
+
+    @override
+    def close(self) -> None:
+        if self._owner != os.getpid():
+            # A copy of this object in another process: the workers are not its own.
+            return
+        self._closed = True
+        for worker in self._living:
+            worker.kill()
+        deadline = time.monotonic() + _DYING
+        with contextlib.suppress(RuntimeError):
+            self._patience = None
+            while self._living and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+        self._living.clear()
+        self._events.clear()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_owner") == os.getpid():
+            for worker in self._living:
+                worker.kill()
+
+
+def _heard(backend: weakref.ref[RayBackend], worker: RayWorker, answer: Future[Any]) -> None:
+    alive = backend()
+    if alive is not None:
+        alive.hear(worker, answer)
+
+
+class RayWorker(Worker):
+    """A worker in an actor.
+
+    Attributes:
+        actor: the handle of the actor.
+        asked: the options that it was asked for with.
+        pid: its process, once it is known; None until it has begun.
+        node: the id of the node that it is on.
+        begun: when it was asked for.
+        heard: how much came of what it said.
+        told_to_stop: whether it was told to.
+        unreadable: whether it said what can't be read.
+        buried: whether its death was told.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        actor: Any,
+        connection: Connection,
+        asked: Mapping[str, Any],
+        lose: weakref.WeakMethod[Callable[[RayWorker], None]],
+    ) -> None:
+        self.index = index
+        self.actor = actor
+        self.asked = asked
+        self.pid: int | None = None
+        self.node: str | None = None
+        self.begun = time.monotonic()
+        self.heard = 0
+        self.told_to_stop = self.unreadable = self.buried = False
+        self._killed = False
+        self._connection = connection
+        self._lose = lose
+        self._lock = threading.RLock()
+        self._waiting: list[Packed] = []
+        self._under_way = self._calls = 0
+        self._interruption = (0, 0)
+
+    @property
+    def _reachable(self) -> bool:
+        return not self.buried and not self._killed and self._connection.alive
+
+    @override
+    def send(self, content: Any) -> None:
+        packed = pack(content)
+        if not self._reachable:
+            return
+        with self._lock:
+            self._waiting.append(packed)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        with self._lock:
+            if self._under_way >= _UNDER_WAY or not self._waiting or not self._reachable:
+                return
+            messages, self._waiting = [tuple(one) for one in self._waiting], []
+            number, self._calls = self._calls, self._calls + 1
+            self._under_way += 1
+            interruption = self._interruption
+        ref = self.actor.deliver.remote(number, messages, interruption)
+        ref.future().add_done_callback(self._delivered)
+
+    def _delivered(self, answer: Future[Any]) -> None:
+        answer.exception()
+        with self._lock:
+            self._under_way -= 1
+        self._deliver()
+
+    @override
+    def share(self, name: int, memory: Any) -> None:
+        pass
+
+    @override
+    def forget(self, name: int) -> None:
+        pass
+
+    @override
+    def interrupt(self, number: int) -> None:
+        with self._lock:
+            self._interruption = number, self._interruption[1] + 1
+            interruption = self._interruption
+        if self._reachable:
+            self.actor.interrupt.remote(interruption)
+
+    def _lost(self) -> None:
+        """Says so if nobody else can: the connection is gone."""
+        lose = self._lose()
+        if not self.buried and not self._connection.alive and lose is not None:
+            lose(self)
+
+    @override
+    def stop(self) -> None:
+        if not self._reachable:
+            self._lost()
+            return
+        self.told_to_stop = True
+        if self.pid is None:
+            # It may never begin: nothing was done there that is to be closed.
+            self.kill()
+        else:
+            self.actor.stop.remote()
+
+    @override
+    def kill(self) -> None:
+        if not self._reachable:
+            self._lost()
+            return
+        self._killed = True
+        import ray
+
+        with contextlib.suppress(ValueError):
+            ray.kill(self.actor)
+
+    def explain(self, error: BaseException) -> str:
+        """Why it died, as the end of a sentence."""
+        if self._killed:
+            return "was killed"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        known = [line for line in lines if line.startswith("The actor is dead because ")]
+        if known:
+            return "died: " + known[0].removeprefix("The actor is dead because ")
+        return f"died: {lines[0] if lines else type(error).__name__}"

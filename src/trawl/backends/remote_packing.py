@@ -1,0 +1,48 @@
+"""Messages to and from workers in other places, in parts as a network takes them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Memory of at least this size is sent by itself, and not copied into the pickle.
+_APART = 16_384
+
+# What a message is.
+MESSAGE, START, INTERRUPT, STOP, KILL, FAILED, ENDED = range(7)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A message.
+
+    Attributes:
+        verb: what it is.
+        body: its content, pickled.
+        buffers: large memory that the content refers to.
+    """
+
+    verb: int
+    body: bytes = b""
+    buffers: Sequence[Any] = field(default=())
+
+    def content(self) -> Any:
+        """What was sent."""
+        return pickle.loads(self.body, buffers=self.buffers) if self.body else None
+
+
+def pack(verb: int, content: Any = None) -> Packed:
+    """A message with a content, of which large arrays are not copied."""
+    buffers: list[memoryview] = []
+
+    def within(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < _APART:
+            return True
+        buffers.append(view)
+        return False
+
+    body = pickle.dumps(content, protocol=5, buffer_callback=within)
+    return Packed(verb, body, buffers)

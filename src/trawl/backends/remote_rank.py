@@ -1,0 +1,187 @@
+"""A worker that is reached over a network: what runs there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+from trawl.backends.remote_packing import (
+    ENDED,
+    FAILED,
+    INTERRUPT,
+    KILL,
+    MESSAGE,
+    STOP,
+    Packed,
+    pack,
+)
+
+# Seconds in which a worker whose driver is gone may close its environments.
+_CLOSING = 5.0
+
+
+class Stopped(BaseException):
+    """The worker is to end."""
+
+
+class Rank(Port):
+    """A worker's end of its connection, by whatever that is made.
+
+    A subclass sends (:meth:`transmit`), and gives what comes to :meth:`receive`, from a thread of
+    its own: so an order to stop is heard while the worker works.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
+        self._number = 0
+        self._lost = False
+        self._sending = self._late = False
+
+    @abstractmethod
+    def transmit(self, packed: Packed) -> None:
+        """Sends a message, and waits until what it refers to may change.
+
+        Raises:
+            RuntimeError: if nobody is there to take it.
+        """
+
+    # --- in the thread that listens
+
+    def receive(self, packed: Packed) -> None:
+        """Takes in a message."""
+        if packed.verb == INTERRUPT:
+            self._number = packed.content()
+        elif packed.verb == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif packed.verb == STOP:
+            self._break_off()
+        else:
+            self._inbox.put(packed)
+
+    def lose(self) -> None:
+        """The driver is gone, or has closed the connection: nobody needs this worker any more."""
+        self._lost = True
+        last = threading.Timer(_CLOSING, os.kill, (os.getpid(), signal.SIGKILL))
+        last.daemon = True
+        self._last = last
+        last.start()
+        self._break_off()
+
+    def _break_off(self) -> None:
+        # The signal breaks off what is done now, but may be caught by it: the message may not.
+        self._inbox.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # --- in the thread that works
+
+    @override
+    def send(self, content: Any) -> None:
+        self._tell(pack(MESSAGE, content))
+
+    def _tell(self, packed: Packed) -> None:
+        # Half a message would be taken for half of the next one.
+        self._sending = True
+        try:
+            self.transmit(packed)
+        except RuntimeError:
+            raise Stopped from None
+        finally:
+            self._sending = False
+        if self._late:
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self._late = False
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped
+
+    def _told_to_stop(self, signum: int, frame: Any) -> None:
+        if self._sending:
+            self._late = True
+        else:
+            self._stop()
+
+    @override
+    def memory(self, name: int) -> Any:
+        raise KeyError(name)
+
+    @override
+    def interrupted(self) -> int:
+        return self._number
+
+    def live(self) -> int:
+        """Lives the life of a worker; gives its exit status."""
+        status = 0
+        with _stoppable(self._told_to_stop):
+            try:
+                self._work()
+            except Stopped:
+                pass
+            except BaseException as error:
+                status = 1
+                with contextlib.suppress(Stopped):
+                    self._tell(pack(FAILED, Failure.of(error)))
+            with contextlib.suppress(Stopped):
+                self._tell(pack(ENDED, status))
+            if self._lost:
+                self._last.cancel()
+        return status
+
+    def _work(self) -> None:
+        path, make = self._next()
+        sys.path += [entry for entry in path if entry not in sys.path]
+        service: Service = pickle.loads(make)(self)
+        try:
+            try:
+                while True:
+                    while not (service.busy and self._inbox.empty()):
+                        service.handle(self._next())
+                    service.work()
+            finally:
+                # What closes the service is not to be broken off, and this line may be: once.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        finally:
+            service.close()
+
+    def _next(self) -> Any:
+        packed = self._inbox.get()
+        if packed is None:
+            raise Stopped
+        return packed.content()
+
+
+@contextmanager
+def _stoppable(stop: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within it a signal ends what the main thread does, once."""
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:
+        raise RuntimeError(
+            "a rank must run in the main thread of its process: signals end what it does"
+        ) from None
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(status: int) -> None:
+    """Ends this process at once, but for what it has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        # It may be closed, or nobody reads it any more.
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)

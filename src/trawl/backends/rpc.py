@@ -1,0 +1,343 @@
+"""Workers that are nodes of ``torch.distributed.rpc``, over TensorPipe.
+
+PyTorch keeps its RPC in maintenance, and a group of nodes as a whole. Here each node knows of the
+driver and itself alone: so one that dies can be replaced, and no other is concerned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+from torch.futures import Future
+from typing_extensions import override
+
+from trawl.backends.launch import Launcher
+from trawl.backends.process_group import (
+    FOREVER,
+    LOOPBACK,
+    STATE,
+    Address,
+    ProcessGroupBackend,
+    dist,
+    first_line,
+    over,
+)
+from trawl.backends.remote import RemoteWorker
+from trawl.backends.remote_packing import ENDED, Packed
+from trawl.backends.remote_rank import Rank
+
+DRIVER = "COLLECTOR_DRIVER"
+#: What the agents are made with, if nothing else is asked for.
+DEFAULT_TENSORPIPE_OPTIONS = {
+    "num_worker_threads": 16,
+    "_transports": ["shm", "uv"],
+    "_channels": ["basic"],
+}
+_LOOPBACKS = (LOOPBACK, "localhost", "::1")
+# What an agent says of itself in the store, by TensorPipe's names.
+_OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
+_READY, _END = b"ready", "end"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of RPC.
+
+    Attributes:
+        number: its number there; the driver's is 0.
+        name: its name there.
+        address: where it meets the driver.
+        options: arguments of ``TensorPipeRpcBackendOptions``.
+    """
+
+    number: int
+    name: str
+    address: Address
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def agent(self, store: Any) -> Any:
+        """Starts this process's agent, which knows whom the store names.
+
+        Raises:
+            RuntimeError: if this process has one.
+        """
+        import torch.distributed.autograd
+        import torch.distributed.rpc
+
+        rpc: Any = torch.distributed.rpc
+        api = rpc.api
+        if api._is_current_rpc_agent_set():
+            raise RuntimeError(
+                "torch.distributed.rpc is in use in this process already, and can be once only: "
+                "close the collector that has it, or call torch.distributed.rpc.shutdown()"
+            )
+        options = rpc.TensorPipeRpcBackendOptions(**self.options)
+        with _at_loopback(self.address.host):
+            agent = rpc.TensorPipeAgent(store, self.name, self.number, None, options, {}, [])
+        dist.autograd._init(self.number)
+        api._init_rpc_states(agent)
+        return agent
+
+
+@contextmanager
+def _at_loopback(host: str) -> Iterator[None]:
+    """Within it an agent listens at the loopback address, if its driver is found there."""
+    name = "TP_SOCKET_IFNAME"
+    before = os.environ.get(name)
+    if host in _LOOPBACKS and before is None:
+        os.environ[name] = "lo"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+
+
+def _call(to: Any, function: Any, *arguments: Any) -> Any:
+    from torch.distributed import rpc
+
+    return rpc.rpc_async(to, function, args=arguments, timeout=0)
+
+
+def _tensors(packed: Packed) -> list[Tensor]:
+    return [over(view) for view in packed.buffers]
+
+
+def _received(verb: int, body: bytes, tensors: Sequence[Tensor]) -> Packed:
+    return Packed(verb, body, [tensor.numpy() for tensor in tensors])
+
+
+# --- on a node
+
+_rank: RpcRank | None = None
+
+
+class RpcRank(Rank):
+    """A node's end of its connection.
+
+    It calls nobody. The driver asks it for its next message, and has the answer when there is
+    one: an agent that others connect to stops listening if one of them dies while it does.
+
+    Args:
+        address: where it meets the driver.
+    """
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self._address = address
+        self._lock = threading.Lock()
+        self._next_number = 0
+        self._early: dict[int, Packed] = {}
+        self._asked: SimpleQueue[Future[Any] | None] = SimpleQueue()
+        self._question: Future[Any] | None = None
+
+    def take(self, number: int, packed: Packed) -> None:
+        """Takes in a message; they may come in any order."""
+        with self._lock:
+            self._early[number] = packed
+            while self._next_number in self._early:
+                self.receive(self._early.pop(self._next_number))
+                self._next_number += 1
+
+    def ask(self) -> Future[Any]:
+        """The next message for the driver."""
+        question: Future[Any] = Future()
+        self._asked.put(question)
+        return question
+
+    def watch(self) -> None:
+        """Waits until the driver is gone, or lets go."""
+        with contextlib.suppress(RuntimeError):
+            store = self._address.client()
+            store.set_timeout(FOREVER)
+            store.get(f"{self._address.prefix}/{_END}")
+        self._asked.put(None)
+        self.lose()
+
+    @override
+    def transmit(self, packed: Packed) -> None:
+        question = self._question or self._asked.get()
+        if question is None:
+            raise RuntimeError("the driver is gone")
+        self._question = None
+        question.set_result((packed.verb, packed.body, _tensors(packed)))
+        if packed.verb != ENDED:
+            # Who asks for the next message has this one.
+            self._question = self._asked.get()
+
+
+def run_node(node: Node) -> int:
+    """Joins the driver, and works for it; gives the exit status."""
+    global _rank
+    own = dist.PrefixStore(node.address.prefix, node.address.client())
+    rank = _rank = RpcRank(node.address)
+    node.agent(own)
+    own.set(STATE, _READY)
+    watch = threading.Thread(target=rank.watch, daemon=True)
+    watch.start()
+    status = rank.live()
+    # Its end is that the driver lets go.
+    watch.join(5.0)
+    _rank = None
+    _shut_down()
+    return status
+
+
+def _to_node(number: int, verb: int, body: bytes, tensors: list[Tensor]) -> None:
+    if _rank is not None:
+        _rank.take(number, _received(verb, body, tensors))
+
+
+def _from_node() -> Future[Any]:
+    return Future() if _rank is None else _rank.ask()
+
+
+# As torch.distributed.rpc.functions.async_execution does it: no thread waits for the answer.
+_from_node._wrapped_async_rpc_function = _from_node  # type: ignore[attr-defined]
+
+
+# --- in the driver
+
+
+def _shut_down() -> None:
+    import torch.distributed.rpc
+
+    api: Any = torch.distributed.rpc.api
+    if api._is_current_rpc_agent_set():
+        api.shutdown(graceful=False)
+
+
+class RpcBackend(ProcessGroupBackend):
+    """Workers that are nodes of ``torch.distributed.rpc``; there can be one of these at a time.
+
+    Args:
+        launcher: what starts them.
+        host: address of this machine at which they find it.
+        port: port there; None for any that is free.
+        timeout: seconds that a node may take to join.
+        prefix: what names in the store begin with.
+        store: whether the store is made here; otherwise it is there already.
+        options: arguments of ``TensorPipeRpcBackendOptions``.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        host: str = LOOPBACK,
+        port: int | None = None,
+        timeout: float = 300.0,
+        prefix: str = "trawl",
+        store: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(launcher, host, port, timeout, prefix, store)
+        self._numbers = itertools.count(1)
+        self._options = {**DEFAULT_TENSORPIPE_OPTIONS, **(options or {})}
+        self._membership = threading.Lock()
+        node = Node(0, DRIVER, Address(*self._where, prefix=prefix), self._options)
+        self._own = dist.PrefixStore(f"{prefix}/driver", self._store)
+        try:
+            self._agent: Any = node.agent(self._own)
+        except BaseException:
+            self._closed = True
+            self.launcher.close()
+            self._store = None
+            raise
+
+    @override
+    def _new_worker(self, index: int) -> RemoteWorker:
+        address = self._new_address(index)
+        number = next(self._numbers)
+        theirs = dist.PrefixStore(address.prefix, self._store)
+        for name in _OF_DRIVER:
+            theirs.set(name, self._own.get(name))
+        # An agent keeps the address that belongs to a name.
+        again = address.prefix.rsplit("/", 1)[1]
+        name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
+        node = Node(number, name, address, self._options)
+        return _Node(index, self, node)
+
+    def admit(self, node: Node) -> Any:
+        """Lets the agent know a node that has joined; what calls to it are addressed to."""
+        from torch._C._distributed_rpc import WorkerInfo
+
+        info = WorkerInfo(node.name, node.number)
+        with self._membership:
+            if self._agent is None:
+                raise RuntimeError("this backend is closed")
+            name = f"addrs/{node.name}"
+            self._own.set(name, node.address.client().get(f"{node.address.prefix}/{name}"))
+            self._agent._update_group_membership(info, [], {}, True)
+        return info
+
+    def dismiss(self, info: Any) -> None:
+        """Lets the agent forget a node."""
+        with self._membership:
+            if self._agent is not None:
+                self._agent._update_group_membership(info, [], {}, False)
+
+    @override
+    def _let_go(self) -> None:
+        with self._membership:
+            self._agent = None
+        super()._let_go()
+        _shut_down()
+
+
+class _Node(RemoteWorker):
+    def __init__(self, index: int, backend: RpcBackend, node: Node) -> None:
+        super().__init__(index, backend)
+        self._rpc = backend
+        self._node = node
+
+    @override
+    def begin(self) -> None:
+        run = partial(run_node, self._node)
+        self._process = self._rpc.launcher.start(self.index, run, self.exited)
+        self._rpc.listen(self._listen)
+
+    @override
+    def let_go(self) -> None:
+        super().let_go()
+        if not self._linked:
+            self._rpc.give_up(self._node.address.prefix)
+
+    def _listen(self) -> None:
+        address = self._node.address
+        try:
+            store = address.client()
+            if store.get(f"{address.prefix}/{STATE}") != _READY:
+                raise RuntimeError("its process has ended")
+            info = self._rpc.admit(self._node)
+        except Exception as error:
+            self.cut(f"did not join within {address.timeout:g} s (timeout): {first_line(error)}")
+            return
+        self.linked()
+        threading.Thread(target=self._talk, args=(info,), daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            while self.ended is None:
+                self.heard(_received(*_call(info, _from_node).wait()))
+        self.put(None)
+        self._rpc.dismiss(info)
+        with contextlib.suppress(RuntimeError):
+            store.set(f"{address.prefix}/{_END}", b"")
+        self.cut()
+
+    def _talk(self, info: Any) -> None:
+        number = 0
+        while (packed := self._outbox.get()) is not None:
+            try:
+                _call(info, _to_node, number, packed.verb, packed.body, _tensors(packed))
+            except RuntimeError:
+                break
+            number += 1

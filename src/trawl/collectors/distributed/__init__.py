@@ -1,0 +1,37 @@
+"""Collectors whose workers are on other machines."""
+
+import warnings
+from typing import Any
+
+from trawl.collectors.distributed.launchers import run_rank, submitit_delayed_launcher
+from trawl.collectors.distributed.process_group import (
+    DistributedCollector,
+    DistributedSyncCollector,
+)
+from trawl.collectors.distributed.ray import RayCollector
+from trawl.collectors.distributed.rpc import RPCCollector
+
+__all__ = [
+    "DistributedCollector",
+    "DistributedSyncCollector",
+    "RPCCollector",
+    "RayCollector",
+    "run_rank",
+    "submitit_delayed_launcher",
+]
+
+_ALIASES: dict[str, type[Any]] = {
+    "DistributedDataCollector": DistributedCollector,
+    "DistributedSyncDataCollector": DistributedSyncCollector,
+    "RPCDataCollector": RPCCollector,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ALIASES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    target = globals()[name] = _ALIASES[name]
+    warnings.warn(
+        f"{name} is an older name of {target.__name__}: use that", DeprecationWarning, stacklevel=2
+    )
+    return target

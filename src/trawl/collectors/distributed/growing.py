@@ -1,0 +1,79 @@
+"""More workers for a collector that has some already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from trawl.collectors.config import resolve_devices
+from trawl.collectors.fleet_collector import FleetCollector, packed_policy
+from trawl.collectors.multi_config import sources
+from trawl.collectors.weights import POLICY
+from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.scheme import Group, WeightSyncScheme
+
+
+def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, policy: Any) -> None:
+    """Starts further workers, with the options of the first; batches of all grow by theirs.
+
+    Args:
+        collector: the collector, between two batches.
+        create_env_fn: what each makes its environment of, in a list; or one such thing.
+        count: how many there are, if it is no list.
+        policy: their policy; None for that of the others.
+    """
+    for model_id, scheme in collector._schemes.items():
+        if not isinstance(scheme, MessageWeightSyncScheme):
+            raise TypeError(
+                f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a fixed "
+                "number of receivers"
+            )
+    found = sources(create_env_fn, count)
+    for source in found:
+        _add(collector, source, policy)
+    collector._fleet.grow(len(found))
+    ready = [member.ready for member in collector._fleet.members if member.ready is not None]
+    for index, one in enumerate(ready):
+        collector._channel.know(index, one.packing)
+    collector._assembly = collector._new_assembly(ready)
+    frames = [one.lanes * one.steps for one in ready]
+    collector.requested_frames_per_batch = sum(frames) if collector.sync else max(frames)
+    assembly = None if collector._workers_write else collector._assembly
+    collector._schedule.grow(assembly, frames)
+
+
+def _add(collector: FleetCollector, source: Any, policy: Any) -> None:
+    index, own = collector.num_workers, collector._own
+    same = policy is None
+    collector.num_workers = own.count = index + 1
+    collector.create_env_fn.append(source)
+    own.policies.append(own.policies[0] if same else policy)
+    for values in own._own.values():
+        values.append(values[0])
+    if not same and "policy_factory" in own._own:
+        own._own["policy_factory"][index] = None
+    collector.devices.append(resolve_devices(collector.config, own.of(index)))
+    collector._packed.append(collector._packed[0] if same else packed_policy(policy, index))
+    collector._versions.append(collector.policy_version)
+    collector._seeds.append(None)
+    collector._env_states.append(None)
+    collector._frames_asked.append(collector._frames_asked[0])
+    for model_id, scheme in {**collector._schemes, POLICY: collector._channel}.items():
+        _admit(scheme, index, policy if model_id == POLICY else None)
+
+
+def _admit(scheme: WeightSyncScheme, index: int, policy: Any) -> None:
+    """Makes a worker a receiver, whose first weights are the newest of its group."""
+    groups = scheme._groups
+    assert groups is not None
+    assert isinstance(scheme, MessageWeightSyncScheme)
+    if policy is not None:
+        groups.append(Group.of([index], policy if isinstance(policy, nn.Module) else None))
+        return
+    first = groups[0].workers[0]
+    groups[0].workers = (*groups[0].workers, index)
+    newest = scheme._latest.get(first)
+    if newest is not None:
+        scheme._latest[index] = replace(newest, count=1)

@@ -1,0 +1,227 @@
+"""Who starts the workers of collectors over networks, and where these find them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trawl.backends.launch import Launcher, LocalLauncher, OutsideLauncher
+from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor
+from trawl.backends.process_group import LOOPBACK, Address, run_rank_at
+
+if TYPE_CHECKING:
+    from trawl.collectors.distributed.process_group_config import RemoteOptions
+
+DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where workers meet the process that they work for.
+
+    Attributes:
+        launcher: what starts them.
+        host: the address of this process.
+        port: its port; None for one that is free.
+        prefix: what names in the store begin with.
+        store: whether the store is to be made.
+    """
+
+    launcher: Launcher
+    host: str
+    port: int | None = None
+    prefix: str = "trawl"
+    store: bool = True
+
+
+def meeting(options: RemoteOptions, count: int) -> Meeting:
+    """The meeting of so many workers that options ask for."""
+    if options.outside:
+        return _outside(options, count)
+    if options.launcher == "mp":
+        return Meeting(LocalLauncher(), options.address or LOOPBACK, options.tcp_port)
+    launcher = SubmititLauncher(options.slurm_kwargs)
+    here = LOOPBACK if launcher.local else socket.gethostname()
+    return Meeting(launcher, options.address or here, options.tcp_port)
+
+
+def _outside(options: RemoteOptions, count: int) -> Meeting:
+    """Where ranks meet that somebody else started."""
+    host, port, world = _environment("the collector")
+    if int(os.environ.get("RANK", 0)) != 0:
+        raise RuntimeError(
+            f"this process is rank {os.environ['RANK']}: rank 0 makes the collector, and the "
+            "others call trawl.collectors.distributed.run_rank()"
+        )
+    if world - 1 < count:
+        raise RuntimeError(
+            f"there are {count} workers, but only {world - 1} ranks beside this one "
+            f"(WORLD_SIZE={world})"
+        )
+    host, port = options.address or host, options.tcp_port or port
+    return Meeting(OutsideLauncher(world - 1), host, port, _prefix(), not _agent_has_store())
+
+
+def _environment(who: str) -> tuple[str, int, int]:
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise RuntimeError(
+            f"{', '.join(missing)} must be in the environment of {who} when ranks are started by "
+            "somebody else: torchrun puts them there"
+        )
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+
+
+def _agent_has_store() -> bool:
+    """Whether torchrun keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _prefix() -> str:
+    # torchrun may start all again, and keep the store.
+    return f"trawl{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
+    """Works for the collector that rank 0 makes, with ``launcher="env"``; until that is closed.
+
+    In a script that ``torchrun`` starts::
+
+        if int(os.environ["RANK"]) == 0:
+            with DistributedCollector(..., launcher="env") as collector:
+                ...
+        else:
+            run_rank()
+
+    Args:
+        rank: the rank, from 1; by default that of the environment (``RANK``).
+        timeout: seconds that rank 0 may take until it makes the collector.
+
+    Returns:
+        0, or 1 if the worker failed.
+
+    Raises:
+        RuntimeError: if the environment does not tell where rank 0 is, or that does not come.
+    """
+    if rank is None:
+        if "RANK" not in os.environ:
+            raise RuntimeError("RANK must be in the environment, or be given")
+        rank = int(os.environ["RANK"])
+    host, port, world = _environment(f"rank {rank}")
+    if not 1 <= rank < world:
+        raise RuntimeError(f"rank {rank} is no worker: those are ranks 1 to {world - 1}")
+    return run_rank_at(Address(host, port, timeout, f"{_prefix()}/{rank}/0"))
+
+
+# --- jobs that are started before the program that they work for
+
+
+def submitit_delayed_launcher(
+    num_jobs: int,
+    framework: str = "distributed",
+    backend: str = "gloo",
+    tcpport: int | None = None,
+    submitit_main_conf: Mapping[str, Any] | None = None,
+    submitit_collection_conf: Mapping[str, Any] | None = None,
+    timeout: float = 3600.0,
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Makes of a function one that runs as a job, with other jobs as the workers of its collector.
+
+    The collector is made with ``launcher="submitit_delayed"``::
+
+        @submitit_delayed_launcher(num_jobs=4)
+        def main():
+            with DistributedCollector(..., launcher="submitit_delayed") as collector:
+                ...
+
+        if __name__ == "__main__":
+            main()
+
+    Args:
+        num_jobs: number of workers.
+        framework: ``"distributed"``.
+        backend: the kind of process group: ``"gloo"``.
+        tcpport: the port at which the function's job is found; None for one that is free there.
+        submitit_main_conf: parameters of the function's job (see ``slurm_kwargs``).
+        submitit_collection_conf: parameters of the workers' jobs.
+        timeout: seconds that a job may take until it runs.
+
+    Returns:
+        A decorator. The function that it gives returns what the function returns.
+
+    Raises:
+        ValueError: for another framework.
+    """
+    if framework != "distributed":
+        raise ValueError(f"framework must be 'distributed', but it is {framework!r}")
+
+    def decorated(main: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(main)
+        def run() -> Any:
+            return _run_delayed(
+                main, num_jobs, tcpport, submitit_main_conf, submitit_collection_conf, timeout
+            )
+
+        return run
+
+    return decorated
+
+
+def _run_delayed(
+    main: Callable[[], Any],
+    count: int,
+    port: int | None,
+    of_main: Mapping[str, Any] | None,
+    of_workers: Mapping[str, Any] | None,
+    timeout: float,
+) -> Any:
+    from datetime import timedelta
+
+    from trawl.backends.process_group import dist, listening
+
+    mains, workers = executor(of_main, DEFAULT_SLURM_CONF_MAIN), executor(of_workers)
+    here = LOOPBACK if mains.cluster == "local" else socket.gethostname()
+    found = listening(here, 0)
+    own = found.getsockname()[1]
+    limit = timedelta(seconds=timeout)
+    store = dist.TCPStore(here, own, None, True, limit, False, master_listen_fd=found.detach())
+    jobs = [mains.submit(_as_main, main, count, port, (here, own), timeout)]
+    try:
+        host, at = store.get("main").decode().rsplit(":", 1)
+        where = {"MASTER_ADDR": host, "MASTER_PORT": at, "WORLD_SIZE": str(count + 1)}
+        jobs += [workers.submit(_as_rank, rank, where, timeout) for rank in range(1, count + 1)]
+        return jobs[0].result()
+    except BaseException:
+        for job in jobs:
+            job.cancel(check=False)
+        raise
+
+
+def _as_main(
+    main: Callable[[], Any], count: int, port: int | None, told: tuple[str, int], timeout: float
+) -> Any:
+    """The job of the function: it tells where it is, and calls it."""
+    from trawl.backends.process_group import listening, own_address
+
+    host = own_address(*told)
+    if port is None:
+        with listening(host, 0) as found:
+            port = found.getsockname()[1]
+    os.environ |= {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count + 1),
+        "RANK": "0",
+    }
+    Address(*told, timeout, "").client().set("main", f"{host}:{port}")
+    return main()
+
+
+def _as_rank(rank: int, where: Mapping[str, str], timeout: float) -> int:
+    os.environ |= where
+    return run_rank(rank, timeout)

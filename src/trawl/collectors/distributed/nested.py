@@ -1,0 +1,99 @@
+"""A worker whose collector has workers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import cloudpickle
+import torch
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl.backends.base import Port
+from trawl.collectors.delivery import count_frames
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.orders import Collect, Done, Ready
+from trawl.collectors.weights import POLICY
+from trawl.collectors.worker import CollectorService, Program
+from trawl.rollout.record import TRAJ_IDS
+
+
+def inner_options(options: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The options of a collector with workers, from those of one without."""
+    known = {field.name for field in fields(MultiConfig)} - NOT_HERE
+    found = {name: value for name, value in options.items() if name in known}
+    return {**found, "num_workers": count}
+
+
+@dataclass(frozen=True)
+class NestedProgram(Program):
+    """What such a worker is made of."""
+
+    @override
+    def __call__(self, port: Port) -> NestedService:
+        return NestedService(self, port)
+
+
+class NestedService(CollectorService):
+    """What runs in such a worker: it asks its collector for batches, and sends them."""
+
+    @override
+    def _begin(self, program: Program) -> None:
+        collector = self.collector
+        # Every worker's trajectories have ids of their own: those of its collector, spread out.
+        self._stride, self._base = program.stride, program.trajectory
+        self._next = program.trajectory
+        if program.seed is not None:
+            collector.set_seed(*program.seed)
+        if program.version is not None and collector._version is not None:
+            collector._version.version = program.version
+            collector._announce_version()
+        collector._receivers |= program.receivers
+        collector._take_weights()
+        self._hidden, self._layout, self._masked = frozenset(), None, False
+        self._port.send(
+            Ready(
+                layout=None,
+                hidden=frozenset(),
+                lanes=1,
+                steps=collector.requested_frames_per_batch,
+                batch_size=(),
+                trajectory=self._next,
+                packing=self._packing() if program.policy is None else None,
+            )
+        )
+
+    @override
+    def _collect(self, order: Collect) -> Done:
+        collector = self.collector
+        collector._is_random = lambda: order.random
+        before = collector._frames
+        self._name_writes(order)
+        batch = collector.next()
+        if batch is None:
+            return self._told(order, collector._frames - before, None)
+        self._number(batch)
+        frames = count_frames(batch, batch.shape[-1])
+        return self._told(order, frames, cloudpickle.dumps(batch))
+
+    def _number(self, batch: TensorDictBase) -> None:
+        ids = batch.get(TRAJ_IDS, None)
+        if ids is not None:
+            ids.copy_(torch.where(ids < 0, ids, ids * self._stride + self._base))
+            self._next = max(self._next, int(ids.max()) + self._stride)
+
+    def _told(self, order: Collect, frames: int, batch: bytes | None) -> Done:
+        collector = self.collector
+        return Done(
+            number=order.number,
+            frames=frames,
+            filled=collector.requested_frames_per_batch,
+            version=None,
+            weights=collector._receivers[POLICY].count,
+            trajectory=self._next,
+            batch=batch,
+            facts={},
+            random=order.random,
+        )

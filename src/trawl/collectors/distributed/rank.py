@@ -1,0 +1,13 @@
+"""A rank that works for the collector of rank 0: ``python -m trawl.collectors.distributed.rank``.
+
+Where rank 0 is, and which rank this is, it has from the environment, as ``torchrun`` sets it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from trawl.collectors.distributed.launchers import run_rank
+
+if __name__ == "__main__":
+    sys.exit(run_rank())

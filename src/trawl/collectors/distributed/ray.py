@@ -1,0 +1,280 @@
+"""Collectors whose workers are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.base import Backend
+from trawl.backends.ray_backend import RayBackend
+from trawl.backends.ray_cluster import connect, disconnect, with_defaults
+from trawl.collectors.assembly import Part
+from trawl.collectors.dispatch import full_signature
+from trawl.collectors.distributed.growing import grow
+from trawl.collectors.distributed.nested import NestedProgram, inner_options
+from trawl.collectors.distributed.ray_config import RayOptions, each, warn_of
+from trawl.collectors.fleet import Member
+from trawl.collectors.fleet_collector import FleetCollector
+from trawl.collectors.multi import frames_of_sync_workers
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.worker import Program
+from trawl.weight_update.ray import RayWeightSyncScheme
+from trawl.weight_update.scheme import WeightSyncScheme
+
+# Trajectories of a worker that was added later.
+_ID_BITS = 40
+_NAMES = frozenset(field.name for field in fields(RayOptions))
+
+
+class RayCollector(FleetCollector):
+    """Collects experience in the actors of a Ray cluster, on any of its nodes.
+
+    With ``sync=True`` batches are made by all actors together, as those of a
+    :class:`~trawl.collectors.MultiSyncCollector`; otherwise by one each, in the order in which
+    they are finished. Batches come through Ray's object store, and are read where that has them.
+
+    If this process is not connected to a cluster, it joins the one that ``ray_init_config`` or
+    ``RAY_ADDRESS`` names, or starts one of its own on this machine.
+
+    Args:
+        create_env_fn: what each actor makes its environment of (as
+            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+            ``num_collectors``.
+        policy: a policy that every actor gets a copy of, or a list of policies.
+        **options: the attributes of
+            :class:`~trawl.collectors.distributed.ray_config.RayOptions`, and of
+            :class:`~trawl.collectors.MultiConfig`.
+
+    Raises:
+        ImportError: if Ray is not installed.
+        TypeError: for an argument of a wrong type, or unknown.
+        ValueError: for a value that is out of range, or arguments that contradict each other.
+        RuntimeError: if the cluster has no place for the actors (after ``placement_timeout``).
+        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        own = {name: options.pop(name) for name in _NAMES & options.keys()}
+        self.ray = RayOptions(**own)
+        self.sync = self.ray.sync
+        count = options.pop("num_workers", None)
+        if count is not None and self.ray.num_collectors not in (None, count):
+            raise ValueError(
+                f"num_workers={count} and num_collectors={self.ray.num_collectors} are the same "
+                "thing: give one of them"
+            )
+        if self.ray.num_collectors is not None or count is not None:
+            options["num_workers"] = self.ray.num_collectors or count
+        if options.get("start_method") is not None:
+            raise TypeError("start_method has no meaning for actors of a Ray cluster")
+        self._since: dict[int, int] = {}
+        self._connected = connect(self.ray.ray_init_config)
+        try:
+            super().__init__(create_env_fn, policy, *more, **options)
+            warn_of(self.ray, self.config.init_random_frames)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    # --- where workers live
+
+    @override
+    def _new_backend(self) -> Backend:
+        self._first = self.num_workers
+        self._remote = self.ray.remote(self.num_workers)
+        self._kwargs = self.ray.kwargs(self.num_workers)
+        return RayBackend(self._remote, self.ray.placement_timeout)
+
+    @override
+    def _new_scheme(self) -> WeightSyncScheme:
+        return RayWeightSyncScheme()
+
+    @override
+    def _frames_of_workers(self) -> list[int]:
+        if self.sync:
+            return frames_of_sync_workers(self.config, self._own, self.num_workers)
+        return [self.config.frames_per_batch] * self.num_workers
+
+    @override
+    def _program(self, member: Member) -> Program:
+        program = super()._program(member)
+        parts = {field.name: getattr(program, field.name) for field in fields(Program)}
+        parts["trajectory"], parts["stride"] = self._ids_of(member)
+        parts["options"] = {**program.options, **self._kwargs[member.index]}
+        parts["collector_class"] = self.ray.kind
+        if self._workers_write:
+            parts["options"]["replay_buffer"] = self._writer
+        if not self.ray.nested:
+            return Program(**parts)
+        count = self.ray.num_workers_per_collector
+        parts["options"] = inner_options(parts["options"], count)
+        parts["create_env_fn"] = [program.create_env_fn] * count
+        return NestedProgram(**parts)
+
+    def _ids_of(self, member: Member) -> tuple[int, int]:
+        """The first id of a worker's trajectories, and the step from each to the next."""
+        index, first = member.index, self._first
+        late = index >= first
+        # Those that were there from the beginning share out the ids; others have a range each.
+        stride, begin = (1, index << _ID_BITS) if late else (first, index)
+        if member.restarts:
+            # A batch that nobody saw may have used ids up to this.
+            begin = max(member.trajectory, begin) + stride * (self._frames_asked[index] + 1)
+        return begin, stride
+
+    @property
+    @override
+    def _workers_write(self) -> bool:
+        config = self.config
+        exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
+        return exact and getattr(config.replay_buffer, "service_backend", None) == "ray"
+
+    @override
+    def _initialise_buffer(self) -> None:
+        # All workers are clients of one buffer, which takes its layout from the first batch.
+        self._writer = self.config.replay_buffer.client()
+
+    # --- weights
+
+    def batches_of(self, worker_id: int) -> int:
+        """How many batches a worker has delivered."""
+        return self._fleet.members[worker_id].batches
+
+    @override
+    def _collect(self) -> Any:
+        interval = self.ray.interval
+        if interval is not None:
+            due = [index for index, count in self._since.items() if count >= interval]
+            if due:
+                self.update_policy_weights_(worker_ids=sorted(due))
+                for index in due:
+                    del self._since[index]
+        return super()._collect()
+
+    @override
+    def _note_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._since[part.index] = self._since.get(part.index, 0) + 1
+
+    def local_policy(self) -> Any:
+        """The policy in this process, as it was given; None if workers make theirs."""
+        return self.policy
+
+    # --- actors
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The handles of the actors that live."""
+        workers = [member.worker for member in self._fleet.members]
+        return [worker.actor for worker in workers if worker is not None]  # type: ignore[attr-defined]
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: Any = None,
+        remote_configs: Any = None,
+    ) -> None:
+        """Starts further actors, also while others collect. Batches of all grow by their parts.
+
+        Args:
+            create_env_fn: what each makes its environment of, in a list; or one such thing.
+            num_envs: how many actors there are to be, if it is no list.
+            policy: their policy; None for that of the first.
+            collector_kwargs: more options of their collectors: for all, or a list.
+            remote_configs: options of the actors: for all, or a list; None for those of the first.
+
+        Raises:
+            RuntimeError: if the collector is closed, or the cluster has no place for them.
+            TypeError: if the number of receivers of a weight-sync scheme is fixed.
+            ValueError: if numbers don't match.
+        """
+        self._check_open("add_collectors()")
+        several = isinstance(create_env_fn, (list, tuple))
+        count = len(create_env_fn) if several else num_envs or 1
+        remote = self._remote[:1] * count
+        if remote_configs is not None:
+            remote = [with_defaults(own) for own in each("remote_configs", remote_configs, count)]
+        if collector_kwargs is None:
+            collector_kwargs = self._kwargs[0]
+        kwargs = [dict(own) for own in each("collector_kwargs", collector_kwargs, count)]
+        with self._held():
+            self._remote += remote
+            self._kwargs += kwargs
+            try:
+                grow(self, create_env_fn, num_envs, policy)
+            except BaseException:
+                self.shutdown(raise_on_error=False)
+                raise
+
+    def stop_remote_collectors(self) -> None:
+        """Ends the actors, and with them this collector."""
+        self.shutdown()
+
+    # --- the end
+
+    @override
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """Ends the actors; may be called any number of times.
+
+        Args:
+            timeout: seconds in which they are to close their environments, before they are
+                killed; None for a few.
+            close_env: must be True: environments end with their actors.
+            raise_on_error: whether errors of closing are raised.
+            shutdown_ray: whether the connection to Ray ends as well; the cluster that this
+                collector has started ends with it. One that ran before goes on, in any case.
+
+        Raises:
+            RuntimeError: with ``close_env=False``.
+        """
+        super().shutdown(timeout, close_env, raise_on_error)
+        if shutdown_ray:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self.__dict__.get("_connected"):
+            self._connected = False
+            disconnect()
+
+    async def async_shutdown(  # type: ignore[override]
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """Ends background collection after the batch it is at, and shuts down; others may run.
+
+        Args:
+            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            close_env: must be True: environments end with their actors.
+            shutdown_ray: as :meth:`shutdown` takes it.
+        """
+        import asyncio
+
+        await asyncio.to_thread(super().async_shutdown, timeout, close_env)
+        if shutdown_ray:
+            self._disconnect()
+
+
+def _signature() -> inspect.Signature:
+    own = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+        for field in fields(RayOptions)
+    ]
+    without = (*NOT_HERE, "start_method", "collector_class")
+    return inspect.Signature([*full_signature(MultiConfig, *without).parameters.values(), *own])
+
+
+setattr(RayCollector, "__signature__", _signature())  # noqa: B010

@@ -1,0 +1,108 @@
+"""Collectors whose workers are nodes of ``torch.distributed.rpc``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from trawl.backends.base import Backend
+from trawl.backends.process_group import LOOPBACK
+from trawl.backends.rpc import RpcBackend
+from trawl.collectors.distributed.launchers import Meeting
+from trawl.collectors.distributed.process_group import RemoteCollector, signature
+from trawl.collectors.distributed.process_group_config import RemoteOptions
+from trawl.weight_update.rpc import RPCWeightSyncScheme
+from trawl.weight_update.scheme import WeightSyncScheme
+
+
+@dataclass(frozen=True)
+class RPCOptions(RemoteOptions):
+    """The options of a collector over RPC.
+
+    Attributes:
+        tensorpipe_options: arguments of ``torch.distributed.rpc.TensorPipeRpcBackendOptions``,
+            such as ``num_worker_threads``; what is left out is as by default.
+        visible_devices: devices that this process exchanges tensors with workers from.
+    """
+
+    tensorpipe_options: Mapping[str, Any] | None = None
+    visible_devices: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.tensorpipe_options
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"tensorpipe_options must be a mapping, but it is {type(given).__name__}"
+            )
+        if self.launcher in ("env", "submitit_delayed", None):
+            raise ValueError(
+                f"launcher={self.launcher!r} is for process groups (DistributedCollector): with "
+                "RPC launcher must be 'mp' or 'submitit'"
+            )
+
+    @property
+    def agent(self) -> dict[str, Any]:
+        """What the agents are made with."""
+        found = dict(self.tensorpipe_options or {})
+        if self.visible_devices is not None:
+            found["devices"] = list(self.visible_devices)
+        return found
+
+
+class RPCCollector(RemoteCollector):
+    """Collects experience in nodes of ``torch.distributed.rpc``, on any machine.
+
+    PyTorch keeps its RPC in maintenance mode: it will not get better. A
+    :class:`~trawl.collectors.distributed.DistributedCollector` does the same without it.
+
+    A node that dies is replaced. With ``sync=True`` batches are made by all workers together, one
+    behind the other (``cat_results=0``); otherwise by one each, in the order in which they are
+    finished. There can be one such collector in a process at a time.
+
+    Args:
+        create_env_fn: what each worker makes its environment of (as
+            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+            ``num_workers``.
+        policy: a policy that every worker gets a copy of, or a list of policies.
+        **options: the attributes of
+            :class:`~trawl.collectors.distributed.rpc.RPCOptions`, and of
+            :class:`~trawl.collectors.MultiConfig`.
+
+    Raises:
+        ImportError: if the launcher needs a package that is not installed.
+        TypeError: for an argument of a wrong type, or unknown.
+        ValueError: for a value that is out of range, or arguments that contradict each other.
+        RuntimeError: if RPC is in use in this process.
+        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+    """
+
+    remote: RPCOptions
+    _options = RPCOptions
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        if options.get("sync"):
+            options.setdefault("cat_results", 0)
+        super().__init__(create_env_fn, policy, *more, **options)
+
+    @override
+    def _backend_at(self, place: Meeting) -> Backend:
+        return RpcBackend(
+            place.launcher,
+            place.host or LOOPBACK,
+            place.port,
+            self.remote.timeout,
+            place.prefix,
+            place.store,
+            self.remote.agent,
+        )
+
+    @override
+    def _new_scheme(self) -> WeightSyncScheme:
+        return RPCWeightSyncScheme()
+
+
+setattr(RPCCollector, "__signature__", signature(RPCOptions))  # noqa: B010

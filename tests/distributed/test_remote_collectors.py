@@ -1,0 +1,241 @@
+"""Collectors over process groups and RPC."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from distributed_parts import CLASSES, exhaust, kill_one, make, policy
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors.distributed import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RPCCollector,
+)
+from trawl.errors import WorkerDied
+from trawl.weight_update import (
+    DistributedWeightSyncScheme,
+    DistributedWeightUpdater,
+    RPCWeightSyncScheme,
+    RPCWeightUpdater,
+    WeightSyncScheme,
+)
+
+
+def batches(collector, count=20):
+    with collector:
+        collector.set_seed(7)
+        return [collector.next() for _ in range(count)]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_same_seed_gives_the_batches_of_local_workers(cls):
+    options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0}
+    inline = MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options)
+    here = batches(inline)
+    there = batches(make(cls, sync=True, cat_results=0))
+    for one, other in zip(here, there, strict=True):
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        assert all(torch.equal(value, other[key]) for key, value in one.items(True, True))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_rank_that_dies_is_replaced(cls, sync):
+    with make(cls, sync=sync, total_frames=400) as collector:
+        frames = collector.next().numel()
+        began = kill_one(collector)
+        with pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"):
+            frames += sum(batch.numel() for batch in collector)
+        assert time.monotonic() - began < 30
+        assert frames == 400
+        assert collector.stats()["restarts"] == 1
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_rank_that_may_not_be_replaced(cls):
+    with make(cls, sync=True, max_restarts=0) as collector:
+        collector.next()
+        began = kill_one(collector, 1)
+        with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
+            exhaust(collector)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_new_weights_are_used(cls):
+    own = policy()
+    with make(cls, policy=own, sync=True, track_policy_version=True) as collector:
+        collector.next()
+        with torch.no_grad():
+            own.module.net.bias.fill_(100.0)
+        assert collector.next()["action"].abs().max() < 50
+        collector.update_policy_weights_()
+        batch = collector.next()
+        assert (batch["action"] > 50).all()
+        assert (batch["policy_version"] == 1).all()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_weights_are_sent_after_each_batch(cls):
+    own = policy()
+    with make(cls, policy=own, sync=True, update_after_each_batch=True) as collector:
+        collector.next()
+        with torch.no_grad():
+            own.module.net.bias.fill_(100.0)
+        assert (collector.next()["action"] > 50).all()
+
+
+def test_weights_are_sent_after_a_number_of_batches():
+    own = policy()
+    with make(DistributedCollector, policy=own, sync=True, max_weight_update_interval=2) as c:
+        c.next()
+        with torch.no_grad():
+            own.module.net.bias.fill_(100.0)
+        assert (c.next()["action"] < 50).all()
+        assert (c.next()["action"] > 50).all()
+
+
+def test_the_synchronous_one_sends_weights_by_itself():
+    own = policy()
+    with make(DistributedSyncCollector, policy=own) as collector:
+        assert collector.next().shape == (2, 20)
+        with torch.no_grad():
+            own.module.net.bias.fill_(100.0)
+        assert (collector.next()["action"] > 50).all()
+
+
+@pytest.mark.parametrize(
+    ("cls", "scheme", "updater"),
+    [
+        (DistributedCollector, DistributedWeightSyncScheme, DistributedWeightUpdater),
+        (RPCCollector, RPCWeightSyncScheme, RPCWeightUpdater),
+    ],
+)
+def test_schemes_and_updaters(cls, scheme, updater):
+    own, other = policy(), policy()
+    with torch.no_grad():
+        other.module.net.bias.fill_(100.0)
+    for options in ({"weight_sync_schemes": {"policy": scheme()}}, {"weight_updater": updater()}):
+        with make(cls, policy=own, sync=True, **options) as collector:
+            collector.update_policy_weights_(other)
+            assert (collector.next()["action"] > 50).all()
+    assert (
+        type(
+            WeightSyncScheme.from_backend(scheme.__name__[:3].lower().replace("dis", "distributed"))
+        )
+        is scheme
+    )
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_controls(cls):
+    with make(cls) as collector:
+        collector.next()
+        state = collector.state_dict()
+        assert collector.map_fn("get_policy_version") == [None, None]
+        assert collector.stats()["workers_alive"] == 2
+        collector.load_state_dict(state)
+        collector.reset()
+        assert collector.next().shape == (40,)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_workers_with_workers(cls):
+    options = {"collector_class": "sync", "num_workers_per_collector": 2, "num_workers": 1}
+    with make(cls, total_frames=80, **options) as collector:
+        assert sum(batch.numel() for batch in collector) == 80
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_errors_come_with_their_type(cls):
+    with pytest.raises(ZeroDivisionError, match="in worker 0"):
+        make(cls, create_env_fn=lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"launcher": "ssh"}, ValueError, "launcher must be one of 'mp'"),
+        ({"backend": "nccl"}, ValueError, "'gloo'"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"tcp_port": 70_000}, ValueError, "tcp_port"),
+        ({"collector_class": "many"}, ValueError, "collector_class"),
+        ({"num_workers_per_collector": 2}, ValueError, "collector_class with workers"),
+        ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
+        ({"max_weight_update_interval": -2}, ValueError, "max_weight_update_interval"),
+        ({"launcher": None}, RuntimeError, "MASTER_ADDR"),
+        ({"frames": 3}, TypeError, "total_frames"),
+    ],
+)
+def test_options_are_checked(options, error, text):
+    with pytest.raises(error, match=text):
+        make(DistributedCollector, **options)
+
+
+def test_a_port_that_is_taken():
+    with make(DistributedCollector) as collector:
+        port = collector._backend.port
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+            make(DistributedCollector, tcp_port=port)
+
+
+def test_rpc_is_there_once():
+    with make(RPCCollector), pytest.raises(RuntimeError, match="in use in this process"):
+        make(RPCCollector)
+
+
+@pytest.mark.parametrize(("backend", "cls"), [("distributed", CLASSES[0]), ("rpc", CLASSES[1])])
+def test_one_front_door(backend, cls):
+    made = Collector(
+        "Pendulum-v1", policy(), backend=backend, num_collectors=2, frames_per_batch=20
+    )
+    with made as collector:
+        assert type(collector) is cls
+        assert collector.next().shape == (20,)
+
+
+PROGRAM = """
+import os, sys, time
+sys.path.insert(0, {here!r})
+from distributed_parts import *
+if __name__ == "__main__":
+    with make({cls}) as c:
+        c.next()
+        print(*[m.worker._process._worker.pid for m in c._fleet.members], c._backend.port)
+        sys.stdout.flush()
+        time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_driver_is_killed(cls):
+    """No worker stays, and no port."""
+    before = {n for n in os.listdir("/dev/shm") if not n.startswith("sem.")}
+    code = PROGRAM.format(here=os.path.dirname(__file__), cls=cls.__name__)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
+        *pids, port = map(int, program.stdout.readline().split())
+        handles = [os.pidfd_open(pid) for pid in pids]
+        listens = [
+            c.laddr
+            for pid in (program.pid, *pids)
+            for c in psutil.Process(pid).net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        ]
+        assert port in {place.port for place in listens}
+        assert {place.ip for place in listens} == {"127.0.0.1"}
+        program.send_signal(signal.SIGKILL)
+        for handle in handles:
+            assert select.select([handle], [], [], 10)[0]
+            os.close(handle)
+    bound = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert port not in bound
+    assert {n for n in os.listdir("/dev/shm") if not n.startswith("sem.")} <= before

@@ -1,0 +1,14 @@
+"""Workers that are nodes of RPC."""
+
+from trawl.backends.launch import LocalLauncher
+from trawl.backends.rpc import RpcBackend
+from trawl.testing import BackendConformance
+
+
+class TestRpcBackend(BackendConformance):
+    shares_memory = False
+    many = 6
+    patience = 15.0
+
+    def new_backend(self):
+        return RpcBackend(LocalLauncher())

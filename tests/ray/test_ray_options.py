@@ -1,0 +1,167 @@
+"""What is special about collectors whose workers are Ray actors."""
+
+import asyncio
+import sys
+
+import pytest
+import torch
+from multi_parts import TRAJ_IDS, Chooser, actions, envs, ledger
+
+from trawl.cli import main
+from trawl.collectors import Collector
+from trawl.collectors.distributed import RayCollector
+from trawl.data import load
+from trawl.weight_update import RayWeightSyncScheme, RayWeightUpdater, WeightSyncScheme
+
+pytestmark = pytest.mark.usefixtures("cluster")
+FREE = {"num_cpus": 0, "memory": 0}
+
+
+def collector(workers=2, policy=None, **options):
+    options.setdefault("remote_configs", FREE)
+    options.setdefault("frames_per_batch", 12)
+    options.setdefault("sync", True)
+    return RayCollector(envs(workers), policy, **options)
+
+
+def test_it_is_asked_and_told(cluster):
+    """All that any collector with workers can do."""
+    policy = Chooser(1)
+    with collector(policy=policy, track_policy_version=True) as there:
+        assert len(there.remote_collectors) == 2
+        assert there.local_policy() is policy
+        there.set_seed(3)
+        assert actions(there.next()) == {1}
+        state = there.state_dict()
+        assert there.get_distant_attr("worker_idx") == [0, 1]
+        assert there.map_fn("get_policy_version") == [0, 0]
+        assert there.cascade_execute("num_workers") == 2
+        policy.become(2)
+        there.update_policy_weights_(worker_ids=[1])
+        batch = there.next()
+        assert (actions(batch[0]), actions(batch[1])) == ({1}, {2})
+        assert batch["policy_version"].tolist() == [[0] * 6, [1] * 6]
+        there.load_state_dict(state)
+        assert there.stats()["frames"] == 12
+        stats = there.stats("both")
+        assert (stats["workers"], stats["worker_1/alive"]) == (2, True)
+        asyncio.run(there.async_shutdown())
+    assert there.closed
+    assert cluster.is_initialized()
+
+
+def test_workers_are_added_while_others_collect():
+    book = ledger(3)
+    policy = Chooser(1)
+    with collector(1, policy, sync=False, frames_per_batch=6) as there:
+        book.add(there.next())
+        policy.become(2)
+        there.update_policy_weights_()
+        there.add_collectors(envs(3)[1:])
+        found = [there.next() for _ in range(12)]
+        for batch in found:
+            book.add(batch)
+        assert there.stats()["workers_alive"] == there.num_workers == 3
+        ids = torch.cat([batch[TRAJ_IDS] for batch in found])
+        late = [batch for batch in found if int(batch[TRAJ_IDS].max()) >= 1 << 40]
+    assert {int(i) >> 40 for i in ids} == {0, 1, 2}
+    assert set().union(*map(actions, late)) == {2}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("sync", 2), ("async", 1)])
+def test_workers_with_workers(kind, count):
+    """An actor may run a collector that has processes of its own."""
+    policy = Chooser(1)
+    with collector(count, policy, collector_class=kind, num_workers_per_collector=2) as there:
+        there.set_seed(1)
+        found = [there.next() for _ in range(3)]
+        policy.become(3)
+        there.update_policy_weights_()
+        last = [there.next() for _ in range(6)][-1]
+    shape = (2, 2, 3) if kind == "sync" else (1, 12)
+    assert [tuple(batch.shape) for batch in found] == [shape] * 3
+    assert (actions(found[0]), actions(last)) == ({1}, {3})
+    rows = [torch.cat([batch[TRAJ_IDS][i] for batch in found]).flatten() for i in range(count)]
+    ids = [set(row.tolist()) for row in rows]
+    assert len(set().union(*ids)) == sum(map(len, ids))
+
+
+def test_weights_by_themselves_and_by_an_updater():
+    policy = Chooser(0)
+    with collector(1, policy, sync=False, max_weight_update_interval=3) as there:
+        policy.become(1)
+        found = [actions(there.next()) for _ in range(10)]
+        assert found[:3] == [{0}] * 3
+        assert found[-1] == {1}
+    policy = Chooser(0)
+    updater = RayWeightUpdater(max_interval=2)
+    with collector(1, policy, weight_updater=updater) as there:
+        seen = []
+        for number in range(6):
+            policy.become(number % 4)
+            there.update_policy_weights_()
+            seen.append(actions(there.next()))
+    # Each set is skipped until two batches were delivered after the last.
+    assert seen == [{0}, {0}, {2}, {2}, {0}, {0}]
+    assert isinstance(WeightSyncScheme.from_backend("ray"), RayWeightSyncScheme)
+
+
+def test_the_front_door():
+    there = Collector(
+        envs(1)[0], backend="ray", num_collectors=1, sync=True, frames_per_batch=6,
+        total_frames=12, backend_options={"remote_configs": FREE},
+    )  # fmt: skip
+    assert type(there) is RayCollector
+    with there:
+        assert [batch.shape for batch in there] == [(1, 6)] * 2
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trawl.backends.ray_cluster.DEFAULT_REMOTE_CLASS_CONFIG", FREE)
+    code = main(
+        ["collect", "CartPole-v1", "--frames", "40", "--backend", "ray", "--workers", "1",
+         "--seed", "1", "--out", "d"]
+    )  # fmt: skip
+    assert code == 0, capsys.readouterr()
+    assert load("d").numel() == 40
+    assert main(["collect", "CartPole-v1", "--backend", "ray"]) == 2
+    assert "needs workers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"num_cpus": 100}, r"worker 0 .* in 0.5 s: it asks for CPU=100, but no node has more"),
+        ({**FREE, "resources": {"tpu": 1}}, r"asks for tpu=1, but no node has more than 0"),
+    ],
+)
+def test_resources_that_the_cluster_lacks(asked, told):
+    with pytest.raises(RuntimeError, match=told):
+        collector(remote_configs=asked, placement_timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"num_collectors": 3}, ValueError, "num_workers=3 does not match"),
+        ({"remote_configs": [FREE]}, ValueError, "remote_configs has 1 entries, .* 2 collectors"),
+        ({"remote_configs": 5}, TypeError, "remote_configs must be a mapping"),
+        ({"collector_kwargs": [{}] * 3}, ValueError, "collector_kwargs has 3 entries"),
+        ({"collector_class": "triple"}, ValueError, "collector_class must be a class, or one of"),
+        ({"num_workers_per_collector": 2}, ValueError, "needs a collector_class with workers"),
+        ({"sync": 1}, TypeError, "sync must be a bool"),
+        ({"placement_timeout": 0}, ValueError, "placement_timeout must be seconds above 0"),
+        ({"start_method": "spawn"}, TypeError, "start_method has no meaning"),
+        ({"num_actors": 2}, TypeError, "unknown arguments: num_actors"),
+    ],
+)
+def test_options_are_checked(options, kind, told):
+    with pytest.raises(kind, match=told):
+        collector(**options)
+
+
+def test_ray_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"trawl-rl\[ray\]"):
+        collector()
