@@ -279,6 +279,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 PUBLIC = [
     "trawl",
     "trawl.collectors",
+    "trawl.collectors.distributed",
     "trawl.data",
     "trawl.envs",
     "trawl.observe",

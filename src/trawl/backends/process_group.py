@@ -291,7 +291,7 @@ class ProcessGroupBackend(RemoteBackend):
     @override
     def _let_go(self) -> None:
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(2.0)
         self._store = None
 
     def listen(self, target: Callable[[], None]) -> None:
@@ -334,15 +334,19 @@ class _Worker(RemoteWorker):
             self.cut(f"did not join within {seconds:g} s (timeout): {first_line(error)}")
             return
         self.linked()
-        threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+        talk = threading.Thread(target=self._talk, args=(link,), daemon=True)
+        talk.start()
         while self.ended is None:
             try:
                 packed = link.receive()
             except RuntimeError:
                 break
             self.heard(packed)
-        # The connection is closed when no thread has it any more.
+        # The connection is closed when no thread has it any more. That takes threads of its own:
+        # the program must not end in the middle of it.
         self.put(None)
+        talk.join(5.0)
+        del link
         self.cut()
 
     def _talk(self, link: Link) -> None:

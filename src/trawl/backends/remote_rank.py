@@ -48,7 +48,7 @@ class Rank(Port):
         self._inbox: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
         self._number = 0
         self._lost = False
-        self._sending = self._late = False
+        self._sending = self._late = self._over = False
 
     @abstractmethod
     def transmit(self, packed: Packed) -> None:
@@ -73,10 +73,13 @@ class Rank(Port):
 
     def lose(self) -> None:
         """The driver is gone, or has closed the connection: nobody needs this worker any more."""
-        self._lost = True
+        if self._over:
+            self._lost = True
+            return
         last = threading.Timer(_CLOSING, os.kill, (os.getpid(), signal.SIGKILL))
         last.daemon = True
         self._last = last
+        self._lost = True
         last.start()
         self._break_off()
 
@@ -136,6 +139,8 @@ class Rank(Port):
                     self._tell(pack(FAILED, Failure.of(error)))
             with contextlib.suppress(Stopped):
                 self._tell(pack(ENDED, status))
+            # What comes now is no matter of the program that this rank is a part of.
+            self._over = True
             if self._lost:
                 self._last.cancel()
         return status

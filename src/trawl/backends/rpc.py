@@ -323,11 +323,13 @@ class _Node(RemoteWorker):
             self.cut(f"did not join within {address.timeout:g} s (timeout): {first_line(error)}")
             return
         self.linked()
-        threading.Thread(target=self._talk, args=(info,), daemon=True).start()
+        talk = threading.Thread(target=self._talk, args=(info,), daemon=True)
+        talk.start()
         with contextlib.suppress(RuntimeError):
             while self.ended is None:
                 self.heard(_received(*_call(info, _from_node).wait()))
         self.put(None)
+        talk.join(5.0)
         self._rpc.dismiss(info)
         with contextlib.suppress(RuntimeError):
             store.set(f"{address.prefix}/{_END}", b"")

@@ -148,7 +148,8 @@ class RayReplayBuffer(RayBufferClient):
         *args: arguments of the buffer.
         replay_buffer_cls: the class of the buffer; by default TorchRL's ``ReplayBuffer``.
         ray_init_config: arguments of ``ray.init``, if this process is not connected.
-        remote_config: options of the actor (``num_cpus``, ``memory``, ``resources``, …).
+        remote_config: options of the actor (``num_cpus``, by default 0, ``memory``,
+            ``resources``, …).
         transport: ``"ray"`` (or ``"auto"``): data goes through Ray's object store.
         transport_options: None; there are none.
         delayed_init: whether the buffer is made only when it is first used.
@@ -190,7 +191,8 @@ class RayReplayBuffer(RayBufferClient):
         connect(ray_init_config)
         self._connection = Connection()
         make, refs = pack_code((replay_buffer_cls, args, kwargs))
-        options = with_defaults(remote_config)
+        # It mostly waits, and is not to take the place of a collector.
+        options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
         super().__init__(
             ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
         )
