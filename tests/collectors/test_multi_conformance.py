@@ -174,9 +174,16 @@ def test_a_step_of_the_optimiser_reaches_workers_with_an_update_only(cls, method
         policy.become(2)
         assert all(actions(collector.next()) == {1} for _ in range(6))
         collector.update_policy_weights_()
-        later = [actions(collector.next()) for _ in range(8)]
-    # What was begun, or finished, before the update is of the weights before.
-    assert later == sorted(later, key=lambda found: found == {2})
+        batches = [collector.next() for _ in range(12)]
+    later = [actions(batch) for batch in batches]
+    # What a worker began, or had finished, before the update is of the weights before.
+    for worker in range(1 if together(cls) else 2):
+        own = [
+            found
+            for batch, found in zip(batches, later, strict=True)
+            if together(cls) or worker_of(batch) == worker
+        ]
+        assert own == sorted(own, key=lambda found: found == {2})
     assert later[-1] == {2}
     if together(cls):
         assert later[0] == {2}

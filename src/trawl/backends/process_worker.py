@@ -53,12 +53,20 @@ def run(wire: int, board: int) -> NoReturn:
         os._exit(status)
 
 
-def _stop(signum: int, frame: Any) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Stop
+# Whether the worker is ending already. (To ignore the signal from then on would not do: Python
+# tells on stderr of one that comes at that very moment.)
+_ending = False
+
+
+def _stop(signum: int, frame: Any) -> None:
+    global _ending
+    if not _ending:
+        _ending = True
+        raise _Stop
 
 
 def _work(port: _ProcessPort) -> None:
+    global _ending
     service = port.first()(port)
     try:
         try:
@@ -68,7 +76,7 @@ def _work(port: _ProcessPort) -> None:
                 service.work()
         finally:
             # What closes the service is not to be broken off, and this line may be: once.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _ending = True
     finally:
         service.close()
 

@@ -480,6 +480,8 @@ class FleetCollector(FleetControl):
         fleet = self.__dict__.get("_fleet")
         if fleet is not None:
             fleet.close(self._closing_time)
+        for scheme in self.__dict__.get("_schemes", {}).values():
+            scheme.shutdown()
 
     def __repr__(self) -> str:
         return (
