@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -281,7 +282,8 @@ class ProcessGroupBackend(RemoteBackend):
 
     @override
     def _new_worker(self, index: int) -> RemoteWorker:
-        return _Worker(index, self, self._new_address(index))
+        address = self._new_address(index)
+        return _Rank(index, self, address, partial(run_rank_at, address))
 
     def _new_address(self, index: int) -> Address:
         """Where the next rank for a worker meets this process."""
@@ -306,18 +308,33 @@ class ProcessGroupBackend(RemoteBackend):
             self._store.set(f"{prefix}/{STATE}", _GONE)
 
 
-class _Worker(RemoteWorker):
-    def __init__(self, index: int, backend: ProcessGroupBackend, address: Address) -> None:
+class MetWorker(RemoteWorker):
+    """A worker that this process meets at an address.
+
+    Args:
+        index: its number.
+        backend: where it lives.
+        address: where it is met.
+        run: what runs in its process.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        backend: ProcessGroupBackend,
+        address: Address,
+        run: Callable[[], int],
+    ) -> None:
         super().__init__(index, backend)
         self._group = backend
         self._address = address
+        self._run = run
         if not backend.launcher.replaces:
             self._why = f"(rank {index + 1}, which somebody else started) {self._why}"
 
     @override
     def begin(self) -> None:
-        run = partial(run_rank_at, self._address)
-        self._process = self._backend.launcher.start(self.index, run, self.exited)
+        self._process = self._backend.launcher.start(self.index, self._run, self.exited)
         self._group.listen(self._listen)
 
     @override
@@ -326,12 +343,23 @@ class _Worker(RemoteWorker):
         if not self._linked:
             self._group.give_up(self._address.prefix)
 
+    @abstractmethod
+    def _listen(self) -> None:
+        """Meets it, and takes in what it sends, until its end."""
+
+    def _missed(self, error: Exception) -> None:
+        """It was not met."""
+        seconds = self._address.timeout
+        self.cut(f"did not join within {seconds:g} s (timeout): {_first_line(error)}")
+
+
+class _Rank(MetWorker):
+    @override
     def _listen(self) -> None:
         try:
             link = self._address.link(0)
         except Exception as error:
-            seconds = self._address.timeout
-            self.cut(f"did not join within {seconds:g} s (timeout): {first_line(error)}")
+            self._missed(error)
             return
         self.linked()
         talk = threading.Thread(target=self._talk, args=(link,), daemon=True)
@@ -357,6 +385,6 @@ class _Worker(RemoteWorker):
                 break
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """What an exception says, without what comes after."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -27,9 +27,9 @@ from trawl.backends.process_group import (
     LOOPBACK,
     STATE,
     Address,
+    MetWorker,
     ProcessGroupBackend,
     dist,
-    first_line,
     over,
 )
 from trawl.backends.remote import RemoteWorker
@@ -294,33 +294,22 @@ class RpcBackend(ProcessGroupBackend):
         _shut_down()
 
 
-class _Node(RemoteWorker):
+class _Node(MetWorker):
     def __init__(self, index: int, backend: RpcBackend, node: Node) -> None:
-        super().__init__(index, backend)
+        super().__init__(index, backend, node.address, partial(run_node, node))
         self._rpc = backend
         self._node = node
 
     @override
-    def begin(self) -> None:
-        run = partial(run_node, self._node)
-        self._process = self._rpc.launcher.start(self.index, run, self.exited)
-        self._rpc.listen(self._listen)
-
-    @override
-    def let_go(self) -> None:
-        super().let_go()
-        if not self._linked:
-            self._rpc.give_up(self._node.address.prefix)
-
     def _listen(self) -> None:
-        address = self._node.address
+        address = self._address
         try:
             store = address.client()
             if store.get(f"{address.prefix}/{STATE}") != _READY:
                 raise RuntimeError("its process has ended")
             info = self._rpc.admit(self._node)
         except Exception as error:
-            self.cut(f"did not join within {address.timeout:g} s (timeout): {first_line(error)}")
+            self._missed(error)
             return
         self.linked()
         talk = threading.Thread(target=self._talk, args=(info,), daemon=True)

@@ -27,8 +27,6 @@ from trawl.paths import get_path
 from trawl.weight_update.board import Posted
 from trawl.weight_update.mail import Packet
 from trawl.weight_update.scheme import Group, Receiver, WeightSyncScheme
-from trawl.weight_update.tensors import Weights
-from trawl.weight_update.transports import unpacked_extra
 
 
 class FleetControl(BaseCollector):
@@ -266,10 +264,8 @@ class FleetControl(BaseCollector):
         def prepare(posted: Posted) -> None:
             # What doesn't fit is not taken: it is told of each time.
             if posted.slot is not None:
-                copies = {name: tensor.clone() for name, tensor in posted.slot.named().items()}
-                weights = Weights(copies, unpacked_extra(posted.extra))
                 fresh = posted.version is None
-                changes.append(self._prepare_weights({model_id: weights}, None, fresh))
+                changes.append(self._prepare_weights({model_id: posted.copy()}, None, fresh))
 
         posted = receiver.take(prepare)
         known = self._version is not None and posted.version is not None

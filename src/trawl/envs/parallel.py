@@ -22,7 +22,7 @@ from trawl.envs.parallel_worker import Facts
 from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.serial import arguments_of, check_alike, factories_of
 from trawl.envs.spaces import Array
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key, as_key, nested, show_key
 from trawl.tensordicts import new_tensordict
 
 Mask = NDArray[np.bool_]
@@ -325,15 +325,10 @@ class ParallelEnv(TensorDictEnv):
 
     def _copied(self, arrays: dict[Key, Array], **more: Array) -> dict[str, Any]:
         """What lies in the area now, as a copy: the next step writes there."""
-        nested: dict[str, Any] = {}
-        for key, array in arrays.items():
-            place = nested
-            for part in key[:-1]:
-                place = place.setdefault(part, {})
-            place[key[-1]] = torch.from_numpy(array.copy())
+        found = nested({key: torch.from_numpy(array.copy()) for key, array in arrays.items()})
         for name, array in more.items():
-            nested[name] = torch.from_numpy(array.copy())
-        return nested
+            found[name] = torch.from_numpy(array.copy())
+        return found
 
     def _made(self, values: dict[str, Any]) -> TensorDict:
         result: TensorDict = new_tensordict(values, self.batch_size)

@@ -21,6 +21,7 @@ from mmap import PAGESIZE
 
 from trawl.backends.memory import SharedMemory
 from trawl.weight_update.packing import Packing, Slot
+from trawl.weight_update.tensors import Weights, unpacked_extra
 
 Version = int | str | None
 
@@ -69,6 +70,12 @@ class Posted:
     version: Version
     slot: Slot | None
     extra: bytes
+
+    def copy(self) -> Weights:
+        """The weights, which stay as they are when others are put up."""
+        named = {} if self.slot is None else self.slot.named()
+        copies = {name: tensor.clone() for name, tensor in named.items()}
+        return Weights(copies, unpacked_extra(self.extra))
 
 
 class Board:

@@ -19,8 +19,14 @@ from trawl.paths import get_path
 from trawl.weight_update.board import Posted, Version
 from trawl.weight_update.packing import Live, Packing, Slot, writer
 from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
-from trawl.weight_update.tensors import Weights, extra_state, set_extra_state, weights_of
-from trawl.weight_update.transports import packed_extra, unpacked_extra
+from trawl.weight_update.tensors import (
+    Weights,
+    extra_state,
+    packed_extra,
+    set_extra_state,
+    unpacked_extra,
+    weights_of,
+)
 
 Write = Callable[[Slot], None]
 
@@ -450,11 +456,9 @@ class WeightSyncScheme(ABC):
     def _take(self, taken: list[Weights], posted: Posted) -> None:
         if posted.slot is None:
             return
-        extra = unpacked_extra(posted.extra)
         if self._live is not None:
             load_slot(self._live, posted)
-        named = {name: tensor.clone() for name, tensor in posted.slot.named().items()}
-        taken.append(Weights(named, extra))
+        taken.append(posted.copy())
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Puts weights into the receiver's model.

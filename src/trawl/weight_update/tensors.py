@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -66,6 +68,17 @@ def extra_state(module: nn.Module) -> dict[str, Any]:
         for path, part in module.named_modules()
         if type(part).get_extra_state is not nn.Module.get_extra_state
     }
+
+
+def packed_extra(extra: Mapping[str, Any]) -> bytes:
+    """Extra state as bytes; none for none."""
+    data: bytes = cloudpickle.dumps(extra) if extra else b""
+    return data
+
+
+def unpacked_extra(data: bytes) -> dict[str, Any]:
+    """The extra state in bytes."""
+    return pickle.loads(data) if data else {}
 
 
 def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from trawl.weight_update.board import Board, Posted, Reader
 from trawl.weight_update.packing import Packing, writer
 from trawl.weight_update.strategy import WeightStrategy, in_form
-from trawl.weight_update.tensors import Weights, weights_of
+from trawl.weight_update.tensors import Weights, packed_extra, weights_of
 
 
 class TransportBackend(Protocol):
@@ -218,12 +218,11 @@ class SharedMemTransport:
         def use(posted: Posted) -> None:
             if posted.slot is None:
                 return
-            found = Weights(posted.slot.named(), unpacked_extra(posted.extra))
             strategy_ = strategy or WeightStrategy()
+            found = posted.copy()
             if into is not None:
                 strategy_.apply_weights(into, found)
-            copies = {name: tensor.clone() for name, tensor in found.tensors.items()}
-            taken.append(in_form(Weights(copies, found.extra), strategy_.extract_as))
+            taken.append(in_form(found, strategy_.extract_as))
 
         self.reader.take(use)
         self.send_ack()
@@ -325,21 +324,6 @@ class MPTransport:
         """Tells the sender that weights were taken."""
         if self.ack_queue is not None:
             self.ack_queue.put(True)
-
-
-def packed_extra(extra: Any) -> bytes:
-    """Extra state as bytes; none for none."""
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(extra) if extra else b""
-    return data
-
-
-def unpacked_extra(data: bytes) -> dict[str, Any]:
-    """The extra state in bytes."""
-    import pickle
-
-    return pickle.loads(data) if data else {}
 
 
 def _left(deadline: float | None) -> float | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from torch import nn
@@ -13,45 +10,28 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.process_group import LOOPBACK, ProcessGroupBackend
-from trawl.collectors.assembly import Part
 from trawl.collectors.config import warn
-from trawl.collectors.dispatch import full_signature
+from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions, signature
 from trawl.collectors.distributed.launchers import Meeting, meeting
-from trawl.collectors.distributed.nested import NestedProgram, inner_options
 from trawl.collectors.distributed.process_group_config import DistributedOptions, RemoteOptions
-from trawl.collectors.distributed.ray_config import warn_of
-from trawl.collectors.fleet import Member
-from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.multi import frames_of_sync_workers
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
-from trawl.collectors.worker import Program
 from trawl.weight_update.process_group import DistributedWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
 
-class RemoteCollector(FleetCollector):
-    """What collectors over process groups and over RPC have in common.
-
-    Attributes:
-        remote: the options that only these have.
-    """
+class RemoteCollector(ClusterCollector):
+    """What collectors over process groups and over RPC have in common."""
 
     remote: RemoteOptions
-    _options: ClassVar[type[RemoteOptions]] = RemoteOptions
+    _options: ClassVar[type[ClusterOptions]] = RemoteOptions
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("start_method") is not None:
             raise TypeError("start_method has no meaning here: launcher says what starts workers")
-        names = {field.name for field in fields(self._options)}
-        own = {name: options.pop(name) for name in names & options.keys()}
-        self.remote = self._options(**own)
-        self.sync = self.remote.sync
+        self._take_options(options)
         if self.remote.outside:
             options.setdefault("max_restarts", 0)
-        # Batches of each worker since it was sent weights.
-        self._since: dict[int, int] = {}
         super().__init__(create_env_fn, policy, *more, **options)
-        warn_of(self.remote, self.config.init_random_frames)  # type: ignore[arg-type]
+        self._warn_of_random_frames()
 
     @abstractmethod
     def _backend_at(self, place: Meeting) -> Backend:
@@ -60,7 +40,6 @@ class RemoteCollector(FleetCollector):
     @override
     def _check(self) -> None:
         super()._check()
-        self._kwargs = self.remote.kwargs(self.num_workers)
         if self.remote.interval is not None and not self._has_source():
             raise ValueError(
                 "update_after_each_batch and max_weight_update_interval need a policy whose "
@@ -77,51 +56,11 @@ class RemoteCollector(FleetCollector):
     def _new_backend(self) -> Backend:
         return self._backend_at(meeting(self.remote, self.num_workers))
 
-    @override
-    def _frames_of_workers(self) -> list[int]:
-        if self.sync:
-            return frames_of_sync_workers(self.config, self._own, self.num_workers)
-        return [self.config.frames_per_batch] * self.num_workers
-
-    @override
-    def _program(self, member: Member) -> Program:
-        program = super()._program(member)
-        parts = {field.name: getattr(program, field.name) for field in fields(Program)}
-        parts["options"] = {**program.options, **self._kwargs[member.index]}
-        parts["collector_class"] = self.remote.kind
-        if not self.remote.nested:
-            return Program(**parts)
-        count = self.remote.num_workers_per_collector
-        parts["options"] = inner_options(parts["options"], count)
-        parts["create_env_fn"] = [program.create_env_fn] * count
-        return NestedProgram(**parts)
-
     @property
     @override
     def _workers_write(self) -> bool:
         # They share no memory with a buffer of this process, which writes itself.
         return False
-
-    @override
-    def _collect(self) -> Any:
-        due = self._due()
-        if due:
-            self.update_policy_weights_(worker_ids=due)
-            for index in due:
-                del self._since[index]
-        return super()._collect()
-
-    def _due(self) -> list[int]:
-        """The workers that are to be sent weights now."""
-        interval = self.remote.interval
-        if interval is None:
-            return []
-        return sorted(index for index, count in self._since.items() if count >= interval)
-
-    @override
-    def _note_parts(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            self._since[part.index] = self._since.get(part.index, 0) + 1
 
 
 class DistributedCollector(RemoteCollector):
@@ -139,7 +78,8 @@ class DistributedCollector(RemoteCollector):
             ``num_workers``.
         policy: a policy that every worker gets a copy of, or a list of policies.
         **options: the attributes of
-            :class:`~trawl.collectors.distributed.process_group_config.DistributedOptions`, and of
+            :class:`~trawl.collectors.distributed.process_group_config.DistributedOptions`, of
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:
@@ -181,7 +121,7 @@ class DistributedCollector(RemoteCollector):
         every = self.remote.update_interval
         if every is None or not self._has_source():
             return super()._due()
-        return sorted(index for index, count in self._since.items() if count >= every)
+        return self._after(every)
 
 
 class DistributedSyncCollector(DistributedCollector):
@@ -191,12 +131,14 @@ class DistributedSyncCollector(DistributedCollector):
     all workers every ``update_interval`` batches (1 by default).
 
     Args:
-        create_env_fn: as there.
-        policy: as there.
-        **options: as there, but for ``sync`` and ``update_after_each_batch``.
+        create_env_fn: one environment, or a list of them with one per worker.
+        policy: the policy of the workers.
+        **options: those of :class:`DistributedCollector`, but for ``sync`` and
+            ``update_after_each_batch``.
 
     Raises:
-        as there.
+        TypeError: an option that this collector doesn't have.
+        ValueError: a value that can't be used.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
@@ -205,17 +147,6 @@ class DistributedSyncCollector(DistributedCollector):
                 raise TypeError(f"DistributedSyncCollector has no argument {name!r}")
         options.setdefault("update_interval", 1)
         super().__init__(create_env_fn, policy, *more, sync=True, **options)
-
-
-def signature(options: type[RemoteOptions], *without: str) -> inspect.Signature:
-    """The signature of a collector with such options."""
-    of_all = full_signature(MultiConfig, *NOT_HERE, "start_method", "collector_class")
-    own = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for field in fields(options)
-        if field.name not in without
-    ]
-    return inspect.Signature([*of_all.parameters.values(), *own])
 
 
 setattr(DistributedCollector, "__signature__", signature(DistributedOptions))  # noqa: B010

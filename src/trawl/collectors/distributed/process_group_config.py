@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from trawl.backends.process_group import check_name
 from trawl.collectors.config import check_number
-from trawl.collectors.distributed.ray_config import KINDS, each
-from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.single import Collector
+from trawl.collectors.distributed.cluster import ClusterOptions
 
 LAUNCHERS = ("mp", "submitit", "submitit_delayed", "env")
 
 
 @dataclass(frozen=True)
-class RemoteOptions:
-    """The options beside those of every collector with workers.
+class RemoteOptions(ClusterOptions):
+    """The options of collectors whose workers are started by a launcher.
 
     Attributes:
-        sync: whether batches are made by all workers together.
-        collector_class: what a worker runs: ``"single"`` (a ``Collector``), ``"sync"`` or
-            ``"async"`` (a collector with workers of its own), or the class.
-        num_workers_per_collector: processes of each worker, if its collector is one with workers.
-        collector_kwargs: more options of the workers' collectors: for all, or a list.
-        update_after_each_batch: sends a worker the policy's weights after each of its batches.
-        max_weight_update_interval: the same, after that many of its batches; -1: not by itself.
         launcher: what starts the workers. ``"mp"``: they are processes of this machine.
             ``"submitit"``: jobs of a Slurm cluster, or, where there is none, of this machine.
             ``"submitit_delayed"``: jobs that
@@ -43,12 +34,6 @@ class RemoteOptions:
         timeout: seconds that a worker may take to be started and to join.
     """
 
-    sync: bool = False
-    collector_class: Any = "single"
-    num_workers_per_collector: int = 1
-    collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    update_after_each_batch: bool = False
-    max_weight_update_interval: int = -1
     launcher: str | None = "submitit"
     slurm_kwargs: Mapping[str, Any] | None = None
     tcp_port: int | None = None
@@ -56,21 +41,7 @@ class RemoteOptions:
     timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sync, bool):
-            raise TypeError(f"sync must be a bool, but it is {self.sync!r}")
-        number = self.num_workers_per_collector
-        check_number("num_workers_per_collector", number, 1)
-        check_number("max_weight_update_interval", self.max_weight_update_interval, -1)
-        if isinstance(self.collector_class, str) and self.collector_class not in KINDS:
-            raise ValueError(
-                f"collector_class must be a class, or one of {', '.join(map(repr, KINDS))}, but it "
-                f"is {self.collector_class!r}"
-            )
-        if number > 1 and not self.nested:
-            raise ValueError(
-                f"num_workers_per_collector={number} needs a collector_class with workers "
-                "('sync' or 'async')"
-            )
+        super().__post_init__()
         if self.launcher not in (*LAUNCHERS, None):
             raise ValueError(
                 f"launcher must be one of {', '.join(map(repr, LAUNCHERS))}, but it is "
@@ -95,28 +66,6 @@ class RemoteOptions:
     def outside(self) -> bool:
         """Whether somebody else starts the workers."""
         return self.launcher in ("env", "submitit_delayed", None)
-
-    @property
-    def kind(self) -> Any:
-        """The class of the workers' collectors."""
-        named = isinstance(self.collector_class, str)
-        return KINDS[self.collector_class] if named else self.collector_class or Collector
-
-    @property
-    def nested(self) -> bool:
-        """Whether these have workers of their own."""
-        return isinstance(self.kind, type) and issubclass(self.kind, FleetCollector)
-
-    @property
-    def interval(self) -> int | None:
-        """Batches of a worker after which it is sent weights by itself; None for never."""
-        if self.max_weight_update_interval > 0:
-            return self.max_weight_update_interval
-        return 1 if self.update_after_each_batch or not self.max_weight_update_interval else None
-
-    def kwargs(self, count: int) -> list[dict[str, Any]]:
-        """More options of each worker's collector."""
-        return [dict(own or {}) for own in each("collector_kwargs", self.collector_kwargs, count)]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from typing_extensions import override
@@ -12,25 +9,18 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
 from trawl.backends.ray_cluster import connect, disconnect, with_defaults
-from trawl.collectors.assembly import Part
-from trawl.collectors.dispatch import full_signature
+from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
-from trawl.collectors.distributed.nested import NestedProgram, inner_options
-from trawl.collectors.distributed.ray_config import RayOptions, each, warn_of
+from trawl.collectors.distributed.ray_config import RayOptions
 from trawl.collectors.fleet import Member
-from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.multi import frames_of_sync_workers
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
-from trawl.collectors.worker import Program
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Trajectories of a worker that was added later.
 _ID_BITS = 40
-_NAMES = frozenset(field.name for field in fields(RayOptions))
 
 
-class RayCollector(FleetCollector):
+class RayCollector(ClusterCollector):
     """Collects experience in the actors of a Ray cluster, on any of its nodes.
 
     With ``sync=True`` batches are made by all actors together, as those of a
@@ -46,7 +36,8 @@ class RayCollector(FleetCollector):
             ``num_collectors``.
         policy: a policy that every actor gets a copy of, or a list of policies.
         **options: the attributes of
-            :class:`~trawl.collectors.distributed.ray_config.RayOptions`, and of
+            :class:`~trawl.collectors.distributed.ray_config.RayOptions`, of
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:
@@ -57,25 +48,25 @@ class RayCollector(FleetCollector):
         WorkerError: if a worker can't make its environment or policy; of the original type, too.
     """
 
+    remote: RayOptions
+    _options = RayOptions
+
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
-        own = {name: options.pop(name) for name in _NAMES & options.keys()}
-        self.ray = RayOptions(**own)
-        self.sync = self.ray.sync
+        self._take_options(options)
         count = options.pop("num_workers", None)
-        if count is not None and self.ray.num_collectors not in (None, count):
+        if count is not None and self.remote.num_collectors not in (None, count):
             raise ValueError(
-                f"num_workers={count} and num_collectors={self.ray.num_collectors} are the same "
+                f"num_workers={count} and num_collectors={self.remote.num_collectors} are the same "
                 "thing: give one of them"
             )
-        if self.ray.num_collectors is not None or count is not None:
-            options["num_workers"] = self.ray.num_collectors or count
+        if self.remote.num_collectors is not None or count is not None:
+            options["num_workers"] = self.remote.num_collectors or count
         if options.get("start_method") is not None:
             raise TypeError("start_method has no meaning for actors of a Ray cluster")
-        self._since: dict[int, int] = {}
-        self._connected = connect(self.ray.ray_init_config)
+        self._connected = connect(self.remote.ray_init_config)
         try:
             super().__init__(create_env_fn, policy, *more, **options)
-            warn_of(self.ray, self.config.init_random_frames)
+            self._warn_of_random_frames()
         except BaseException:
             self._disconnect()
             raise
@@ -85,35 +76,18 @@ class RayCollector(FleetCollector):
     @override
     def _new_backend(self) -> Backend:
         self._first = self.num_workers
-        self._remote = self.ray.remote(self.num_workers)
-        self._kwargs = self.ray.kwargs(self.num_workers)
-        return RayBackend(self._remote, self.ray.placement_timeout)
+        self._remote = self.remote.remote(self.num_workers)
+        return RayBackend(self._remote, self.remote.placement_timeout)
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:
         return RayWeightSyncScheme()
 
     @override
-    def _frames_of_workers(self) -> list[int]:
-        if self.sync:
-            return frames_of_sync_workers(self.config, self._own, self.num_workers)
-        return [self.config.frames_per_batch] * self.num_workers
-
-    @override
-    def _program(self, member: Member) -> Program:
-        program = super()._program(member)
-        parts = {field.name: getattr(program, field.name) for field in fields(Program)}
+    def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
         parts["trajectory"], parts["stride"] = self._ids_of(member)
-        parts["options"] = {**program.options, **self._kwargs[member.index]}
-        parts["collector_class"] = self.ray.kind
         if self._workers_write:
             parts["options"]["replay_buffer"] = self._writer
-        if not self.ray.nested:
-            return Program(**parts)
-        count = self.ray.num_workers_per_collector
-        parts["options"] = inner_options(parts["options"], count)
-        parts["create_env_fn"] = [program.create_env_fn] * count
-        return NestedProgram(**parts)
 
     def _ids_of(self, member: Member) -> tuple[int, int]:
         """The first id of a worker's trajectories, and the step from each to the next."""
@@ -143,22 +117,6 @@ class RayCollector(FleetCollector):
     def batches_of(self, worker_id: int) -> int:
         """How many batches a worker has delivered."""
         return self._fleet.members[worker_id].batches
-
-    @override
-    def _collect(self) -> Any:
-        interval = self.ray.interval
-        if interval is not None:
-            due = [index for index, count in self._since.items() if count >= interval]
-            if due:
-                self.update_policy_weights_(worker_ids=sorted(due))
-                for index in due:
-                    del self._since[index]
-        return super()._collect()
-
-    @override
-    def _note_parts(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            self._since[part.index] = self._since.get(part.index, 0) + 1
 
     def local_policy(self) -> Any:
         """The policy in this process, as it was given; None if workers make theirs."""
@@ -268,13 +226,4 @@ class RayCollector(FleetCollector):
             self._disconnect()
 
 
-def _signature() -> inspect.Signature:
-    own = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for field in fields(RayOptions)
-    ]
-    without = (*NOT_HERE, "start_method", "collector_class")
-    return inspect.Signature([*full_signature(MultiConfig, *without).parameters.values(), *own])
-
-
-setattr(RayCollector, "__signature__", _signature())  # noqa: B010
+setattr(RayCollector, "__signature__", signature(RayOptions))  # noqa: B010

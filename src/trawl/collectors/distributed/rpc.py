@@ -11,8 +11,9 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.process_group import LOOPBACK
 from trawl.backends.rpc import RpcBackend
+from trawl.collectors.distributed.cluster import signature
 from trawl.collectors.distributed.launchers import Meeting
-from trawl.collectors.distributed.process_group import RemoteCollector, signature
+from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
 from trawl.weight_update.rpc import RPCWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -69,7 +70,8 @@ class RPCCollector(RemoteCollector):
             ``num_workers``.
         policy: a policy that every worker gets a copy of, or a list of policies.
         **options: the attributes of
-            :class:`~trawl.collectors.distributed.rpc.RPCOptions`, and of
+            :class:`~trawl.collectors.distributed.rpc.RPCOptions`,
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:

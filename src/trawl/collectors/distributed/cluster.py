@@ -1,0 +1,198 @@
+"""What all collectors have in common whose workers are elsewhere than on this machine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from trawl.collectors.assembly import Part
+from trawl.collectors.config import check_number, warn
+from trawl.collectors.dispatch import full_signature
+from trawl.collectors.distributed.nested import NestedProgram, inner_options
+from trawl.collectors.fleet import Member
+from trawl.collectors.fleet_collector import FleetCollector
+from trawl.collectors.multi import (
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    frames_of_sync_workers,
+)
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.single import Collector
+from trawl.collectors.worker import Program
+
+KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The options beside those of every collector with workers.
+
+    Attributes:
+        sync: whether batches are made by all workers together.
+        collector_class: what a worker runs: ``"single"`` (a ``Collector``), ``"sync"`` or
+            ``"async"`` (a collector with workers of its own), or the class.
+        num_workers_per_collector: processes of each worker, if its collector is one with workers.
+        collector_kwargs: more options of the workers' collectors: for all, or a list.
+        update_after_each_batch: sends a worker the policy's weights after each of its batches.
+        max_weight_update_interval: the same, after that many of its batches; -1: not by itself.
+    """
+
+    sync: bool = False
+    collector_class: Any = "single"
+    num_workers_per_collector: int = 1
+    collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    update_after_each_batch: bool = False
+    max_weight_update_interval: int = -1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sync, bool):
+            raise TypeError(f"sync must be a bool, but it is {self.sync!r}")
+        number = self.num_workers_per_collector
+        check_number("num_workers_per_collector", number, 1)
+        check_number("max_weight_update_interval", self.max_weight_update_interval, -1)
+        if isinstance(self.collector_class, str) and self.collector_class not in KINDS:
+            raise ValueError(
+                f"collector_class must be a class, or one of {', '.join(map(repr, KINDS))}, but it "
+                f"is {self.collector_class!r}"
+            )
+        if number > 1 and not self.nested:
+            raise ValueError(
+                f"num_workers_per_collector={number} needs a collector_class with workers "
+                "('sync' or 'async')"
+            )
+
+    @property
+    def kind(self) -> Any:
+        """The class of the workers' collectors."""
+        named = isinstance(self.collector_class, str)
+        return KINDS[self.collector_class] if named else self.collector_class or Collector
+
+    @property
+    def nested(self) -> bool:
+        """Whether these have workers of their own."""
+        return isinstance(self.kind, type) and issubclass(self.kind, FleetCollector)
+
+    @property
+    def interval(self) -> int | None:
+        """Batches of a worker after which it is sent weights by itself; None for never."""
+        if self.max_weight_update_interval > 0:
+            return self.max_weight_update_interval
+        return 1 if self.update_after_each_batch or not self.max_weight_update_interval else None
+
+    def kwargs(self, count: int) -> list[dict[str, Any]]:
+        """More options of each worker's collector."""
+        return [dict(own or {}) for own in each("collector_kwargs", self.collector_kwargs, count)]
+
+
+class ClusterCollector(FleetCollector):
+    """A collector with workers on a cluster.
+
+    Attributes:
+        remote: the options that only these have.
+    """
+
+    remote: ClusterOptions
+    _options: ClassVar[type[ClusterOptions]] = ClusterOptions
+
+    def _take_options(self, options: dict[str, Any]) -> None:
+        """Takes the options out that only these have."""
+        names = {field.name for field in fields(self._options)}
+        self.remote = self._options(**{name: options.pop(name) for name in names & options.keys()})
+        self.sync = self.remote.sync
+        # Batches of each worker since it was sent weights.
+        self._since: dict[int, int] = {}
+
+    def _warn_of_random_frames(self) -> None:
+        frames = self.config.init_random_frames
+        if not self.sync and frames:
+            warn(
+                f"init_random_frames={frames} with sync=False: workers that are slow may begin "
+                "random batches when others act by the policy already"
+            )
+
+    @override
+    def _frames_of_workers(self) -> list[int]:
+        if self.sync:
+            return frames_of_sync_workers(self.config, self._own, self.num_workers)
+        return [self.config.frames_per_batch] * self.num_workers
+
+    @override
+    def _check(self) -> None:
+        super()._check()
+        self._kwargs = self.remote.kwargs(self.num_workers)
+
+    @override
+    def _program(self, member: Member) -> Program:
+        program = super()._program(member)
+        parts = {field.name: getattr(program, field.name) for field in fields(Program)}
+        parts["options"] = {**program.options, **self._kwargs[member.index]}
+        parts["collector_class"] = self.remote.kind
+        self._adapt(member, parts)
+        if not self.remote.nested:
+            return Program(**parts)
+        count = self.remote.num_workers_per_collector
+        parts["options"] = inner_options(parts["options"], count)
+        parts["create_env_fn"] = [program.create_env_fn] * count
+        return NestedProgram(**parts)
+
+    def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
+        """Changes what a worker is made of, where a place needs that."""
+
+    @override
+    def _collect(self) -> Any:
+        due = self._due()
+        if due:
+            self.update_policy_weights_(worker_ids=due)
+            for index in due:
+                del self._since[index]
+        return super()._collect()
+
+    def _due(self) -> list[int]:
+        """The workers that are to be sent weights now."""
+        return self._after(self.remote.interval)
+
+    def _after(self, batches: int | None) -> list[int]:
+        """The workers that have delivered so many batches since they were sent weights."""
+        if batches is None:
+            return []
+        return sorted(index for index, count in self._since.items() if count >= batches)
+
+    @override
+    def _note_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._since[part.index] = self._since.get(part.index, 0) + 1
+
+
+def each(name: str, given: Any, count: int) -> list[Any]:
+    """An entry for each worker, of one for all or a list.
+
+    Raises:
+        ValueError: if the number is wrong.
+        TypeError: if these are no mappings.
+    """
+    several = isinstance(given, (list, tuple))
+    found = list(given) if several else [given] * count
+    if len(found) != count:
+        raise ValueError(f"{name} has {len(found)} entries, but there are {count} collectors")
+    for one in found:
+        if one is not None and not isinstance(one, Mapping):
+            raise TypeError(
+                f"{name} must be a mapping, or a list of such, but there is "
+                f"{type(one).__name__}: {one!r}"
+            )
+    return found
+
+
+def signature(options: type[ClusterOptions], *without: str) -> inspect.Signature:
+    """The signature of a collector with such options."""
+    of_all = full_signature(MultiConfig, *NOT_HERE, "start_method", "collector_class")
+    own = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+        for field in fields(options)
+        if field.name not in without
+    ]
+    return inspect.Signature([*of_all.parameters.values(), *own])
