@@ -71,6 +71,17 @@ def test_extra_state_and_buffers_stay_if_they_are_not_given(method):
         assert [float(x) for x in collector.get_distant_attr("policy.level")] == [0.25, 0.25]
 
 
+def test_extra_state_that_outgrew_its_room_changes_nothing():
+    policy = Remembering(1)
+    with make(MultiSyncCollector, policy=policy, track_policy_version=True) as collector:
+        collector.update_policy_weights_()
+        policy.extra = bytes(10_000_000)
+        with pytest.raises(ValueError, match="extra state takes 100"):
+            collector.update_policy_weights_(Chooser(2).state_dict() | policy.state_dict())
+        assert collector.get_policy_version() == 1
+        assert actions(collector.next()) == {1}
+
+
 @pytest.mark.parametrize("method", ["inline", "messages"])
 def test_workers_of_different_weights_keep_their_own_buffers(method):
     policies = [Remembering(1, level=1.0), Remembering(1, level=0.5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from weight_parts import Uniform, equal, tied
 
@@ -503,3 +505,27 @@ def test_weights_are_told_apart_from_what_is_none():
     for wrong in (3, "weights", [torch.zeros(1)], None):
         with pytest.raises(TypeError, match=f"weights must be a module.*{type(wrong).__name__}"):
             weights_of(wrong)
+
+
+def quantized() -> nn.Module:
+    """A model whose weights are no tensors."""
+    with warnings.catch_warnings():
+        # PyTorch will take this way of quantization out.
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def test_a_module_with_weights_that_are_no_tensors_gets_and_gives_none():
+    model = quantized()
+    for use in (Live(model).writer, lambda: weights_of(model), lambda: load_weights(model, {})):
+        with pytest.raises(TypeError, match=r"weights that are no tensors: 0\._packed_params"):
+            use()
+
+
+def test_parameters_in_a_tensordict_are_tensors():
+    model = nn.Module()
+    model.parameters_ = TensorDictParams(TensorDict(a=torch.ones(2)))
+    assert weights_of(model).tensors["parameters_.a"].tolist() == [1, 1]
+    load_weights(model, {"parameters_.a": torch.zeros(2)})
+    assert model.parameters_["a"].tolist() == [0, 0]

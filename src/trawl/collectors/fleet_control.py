@@ -26,7 +26,8 @@ from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 from trawl.weight_update.board import Posted
 from trawl.weight_update.mail import Packet
-from trawl.weight_update.scheme import Group, Receiver, WeightSyncScheme
+from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.shipments import Group
 
 
 class FleetControl(BaseCollector):

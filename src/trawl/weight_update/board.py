@@ -129,18 +129,14 @@ class Board:
             readers: for whom.
 
         Raises:
-            ValueError: if they are packed in another way than those before.
+            ValueError: as :meth:`check`.
         """
         record = _version_record(version)
         with _here:
+            self.check(packing, extra)
             if self._file is None:
                 self._file = _File.make(self._header, packing, self.readers, len(extra))
                 self._packing = packing
-            if packing is not self._packing and packing != self._file.packing:
-                raise ValueError(
-                    "these weights have other names, shapes or dtypes than those that were sent "
-                    "before, or the same in another order"
-                )
             left = list(readers)
             while left:
                 before = self._newest(left[0])
@@ -149,6 +145,26 @@ class Board:
                 for index in alike:
                     self._tell(index, record, number)
                 left = [i for i in left if i not in alike]
+
+    def check(self, packing: Packing, extra: bytes) -> None:
+        """Refuses what can't be put up.
+
+        Raises:
+            ValueError: if weights are packed in another way than those before, or extra state
+                takes more than there is room for.
+        """
+        if self._file is None:
+            return
+        if packing is not self._packing and packing != self._file.packing:
+            raise ValueError(
+                "these weights have other names, shapes or dtypes than those that were sent "
+                "before, or the same in another order"
+            )
+        if len(extra) > self._file.extra_room:
+            raise ValueError(
+                f"the policy's extra state takes {len(extra)} bytes, but at first it was so small "
+                f"that only {self._file.extra_room} were set aside for it"
+            )
 
     def _fill(
         self, file: _File, write: Callable[[Slot], None], extra: bytes, before: int
@@ -307,15 +323,14 @@ class _File:
         size = int.from_bytes(self._memory.buffer[start : start + 8], "little")
         return self._memory.buffer[start + 8 : start + 8 + size]
 
+    @property
+    def extra_room(self) -> int:
+        """Bytes of extra state for which there is room."""
+        return self._stride - _pages(self.packing.nbytes) - 8
+
     def put_extra(self, number: int, extra: bytes) -> None:
         """Puts extra state into a slot."""
         start = self._extra_at(number)
-        room = self._stride - _pages(self.packing.nbytes) - 8
-        if len(extra) > room:
-            raise ValueError(
-                f"the policy's extra state takes {len(extra)} bytes, but at first it was so small "
-                f"that only {room} were set aside for it"
-            )
         self._memory.buffer[start : start + 8 + len(extra)] = (
             len(extra).to_bytes(8, "little") + extra
         )

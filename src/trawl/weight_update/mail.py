@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from trawl.weight_update.board import Posted, Version
 from trawl.weight_update.packing import Packing, Slot
-from trawl.weight_update.scheme import Parcel, Receiver, WeightSyncScheme
+from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.shipments import Shipment
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         pass
 
     @override
-    def _post(self, parcel: Parcel, version: Version) -> None:
-        left = list(parcel.workers)
+    def _post(self, shipment: Shipment, version: Version) -> None:
+        left = list(shipment.workers)
         while left:
             before = self._latest.get(left[0])
-            packet, complete = self._filled(parcel, before)
+            packet, complete = self._filled(shipment, before)
             # What is missing is as in the last ones that a worker had.
             known = None if before is None else before.data
             alike = [i for i in left if complete or self._data(i) is known]
@@ -106,16 +107,16 @@ class MessageWeightSyncScheme(WeightSyncScheme):
                 self._send(worker, replace(packet, count=self.count(worker) + 1, version=version))
             left = [i for i in left if i not in alike]
 
-    def _filled(self, parcel: Parcel, before: Packet | None) -> tuple[Packet, bool]:
+    def _filled(self, shipment: Shipment, before: Packet | None) -> tuple[Packet, bool]:
         """A message with weights; and whether that needed nothing of the one before."""
-        buffer = np.empty(parcel.packing.nbytes, dtype=np.uint8)
-        slot = Slot(parcel.packing, buffer)
-        parcel.write(slot)
-        more = b"" if parcel.extra or before is None else before.extra
+        buffer = np.empty(shipment.packing.nbytes, dtype=np.uint8)
+        slot = Slot(shipment.packing, buffer)
+        shipment.write(slot)
+        more = b"" if shipment.extra or before is None else before.extra
         complete = slot.complete and not more
-        if not slot.complete and before is not None and before.packing == parcel.packing:
-            slot.complete_by(Slot(parcel.packing, before.opened()))
-        return self._packet(parcel.packing, buffer, parcel.extra or more), complete
+        if not slot.complete and before is not None and before.packing == shipment.packing:
+            slot.complete_by(Slot(shipment.packing, before.opened()))
+        return self._packet(shipment.packing, buffer, shipment.extra or more), complete
 
     def _data(self, worker: int) -> Any:
         known = self._latest.get(worker)

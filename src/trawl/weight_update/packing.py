@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from trawl.weight_update.tensors import named_tensors, set_extra_state, weights_of
+from trawl.weight_update.tensors import check_whole, named_tensors, set_extra_state, weights_of
 
 _ALIGNMENT = 64
 _POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
@@ -268,6 +268,7 @@ class Live:
         self._fitting: Packing | None = None
         self._tables: list[Mapping[str, Any]] = []
         self._known: list[int] = []
+        self._whole = False
         # What is known by its address must not make room for something else.
         self._kept: list[Any] = []
         self._tensors: list[Tensor | None] = []
@@ -280,7 +281,16 @@ class Live:
             self._look_up()
         return self._tensors
 
+    def _checked(self) -> list[Tensor | None]:
+        """The same, if they are all that the module has."""
+        tensors = self.tensors()
+        if not self._whole:
+            check_whole(self.module)
+            self._whole = True
+        return tensors
+
     def _look_up(self) -> None:
+        self._whole = False
         own = named_tensors(self.module)
         self._tensors = self.packing.match(own, type(self.module).__name__)
         self._tables = [
@@ -296,8 +306,9 @@ class Live:
 
         Raises:
             KeyError, ValueError: if the module has others than it had.
+            TypeError: if it has weights that are no tensors.
         """
-        tensors = self.tensors()
+        tensors = self._checked()
         flat = self._flattened(tensors)
         return partial(Slot.put, tensors=tensors) if flat is None else _flat_writer(flat)
 
@@ -331,7 +342,7 @@ class Live:
     @torch.no_grad()
     def load(self, tensors: Sequence[Tensor | None]) -> None:
         """Copies tensors, one for each entry, into the module."""
-        _copy(self.tensors(), tensors)
+        _copy(self._checked(), tensors)
 
 
 def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Callable[[Slot], None]:
@@ -370,10 +381,12 @@ def load_weights(module: nn.Module, source: Any) -> None:
         source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
 
     Raises:
-        TypeError: if the weights are in none of the forms.
+        TypeError: if the weights are in none of the forms, or the module has some that are no
+            tensors.
         KeyError: if names are missing or unknown.
         ValueError: if a shape differs, or a dtype can't be cast.
     """
+    check_whole(module)
     weights = weights_of(source)
     live = Live(module)
     live.load(live.packing.match(weights.tensors, type(module).__name__))

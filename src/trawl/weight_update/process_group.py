@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tensordict import TensorDictBase
-from typing_extensions import override
-
 from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.updaters import WeightUpdaterBase
+from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class DistributedWeightSyncScheme(MessageWeightSyncScheme):
@@ -40,34 +36,6 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         self.backend = backend
         self.sync = sync
         self.timeout = timeout
-
-
-class RemoteWeightUpdater(WeightUpdaterBase):
-    """Brings weights to the workers of the collector that it is given to.
-
-    Args:
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        num_workers: number of workers; None for those of the collector.
-    """
-
-    def __init__(self, policy_weights: Any = None, num_workers: int | None = None) -> None:
-        if isinstance(policy_weights, Mapping) and all(
-            isinstance(value, TensorDictBase) for value in policy_weights.values()
-        ):
-            # By device; they are equal.
-            policy_weights = next(iter(policy_weights.values()), None)
-        self.policy_weights = policy_weights
-        self.num_workers = num_workers
-
-    @override
-    def all_worker_ids(self) -> list[int]:
-        if self.num_workers is not None:
-            return list(range(self.num_workers))
-        return list(super().all_worker_ids() or ())
-
-    @override
-    def _get_server_weights(self) -> Any:
-        return super()._get_server_weights() if self.policy_weights is None else self.policy_weights
 
 
 class DistributedWeightUpdater(RemoteWeightUpdater):

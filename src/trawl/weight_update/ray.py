@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from trawl.weight_update.mail import MessageWeightSyncScheme, Packet
 from trawl.weight_update.packing import Packing
-from trawl.weight_update.updaters import WeightUpdaterBase
+from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class RayPacket(Packet):
@@ -48,7 +48,7 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         return RayPacket(0, None, packing, ray.put(buffer), extra)
 
 
-class RayWeightUpdater(WeightUpdaterBase):
+class RayWeightUpdater(RemoteWeightUpdater):
     """Brings weights to the collectors of a Ray cluster: an older way than a scheme.
 
     Without arguments it serves the :class:`~trawl.collectors.distributed.RayCollector` that it is
@@ -69,7 +69,7 @@ class RayWeightUpdater(WeightUpdaterBase):
     ) -> None:
         if isinstance(max_interval, bool) or not isinstance(max_interval, int):
             raise TypeError(f"max_interval must be an integer, but it is {max_interval!r}")
-        self.policy_weights = policy_weights
+        super().__init__(policy_weights)
         self.remote_collectors = list(remote_collectors or ())
         self.max_interval = max(0, max_interval)
         self._sent: dict[int, int] = {}
@@ -79,11 +79,7 @@ class RayWeightUpdater(WeightUpdaterBase):
     def all_worker_ids(self) -> list[int]:
         if self.remote_collectors:
             return list(range(len(self.remote_collectors)))
-        return list(super().all_worker_ids() or ())
-
-    @override
-    def _get_server_weights(self) -> Any:
-        return super()._get_server_weights() if self.policy_weights is None else self.policy_weights
+        return super().all_worker_ids()
 
     @property
     def batches_since_weight_update(self) -> list[int]:

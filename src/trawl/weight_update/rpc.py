@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.process_group import RemoteWeightUpdater
+from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class RPCWeightSyncScheme(MessageWeightSyncScheme):

@@ -7,28 +7,22 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tensordict import TensorDictBase
-from torch import nn
-from torch.nn.parameter import is_lazy
-
 from trawl.paths import get_path
 from trawl.weight_update.board import Posted, Version
-from trawl.weight_update.packing import Live, Packing, Slot, writer
-from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
-from trawl.weight_update.tensors import (
-    Weights,
-    extra_state,
-    packed_extra,
-    set_extra_state,
-    unpacked_extra,
-    weights_of,
+from trawl.weight_update.packing import Live, Packing
+from trawl.weight_update.shipments import (
+    Group,
+    Shipment,
+    by_worker,
+    groups_of,
+    receivers_of,
+    shipment_of,
 )
-
-Write = Callable[[Slot], None]
+from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
+from trawl.weight_update.tensors import Weights, set_extra_state, unpacked_extra
 
 
 class Receiver(Protocol):
@@ -46,53 +40,6 @@ class Receiver(Protocol):
 
     def take(self, use: Callable[[Posted], None]) -> Posted:
         """Takes the newest: ``use`` is called with it while it can't change."""
-
-
-@dataclass
-class Group:
-    """Receivers that get the same weights.
-
-    Attributes:
-        workers: their numbers.
-        live: the model that weights come from, if none are given; or None.
-        fixed: what they come from instead: a TensorDict, a dict, or a module whose tensors had no
-            shapes yet; or None.
-        packing: how the receivers' models are packed, as far as is known.
-        model: what the model is, for errors.
-    """
-
-    workers: tuple[int, ...]
-    live: Live | None = None
-    fixed: Any = None
-    packing: Packing | None = None
-    model: str = "of the receiver"
-
-    @classmethod
-    def of(cls, workers: Iterable[int], source: Any) -> Group:
-        """A group whose weights come from a module, or from other weights, or are given."""
-        if isinstance(source, nn.Module):
-            model = type(source).__name__
-            if any(is_lazy(parameter) for parameter in source.parameters()):
-                # It gets its shapes by the first call: before that there is nothing to pack.
-                return cls(tuple(workers), fixed=source, model=model)
-            live = Live(source)
-            return cls(tuple(workers), live, None, live.packing, model)
-        group = cls(tuple(workers), fixed=source)
-        if source is not None:
-            tensors = weights_of(source).tensors
-            group.packing = Packing(tensors, tensors)
-        return group
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """Weights that were checked, for some receivers of a group."""
-
-    group: Group
-    workers: tuple[int, ...]
-    packing: Packing
-    write: Write
-    extra: bytes
 
 
 class WeightSyncScheme(ABC):
@@ -162,8 +109,11 @@ class WeightSyncScheme(ABC):
     def _open(self, workers: int) -> None:
         """Makes the ways to receivers."""
 
+    def _check_shipment(self, shipment: Shipment) -> None:  # noqa: B027
+        """Refuses what could not be sent, before anything is."""
+
     @abstractmethod
-    def _post(self, parcel: Parcel, version: Version) -> None:
+    def _post(self, shipment: Shipment, version: Version) -> None:
         """Sends weights; doesn't wait until they are taken."""
 
     @abstractmethod
@@ -241,8 +191,8 @@ class WeightSyncScheme(ABC):
             source = model if model is not None else weights
             if source is None and context is not None and params_map is None:
                 source = _model_of(context, model_id)
-            count = _count(num_workers, devices, params_map, context)
-            self._groups = _groups(source, params_map, device_map_fn, count)
+            count = receivers_of(num_workers, devices, params_map, context)
+            self._groups = groups_of(source, params_map, device_map_fn, count)
         self._model = model
         self._owner = os.getpid()
         self._open(1 + max((i for group in self._groups for i in group.workers), default=-1))
@@ -320,7 +270,7 @@ class WeightSyncScheme(ABC):
             raise RuntimeError("wait_async() before connect()")
         self._wait(self.chosen(worker_ids), timeout)
 
-    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Parcel]:
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
         """Checks weights, and changes nothing.
 
         Raises:
@@ -329,28 +279,29 @@ class WeightSyncScheme(ABC):
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
-        own = _by_worker(weights)
+        own = by_worker(weights)
         if own:
             workers = [i for i in self.chosen(list(own)) if i in workers]
             if not workers:
                 raise ValueError(
                     f"there are weights for workers {sorted(own)} only: nobody gets any"
                 )
-        parcels = []
+        shipments = []
         for group in self._groups or ():
             chosen = tuple(i for i in group.workers if i in workers)
             sets = [((i,), own[i]) for i in chosen] if own else [(chosen, weights)] * bool(chosen)
             packing = group.packing
             for workers_, given in sets:
-                parcels.append(_parcel(group, packing, workers_, given))
-                packing = parcels[-1].packing
-        return parcels
+                shipments.append(shipment_of(group, packing, workers_, given))
+                packing = shipments[-1].packing
+                self._check_shipment(shipments[-1])
+        return shipments
 
-    def commit(self, parcels: Sequence[Parcel], version: Version) -> None:
+    def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
         """Sends what was prepared."""
-        for parcel in parcels:
-            self._post(parcel, version)
-            parcel.group.packing = parcel.packing
+        for shipment in shipments:
+            self._post(shipment, version)
+            shipment.group.packing = shipment.packing
 
     def know(self, worker: int, packing: Packing | None) -> None:
         """Says how the model of a receiver is packed, which the sender could not know."""
@@ -584,62 +535,6 @@ def load_slot(live: Live, posted: Posted) -> None:
         live.load(live.packing.match(slot.named(), model))
     if posted.extra:
         set_extra_state(live.module, unpacked_extra(posted.extra))
-
-
-def _by_worker(weights: Any) -> dict[int, Any]:
-    """Weights for each receiver, if that is what they are."""
-    if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
-        return {}
-    return dict(weights) if all(type(name) is int for name in weights) else {}
-
-
-def _parcel(
-    group: Group, packing: Packing | None, workers: tuple[int, ...], weights: Any
-) -> Parcel:
-    if weights is None and group.live is not None:
-        write = group.live.writer()
-        extra = packed_extra(extra_state(group.live.module))
-        return Parcel(group, workers, group.live.packing, write, extra)
-    source = group.fixed if weights is None else weights
-    if source is None:
-        raise RuntimeError(
-            "update_policy_weights_() has no weights to take: the policy is no module, or was "
-            "made by a policy_factory; give the weights"
-        )
-    given = weights_of(source)
-    packing = packing or Packing(given.tensors, given.tensors)
-    matched = packing.match(given.tensors, group.model)
-    return Parcel(group, workers, packing, writer(packing, matched), packed_extra(given.extra))
-
-
-def _groups(
-    source: Any,
-    params_map: Mapping[int, Any] | None,
-    device_map_fn: Callable[[int, Any], Any] | None,
-    count: int,
-) -> list[Group]:
-    if params_map is not None:
-        return [Group.of([index], weights) for index, weights in params_map.items()]
-    if device_map_fn is not None:
-        return [Group.of([index], device_map_fn(index, source)) for index in range(count)]
-    return [Group.of(range(count), source)]
-
-
-def _count(
-    num_workers: int | None,
-    devices: Sequence[Any] | None,
-    params_map: Mapping[int, Any] | None,
-    context: Any,
-) -> int:
-    given = {
-        "num_workers": num_workers,
-        "devices": None if devices is None else len(devices),
-        "params_map": None if params_map is None else len(params_map),
-    }
-    counts = {name: count for name, count in given.items() if count is not None}
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the number of receivers is not clear: {counts}")
-    return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)
 
 
 def _index_of(config: Any) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.weight_update.board import Board, Posted, Reader, Version
-from trawl.weight_update.scheme import Parcel, Receiver, WeightSyncScheme
+from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.shipments import Shipment
 from trawl.weight_update.transports import SharedMemTransport
 
 
@@ -63,14 +64,19 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
             }
 
     @override
-    def _post(self, parcel: Parcel, version: Version) -> None:
+    def _check_shipment(self, shipment: Shipment) -> None:
+        for worker in shipment.workers:
+            self._boards[worker][0].check(shipment.packing, shipment.extra)
+
+    @override
+    def _post(self, shipment: Shipment, version: Version) -> None:
         by_board: dict[Board, list[int]] = {}
-        for worker in parcel.workers:
+        for worker in shipment.workers:
             board, place = self._boards[worker]
             by_board.setdefault(board, []).append(place)
         for board, places in by_board.items():
-            board.post(parcel.packing, parcel.write, parcel.extra, version, places)
-        for worker in parcel.workers:
+            board.post(shipment.packing, shipment.write, shipment.extra, version, places)
+        for worker in shipment.workers:
             if worker in self._transports:
                 self._transports[worker].notify()
 
@@ -185,11 +191,11 @@ class NoWeightSyncScheme(WeightSyncScheme):
         pass
 
     @override
-    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Parcel]:
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
         return []
 
     @override
-    def _post(self, parcel: Parcel, version: Version) -> None:
+    def _post(self, shipment: Shipment, version: Version) -> None:
         pass
 
     @override

@@ -38,11 +38,12 @@ def weights_of(source: Any) -> Weights:
             or a state dict.
 
     Raises:
-        TypeError: if it is none of these.
+        TypeError: if it is none of these, or has weights that are no tensors.
     """
     if isinstance(source, TensorDictBase):
         return _of_mapping(dict(source.items()))
     if isinstance(source, nn.Module):
+        check_whole(source)
         return Weights(named_tensors(source), extra_state(source))
     if isinstance(source, Weights):
         return source
@@ -59,6 +60,29 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**dict(parameters), **dict(buffers)}
+
+
+def check_whole(module: nn.Module) -> None:
+    """Refuses a module that keeps weights in something else than tensors, as quantized ones do.
+
+    Raises:
+        TypeError: for such a module: new weights would not reach it.
+    """
+    for path, part in module.named_modules():
+        plain = type(part)._save_to_state_dict is nn.Module._save_to_state_dict
+        if plain or isinstance(part, TensorDictBase):
+            continue
+        others = [
+            f"{path}.{name}".lstrip(".")
+            for name, value in part.state_dict().items()
+            if not isinstance(value, Tensor) and name.rpartition(".")[2] != _EXTRA_SUFFIX
+        ]
+        if others:
+            raise TypeError(
+                f"{type(module).__name__} has weights that are no tensors: {', '.join(others)} (it "
+                "was quantized, perhaps). They can't be sent; send those of the module it was "
+                "made of, to workers that don't quantize it, or collect without updates"
+            )
 
 
 def extra_state(module: nn.Module) -> dict[str, Any]:

@@ -255,3 +255,31 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
             _STRATEGY.apply_weights(self.policy_weights[worker_id], server_weights)
         else:
             super()._sync_weights_with_worker(worker_id, server_weights)
+
+
+class RemoteWeightUpdater(WeightUpdaterBase):
+    """Brings weights to the workers of the collector that it is given to.
+
+    Args:
+        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
+        num_workers: number of workers; None for those of the collector.
+    """
+
+    def __init__(self, policy_weights: Any = None, num_workers: int | None = None) -> None:
+        if isinstance(policy_weights, Mapping) and all(
+            isinstance(value, TensorDictBase) for value in policy_weights.values()
+        ):
+            # By device; they are equal.
+            policy_weights = next(iter(policy_weights.values()), None)
+        self.policy_weights = policy_weights
+        self.num_workers = num_workers
+
+    @override
+    def all_worker_ids(self) -> list[int]:
+        if self.num_workers is not None:
+            return list(range(self.num_workers))
+        return list(super().all_worker_ids() or ())
+
+    @override
+    def _get_server_weights(self) -> Any:
+        return super()._get_server_weights() if self.policy_weights is None else self.policy_weights

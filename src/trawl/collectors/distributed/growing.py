@@ -12,7 +12,8 @@ from trawl.collectors.fleet_collector import FleetCollector, packed_policy
 from trawl.collectors.multi_config import sources
 from trawl.collectors.weights import POLICY
 from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.scheme import Group, WeightSyncScheme
+from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.shipments import Group
 
 
 def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, policy: Any) -> None:
