@@ -18,11 +18,19 @@ from weight_parts import (
     other,
 )
 
-from trawl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from trawl.weight_update import (
+    DistributedWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    RPCWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+)
 
 BOTH = pytest.mark.parametrize(
-    "kind", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme], ids=["shared", "process"]
+    "kind",
+    [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme, DistributedWeightSyncScheme],
+    ids=["shared", "process", "distributed"],
 )
+OF_SHARED_MEMORY = BOTH.args[1][:2]
 # Python warns of a fork while there are threads; pytest may have some.
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -49,7 +57,8 @@ def send(connection: Any, kind: Any) -> None:
     """A sender with a receiver: gives the receiver's process its end, and sends when it is told."""
     scheme = kind()
     scheme.init_on_sender(model=Whole(0))
-    with other(receive_and_report, scheme, connection, method="fork") as receiver:
+    method = "fork" if kind in OF_SHARED_MEMORY else "forkserver"
+    with other(receive_and_report, scheme, connection, method=method) as receiver:
         scheme.connect()
         assert receiver.hear() == "ready"
 
@@ -85,9 +94,19 @@ def started(stack: ExitStack, scheme: Any, workers: int, method: str) -> list[Ot
     return found
 
 
+def starts(*methods: str) -> Any:
+    """Each scheme with each way to start its receivers that it can be used with."""
+    pairs = [
+        pytest.param(kind, method, id=f"{name}-{method}")
+        for kind, name in zip(BOTH.args[1], BOTH.kwargs["ids"], strict=True)
+        for method in methods
+        if method != "fork" or kind in OF_SHARED_MEMORY
+    ]
+    return pytest.mark.parametrize(("kind", "method"), pairs)
+
+
 @FORKS
-@BOTH
-@pytest.mark.parametrize("method", METHODS)
+@starts(*METHODS)
 def test_weights_come_to_processes_of_ones_own(kind, method):
     learner = Whole(1, "first")
     scheme = kind()
@@ -118,8 +137,7 @@ def test_weights_come_to_processes_of_ones_own(kind, method):
 
 
 @FORKS
-@BOTH
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@starts("fork", "forkserver")
 def test_the_end_of_a_receiver_is_noticed(kind, method):
     scheme = kind()
     scheme.init_on_sender(model=Whole(1), num_workers=2)
@@ -218,3 +236,35 @@ def test_weights_are_whole_and_in_order_while_they_are_sent_all_the_time(kind):
             scheme.send()
         scheme.wait_async()
         assert receiver.hear() == []
+
+
+def refused(connection: Any, scheme: Any) -> None:
+    """A receiver that can't be one."""
+    try:
+        scheme.init_on_receiver(model=Whole(0))
+    except RuntimeError as error:
+        connection.send(str(error))
+
+
+@FORKS
+def test_a_process_that_was_forked_can_not_join_a_sender_that_has_threads():
+    scheme = DistributedWeightSyncScheme()
+    scheme.init_on_sender(model=Whole(1))
+    with other(refused, scheme, method="fork") as receiver:
+        assert "get_context('spawn')" in receiver.hear()
+    scheme.shutdown()
+
+
+def test_a_receiver_that_never_comes_holds_nobody_up():
+    scheme = DistributedWeightSyncScheme()
+    scheme.init_on_sender(model=Whole(1))
+    scheme.connect()
+    scheme.send()
+    with pytest.raises(TimeoutError, match="receiver 0 took no weights"):
+        scheme.wait_async(0.01)
+    scheme.shutdown()
+
+
+def test_a_scheme_that_needs_a_collector_says_so():
+    with pytest.raises(RuntimeError, match="RPCWeightSyncScheme needs a collector"):
+        RPCWeightSyncScheme().init_on_sender(model=Whole(1))

@@ -238,6 +238,25 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
+def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
+    """A TCP store of this process, and its port.
+
+    Args:
+        host: the address that it listens at.
+        port: the port there; 0 for any that is free.
+        timeout: seconds that who asks it for something waits.
+
+    Raises:
+        OSError: if the port is in use.
+    """
+    found = listening(host, port)
+    port = found.getsockname()[1]
+    limit = timedelta(seconds=timeout)
+    descriptor = found.detach()
+    store = dist.TCPStore(host, port, None, True, limit, False, master_listen_fd=descriptor)
+    return store, port
+
+
 class ProcessGroupBackend(RemoteBackend):
     """Workers that are ranks of process groups.
 
@@ -264,13 +283,8 @@ class ProcessGroupBackend(RemoteBackend):
         self._launches: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
         self._store: Any = None
-        limit = timedelta(seconds=timeout)
         if store:
-            found = listening(host, port or 0)
-            port = found.getsockname()[1]
-            self._store = dist.TCPStore(
-                host, port, None, True, limit, False, master_listen_fd=found.detach()
-            )
+            self._store, port = hosted_store(host, port or 0, timeout)
         self._where = host, port or 0, timeout
         if self._store is None:
             self._store = Address(*self._where, prefix).client()

@@ -25,7 +25,7 @@ from trawl.collectors.weights import POLICY
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 from trawl.weight_update.board import Posted
-from trawl.weight_update.mail import Packet
+from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.shipments import Group
 

@@ -9,7 +9,7 @@ from typing import Any
 from trawl.backends.failure import Failure
 from trawl.keys import Key
 from trawl.rollout.layout import Joint, Layout
-from trawl.weight_update.mail import Packet
+from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Packing
 
 

@@ -47,7 +47,7 @@ from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import Joint
 from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_in, tensors_over
-from trawl.weight_update.mail import Mailbox
+from trawl.weight_update.mailbox import Mailbox
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver
 

@@ -2,84 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from trawl.weight_update.board import Posted, Version
+from trawl.weight_update.board import Version
+from trawl.weight_update.lines import Inbox, Line
+from trawl.weight_update.mailbox import Mailbox, Packet
 from trawl.weight_update.packing import Packing, Slot
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.shipments import Shipment
 
 
-@dataclass(frozen=True)
-class Packet:
-    """A message with weights.
-
-    Attributes:
-        count: how many were sent to this receiver, with this.
-        version: the version, if there are such.
-        packing: how the weights are packed; None if there are none, and only the version is new.
-        data: the weights, as bytes; or what :meth:`opened` makes these of.
-        extra: extra state, pickled.
-    """
-
-    count: int
-    version: Version
-    packing: Packing | None = None
-    data: Any = None
-    extra: bytes = b""
-
-    def opened(self) -> Any:
-        """The weights, as bytes."""
-        return self.data
-
-
-class Mailbox:
-    """Where a worker finds weights that were sent to it: only the newest matter.
-
-    Args:
-        packet: what was sent before the worker began.
-
-    Attributes:
-        count: how many had been sent when the newest was taken.
-    """
-
-    def __init__(self, packet: Packet | None = None) -> None:
-        self.count = 0
-        self._packet = packet
-
-    def put(self, packet: Packet) -> None:
-        """Takes in a message. One that is older than what is there changes nothing."""
-        waiting = self._packet
-        if packet.count <= max(self.count, 0 if waiting is None else waiting.count):
-            return
-        if packet.packing is None and waiting is not None:
-            packet = replace(waiting, count=packet.count, version=packet.version)
-        self._packet = packet
-
-    @property
-    def newer(self) -> bool:
-        """Whether there is something that was not taken."""
-        return self._packet is not None
-
-    def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest."""
-        packet = self._packet
-        if packet is None:
-            return Posted(self.count, None, None, b"")
-        slot = None if packet.packing is None else Slot(packet.packing, packet.opened())
-        posted = Posted(packet.count, packet.version, slot, packet.extra)
-        use(posted)
-        self._packet, self.count = None, packet.count
-        return posted
-
-
 class MessageWeightSyncScheme(WeightSyncScheme):
-    """Weights sent to the workers of a collector by messages; they are packed once for all.
+    """Weights sent by messages, which are packed once for all receivers.
+
+    A collector carries them to its workers. Alone, the scheme makes lines of its own.
 
     Args:
         strategy: the form in which weights are returned.
@@ -89,10 +30,81 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy)
         # The newest of each worker, for one that takes its place.
         self._latest: dict[int, Packet] = {}
+        self._lines: dict[int, Line] = {}
+        self._inbox: Inbox | None = None
+
+    def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:
+        """Ways to receivers that are no workers of a collector.
+
+        Raises:
+            RuntimeError: if there are no such.
+        """
+        raise RuntimeError(
+            f"{type(self).__name__} needs a collector, which carries the weights. Between "
+            "processes of your own use SharedMemWeightSyncScheme, or DistributedWeightSyncScheme"
+        )
+
+    def _join(self, worker: int) -> Inbox:
+        """The end of such a way in the receiver's process."""
+        raise NotImplementedError
 
     @override
     def _open(self, workers: int) -> None:
-        pass
+        if not hasattr(self.context, "_send_weights"):
+            self._lines = self._new_lines(self.workers)
+
+    @override
+    def _check_fork(self) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__}: a receiver can't be in a process that was forked from the "
+            "sender's, which has threads. Start it by multiprocessing.get_context('spawn') or "
+            "'forkserver', or use SharedMemWeightSyncScheme"
+        )
+
+    @override
+    def _connect_sender(self) -> None:
+        for line in self._lines.values():
+            line.begin()
+
+    @override
+    def _connect_receiver(self, worker: int) -> None:
+        self._inbox = self._join(worker)
+
+    @override
+    def _wait(self, worker: int, timeout: float | None) -> None:
+        if worker in self._lines:
+            self._lines[worker].wait(timeout)
+
+    @override
+    def _await(self, timeout: float | None) -> Receiver | None:
+        assert self._inbox is not None
+        return self._inbox if self._inbox.wait(timeout) else None
+
+    @property
+    @override
+    def incoming(self) -> Receiver:
+        return super().incoming if self._inbox is None else self._inbox
+
+    @property
+    @override
+    def sender_transports(self) -> dict[int, Any]:
+        return dict(self._lines)
+
+    @property
+    @override
+    def receiver_transport(self) -> Any:
+        return self._inbox
+
+    @override
+    def shutdown(self) -> None:
+        for line in self._lines.values():
+            line.close()
+        self._lines, self._inbox = {}, None
+        super().shutdown()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_latest": {}, "_lines": {}, "_inbox": None}
 
     @override
     def _post(self, shipment: Shipment, version: Version) -> None:
@@ -133,13 +145,12 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def _send(self, worker: int, packet: Packet) -> None:
         known = self._latest.get(worker)
-        if packet.packing is None and known is not None:
-            # Who begins later needs the weights as well.
-            known = replace(known, count=packet.count, version=packet.version)
+        # Who begins later needs the weights as well.
+        self._latest[worker] = packet if known is None else packet.after(known)
+        if self._lines:
+            self._lines[worker].send(packet)
         else:
-            known = packet
-        self._latest[worker] = known
-        self.context._send_weights(self.model_id, worker, packet)
+            self.context._send_weights(self.model_id, worker, packet)
 
     @override
     def receiver(self, worker: int) -> Receiver:

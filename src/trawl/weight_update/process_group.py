@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from trawl.weight_update.lines import Inbox, Line, way_of
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.updaters import RemoteWeightUpdater
 
+if TYPE_CHECKING:
+    from trawl.backends.process_group import Address
+
 
 class DistributedWeightSyncScheme(MessageWeightSyncScheme):
-    """Weights sent to the ranks of a collector, over the connections that it has to them.
+    """Weights sent over a network, by process groups.
+
+    To the ranks of a collector they go over the connections that it has to them. Alone, the
+    scheme makes a process group of two with each receiver, in any process on any machine.
 
     Args:
         backend: the kind of process group: ``"gloo"``.
         sync: accepted for compatibility; sending never waits, and a batch that begins after it
             has the new weights.
-        timeout: accepted for compatibility: nothing is waited for.
+        timeout: seconds that a sender and a receiver wait for each other when they connect.
+        address: alone, the address of the sender's machine, at which receivers find it. By default
+            that is one which only this machine can reach.
+        port: alone, the port there; 0 for any that is free.
 
     Raises:
         ValueError: for another kind of process group, or a time-out that is not above 0.
@@ -26,7 +39,15 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         60.0
     """
 
-    def __init__(self, backend: str = "gloo", sync: bool = True, timeout: float = 3600.0) -> None:
+    def __init__(
+        self,
+        backend: str = "gloo",
+        sync: bool = True,
+        timeout: float = 3600.0,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         from trawl.backends.process_group import check_name
 
         super().__init__()
@@ -36,6 +57,22 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         self.backend = backend
         self.sync = sync
         self.timeout = timeout
+        self._place = address, port
+        self._addresses: dict[int, Address] = {}
+
+    @override
+    def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:
+        from trawl.weight_update.link_lines import Meeting
+
+        lines = Meeting(*self._place, self.timeout).lines(workers)
+        self._addresses = {worker: line.address for worker, line in lines.items()}
+        return {**lines}
+
+    @override
+    def _join(self, worker: int) -> Inbox:
+        from trawl.weight_update.link_lines import joined
+
+        return joined(way_of(self._addresses, worker))
 
 
 class DistributedWeightUpdater(RemoteWeightUpdater):

@@ -8,7 +8,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.weight_update.mail import MessageWeightSyncScheme, Packet
+from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.updaters import RemoteWeightUpdater
 

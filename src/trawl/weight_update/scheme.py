@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -134,8 +135,11 @@ class WeightSyncScheme(ABC):
     def _connect_receiver(self, worker: int) -> None:  # noqa: B027
         """Called when this process turns out to be a receiver's."""
 
-    def _wait(self, workers: Sequence[int], timeout: float | None) -> None:  # noqa: B027
-        """Waits until receivers have taken what was sent."""
+    def _wait(self, worker: int, timeout: float | None) -> None:  # noqa: B027
+        """Waits until a receiver has taken what was sent."""
+
+    def _check_fork(self) -> None:  # noqa: B027
+        """Refuses a receiver in a process forked from the sender's, where that can't be."""
 
     def _await(self, timeout: float | None) -> Receiver | None:
         """Waits until there is something new; None if there is nothing in time."""
@@ -268,7 +272,9 @@ class WeightSyncScheme(ABC):
         """
         if not self._connected_sender:
             raise RuntimeError("wait_async() before connect()")
-        self._wait(self.chosen(worker_ids), timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self.chosen(worker_ids):
+            self._wait(worker, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
         """Checks weights, and changes nothing.
@@ -360,10 +366,12 @@ class WeightSyncScheme(ABC):
             worker_idx: the number of this receiver; by default that of the context, or 0.
 
         Raises:
-            RuntimeError: if it was initialised before.
+            RuntimeError: if it was initialised before, or this process was forked from the
+                sender's and such receivers can't be.
         """
         if self.initialized_on_sender and not self.sends:
             # A copy of the sender's end, in a process that was forked.
+            self._check_fork()
             self.__dict__.update(self.__getstate__())
         if self.initialized_on_sender or self.initialized_on_receiver:
             raise RuntimeError("this weight-sync scheme was initialised already")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from trawl.weight_update.board import Board, Posted, Reader, Version
+from trawl.weight_update.lines import way_of
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.shipments import Shipment
 from trawl.weight_update.transports import SharedMemTransport
@@ -103,23 +103,17 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
     @override
     def _connect_receiver(self, worker: int) -> None:
-        if worker not in self._transports:
-            raise ValueError(
-                f"worker_idx is {worker}, but the sender has receivers {sorted(self._transports)}"
-            )
+        own = way_of(self._transports, worker)
         for index, transport in self._transports.items():
             if index != worker:
                 transport.close()
-        self._transports = {worker: self._transports[worker]}
-        self._transports[worker].connect_receiver()
+        self._transports = {worker: own}
+        own.connect_receiver()
 
     @override
-    def _wait(self, workers: Sequence[int], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for worker in workers:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if worker in self._transports:
-                self._transports[worker].wait_ack(left)
+    def _wait(self, worker: int, timeout: float | None) -> None:
+        if worker in self._transports:
+            self._transports[worker].wait_ack(timeout)
 
     @override
     def _await(self, timeout: float | None) -> Receiver | None:
