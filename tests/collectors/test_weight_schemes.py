@@ -316,11 +316,8 @@ def test_models_without_a_scheme_are_unknown(cls):
 @BOTH
 def test_a_path_that_leads_nowhere_is_told_by_who_looks_there(cls):
     schemes = {"env.env.tail": SharedMemWeightSyncScheme()}
-    made = collector(cls, weight_sync_schemes=schemes)
-    with made:
-        made.update_policy_weights_(head(1), model_id="env.env.tail")
-        with pytest.raises(KeyError, match=r"no model 'env\.env\.tail'"):
-            settled(made)
+    with pytest.raises(KeyError, match=r"no model 'env\.env\.tail'"):
+        collector(cls, weight_sync_schemes=schemes)
 
 
 # --- while batches are made in the background
@@ -595,12 +592,13 @@ class Growing(nn.Module):
         return action.expand(*observation.shape[:-1], 4)
 
 
+@pytest.mark.filterwarnings("ignore:policy Growing has parameters without shapes")
 @BOTH
 def test_a_policy_may_have_no_shapes_yet(cls):
     policy, trained = Growing(1), Growing(3)
     with collector(cls, policy) as made:
         assert settled(made) == [({1}, 0)] * 2
-        with pytest.raises(RuntimeError, match="uninitialized"):
+        with pytest.raises(ValueError, match="Growing has parameters without shapes"):
             made.update_policy_weights_()
         trained(torch.zeros(1, 5))
         made.update_policy_weights_(trained)

@@ -25,7 +25,7 @@ PACKING = Packing(WEIGHTS, ["a"])
 def writes(given: dict[str, float]) -> Callable[[Slot], None]:
     """Fills a slot with numbers, by name."""
     tensors = {name: torch.full_like(WEIGHTS[name], number) for name, number in given.items()}
-    return lambda slot: slot.put(PACKING.match(tensors, "of the test"))
+    return lambda slot, update: slot.put(PACKING.match(tensors, "of the test"), update)
 
 
 def post(board: Board, given: dict[str, float], version: Any, readers: Any) -> None:
@@ -193,7 +193,7 @@ def test_what_comes_with_the_weights_may_grow_up_to_a_limit():
 
 
 def test_what_fails_to_be_written_is_not_put_up():
-    def fail(slot: Slot) -> None:
+    def fail(slot: Slot, update: int) -> None:
         slot.put(PACKING.match({"a": torch.ones(3)}, ""))
         raise ZeroDivisionError
 
@@ -249,7 +249,7 @@ def read(connection: Any, reader: Reader, model: nn.Module) -> None:
 
     def use(posted: Posted) -> None:
         assert posted.slot is not None
-        live.load(posted.slot.tensors)
+        live.load(posted.slot.tensors())
         found = numbers(posted.slot.named()) | model.numbers
         if found != {posted.version} or posted.extra != str(posted.version).encode():
             wrong.append((posted.version, found, posted.extra))

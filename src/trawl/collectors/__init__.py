@@ -17,6 +17,12 @@ from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.utils import split_trajectories
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.weight_update import (
+    MultiProcessedWeightUpdater,
+    RayWeightUpdater,
+    VanillaWeightUpdater,
+    WeightUpdaterBase,
+)
 
 __all__ = [
     "AsyncCollector",
@@ -26,10 +32,14 @@ __all__ = [
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiConfig",
+    "MultiProcessedWeightUpdater",
     "MultiSyncCollector",
     "PolicyVersion",
     "ProfileConfig",
     "RandomPolicy",
+    "RayWeightUpdater",
+    "VanillaWeightUpdater",
+    "WeightUpdaterBase",
     "split_trajectories",
 ]
 

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from trawl.backends.base import Backend
@@ -84,6 +85,7 @@ class FleetCollector(FleetControl):
             None if self._own.makes_policy(config, i) else packed_policy(policy, i)
             for i, policy in enumerate(self._own.policies)
         ]
+        _warn_of_lazy(self._own.policies)
         self._weights_lock = Lock()
         self._announced = self.policy_version
         self._lags = Lags()
@@ -185,7 +187,7 @@ class FleetCollector(FleetControl):
             raise
         ready = [member.ready for member in self._fleet.members if member.ready is not None]
         for index, one in enumerate(ready):
-            self._channel.know(index, one.packing)
+            self._know(index, one)
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._assembly = self._new_assembly(ready)
@@ -507,3 +509,14 @@ def _not_sendable(name: str, index: int, error: Exception) -> TypeError:
         f"{name} (of worker {index}) can't be sent to another process: {error}. Give a function "
         "that makes there what can't be sent, as create_env_fn or policy_factory"
     )
+
+
+def _warn_of_lazy(policies: Sequence[Any]) -> None:
+    for policy in policies:
+        if isinstance(policy, nn.Module) and any(map(is_lazy, policy.parameters())):
+            warn(
+                f"policy {type(policy).__name__} has parameters without shapes, as those of "
+                "LazyLinear before its first call: each worker draws its own. Call it once, or "
+                "update the weights before the first batch"
+            )
+            return

@@ -18,7 +18,7 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.orders import NewWeights
+from trawl.collectors.orders import NewWeights, Ready
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.schedule import Schedule
 from trawl.collectors.weights import POLICY
@@ -146,8 +146,17 @@ class FleetControl(BaseCollector):
 
     def _receivers_of(self, index: int) -> dict[str, Receiver]:
         """Where a worker looks for new weights."""
-        schemes = {**self._schemes, POLICY: self._channel}
-        return {model_id: scheme.receiver(index) for model_id, scheme in schemes.items()}
+        return {model_id: scheme.receiver(index) for model_id, scheme in self._channels.items()}
+
+    @property
+    def _channels(self) -> dict[str, WeightSyncScheme]:
+        """What weights of each model are sent by."""
+        return {**self._schemes, POLICY: self._channel}
+
+    def _know(self, index: int, ready: Ready) -> None:
+        """Takes in what a worker says of its models."""
+        for model_id, packing in ready.packings.items():
+            self._channels[model_id].know(index, packing)
 
     def _send_weights(self, model_id: str, index: int, packet: Packet) -> None:
         """Sends weights to a worker by a message."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trawl.backends.failure import Failure
@@ -81,7 +81,7 @@ class Ready:
         steps: steps of each in a batch.
         batch_size: batch size of the environment.
         trajectory: the first id of a trajectory that begins later.
-        packing: how the policy's weights are packed, if the parent can't know.
+        packings: how the weights of models are packed.
     """
 
     layout: Layout | None
@@ -90,7 +90,7 @@ class Ready:
     steps: int
     batch_size: tuple[int, ...]
     trajectory: int
-    packing: Packing | None = None
+    packings: Mapping[str, Packing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

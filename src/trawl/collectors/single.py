@@ -49,7 +49,7 @@ from trawl.rollout.rng import RandomStream
 from trawl.weight_update.board import Posted
 from trawl.weight_update.packing import Live
 from trawl.weight_update.scheme import Receiver, load_slot
-from trawl.weight_update.tensors import set_extra_state, weights_of
+from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 
 
 class Collector(BaseCollector):
@@ -432,24 +432,35 @@ class Collector(BaseCollector):
         if new is None:
             if model_id != POLICY:
                 self._live(model_id)  # which there has to be
+                raise ValueError(f"the weights of {model_id!r} have to be given")
             return lambda: None
         live, weights = self._live(model_id), weights_of(new)
         matched = live.packing.match(weights.tensors, type(live.module).__name__)
+        check_extra_state(live.module, weights.extra)
 
         def load() -> None:
-            live.load(matched)
+            # It may be refused: then nothing else has changed.
             set_extra_state(live.module, weights.extra)
+            live.load(matched)
 
         return load
 
-    def _live(self, model_id: str) -> Live:
-        """The tensors of a model."""
+    def _find_model(self, model_id: str) -> Any:
+        """A model, by its name or path.
+
+        Raises:
+            KeyError: if there is no such model.
+        """
         try:
-            model = self.get_model(model_id)
+            return self.get_model(model_id)
         except (AttributeError, KeyError, IndexError, ValueError):
             raise KeyError(
                 f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
             ) from None
+
+    def _live(self, model_id: str) -> Live:
+        """The tensors of a model."""
+        model = self._find_model(model_id)
         if not isinstance(model, nn.Module):
             raise TypeError(f"{model_id} {type(model).__name__} has no weights to update")
         known = self._lives.get(model_id)

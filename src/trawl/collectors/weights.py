@@ -98,7 +98,11 @@ class WeightControl(ABC):
         # It may write to the policy itself: not while that acts.
         with self._held(), self._next_version():
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
-            self._announce_version(worker_ids)
+            reached = self.weight_updater.reached()
+            if reached is None:
+                self._announce_version(worker_ids)
+            elif reached:
+                self._announce_version(reached)
 
     @contextmanager
     def _next_version(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import nn
+from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from trawl.backends.base import Port, Service
@@ -149,14 +150,25 @@ class CollectorService(Service):
                 steps=self.collector.frames_per_batch,
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=frames.episodes.next_id,
-                packing=self._packing() if program.policy is None else None,
+                packings=self._packings(),
             )
         )
 
-    def _packing(self) -> Packing | None:
-        """How a policy is packed that only the worker has."""
-        policy = self.collector.policy
-        return Packing.of(policy) if isinstance(policy, nn.Module) else None
+    def _packings(self) -> dict[str, Packing]:
+        """How models are packed that weights may come for.
+
+        Raises:
+            KeyError: if there is no such model.
+        """
+        found = {}
+        for model_id in self.collector._receivers:
+            model = self._model(model_id)
+            if isinstance(model, nn.Module) and not any(map(is_lazy, model.parameters())):
+                found[model_id] = Packing.of(model)
+        return found
+
+    def _model(self, model_id: str) -> Any:
+        return self.collector._find_model(model_id)
 
     def _pass_warnings_on(self) -> None:
         """Leaves it to the parent, and its filters, what becomes of warnings."""

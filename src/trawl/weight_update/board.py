@@ -18,9 +18,10 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from mmap import PAGESIZE
+from typing import Any
 
 from trawl.backends.memory import SharedMemory
-from trawl.weight_update.packing import Packing, Slot
+from trawl.weight_update.packing import Packing, Slot, Write
 from trawl.weight_update.tensors import Weights, unpacked_extra
 
 Version = int | str | None
@@ -40,6 +41,9 @@ _NO_SLOT = (1 << _SLOT_BITS) - 1
 
 # Room behind the weights for what modules have beside tensors. Memory is used as it is needed.
 _EXTRA_ROOM = 1 << 20
+
+# Bytes before it, for the number of the update that brought it.
+_STAMP = 8
 
 # Locks of ``fcntl`` are between processes; within this one there is this.
 # Who passes on what it takes puts it up on a board of its own.
@@ -64,18 +68,41 @@ class Posted:
         version: the version, if there are such.
         slot: the weights, or None if there are none yet.
         extra: extra state, pickled.
+        extra_update: the number of the update that brought it.
+        since: the number of the update that the reader had taken before.
     """
 
     count: int
     version: Version
     slot: Slot | None
     extra: bytes
+    extra_update: int = 0
+    since: int = 0
+
+    @property
+    def update(self) -> int:
+        """The number of the update that the reader has with this."""
+        return self.since if self.slot is None else max(self.slot.update, self.since)
+
+    def extra_state(self) -> dict[str, Any]:
+        """The extra state that is newer than what the reader had."""
+        return unpacked_extra(self.extra) if self.extra_update > self.since else {}
 
     def copy(self) -> Weights:
-        """The weights, which stay as they are when others are put up."""
-        named = {} if self.slot is None else self.slot.named()
+        """What is newer than what the reader had; it stays as it is when others are put up."""
+        named = {} if self.slot is None else self.slot.named(self.since)
         copies = {name: tensor.clone() for name, tensor in named.items()}
-        return Weights(copies, unpacked_extra(self.extra))
+        return Weights(copies, self.extra_state())
+
+
+def stamped(extra: bytes, update: int) -> bytes:
+    """Extra state with the number of the update that brings it; nothing for none."""
+    return update.to_bytes(_STAMP, "little") + extra if extra else b""
+
+
+def unstamped(extra: bytes) -> tuple[bytes, int]:
+    """Extra state, and the number of the update that brought it."""
+    return extra[_STAMP:], int.from_bytes(extra[:_STAMP], "little")
 
 
 class Board:
@@ -93,6 +120,7 @@ class Board:
             self._words[_at(index)] = _NO_SLOT
         self._file: _File | None = None
         self._packing: Packing | None = None
+        self._posts = 0
 
     def reader(self, index: int) -> Reader:
         """The side of a reader; it can be sent to another process."""
@@ -114,7 +142,7 @@ class Board:
     def post(
         self,
         packing: Packing,
-        write: Callable[[Slot], None],
+        write: Write,
         extra: bytes,
         version: Version,
         readers: Iterable[int],
@@ -134,6 +162,7 @@ class Board:
         record = _version_record(version)
         with _here:
             self.check(packing, extra)
+            self._posts += 1
             if self._file is None:
                 self._file = _File.make(self._header, packing, self.readers, len(extra))
                 self._packing = packing
@@ -160,25 +189,24 @@ class Board:
                 "these weights have other names, shapes or dtypes than those that were sent "
                 "before, or the same in another order"
             )
-        if len(extra) > self._file.extra_room:
+        room = self._file.extra_room - _STAMP
+        if len(extra) > room:
             raise ValueError(
                 f"the policy's extra state takes {len(extra)} bytes, but at first it was so small "
-                f"that only {self._file.extra_room} were set aside for it"
+                f"that only {room} were set aside for it"
             )
 
-    def _fill(
-        self, file: _File, write: Callable[[Slot], None], extra: bytes, before: int
-    ) -> tuple[int, bool]:
+    def _fill(self, file: _File, write: Write, extra: bytes, before: int) -> tuple[int, bool]:
         """Fills a slot; gives its number, and whether that needed nothing of the one before."""
         number = self._free(file)
         slot = file.slot(number)
         try:
-            write(slot)
+            write(slot, self._posts)
             more = b"" if extra or before == _NO_SLOT else file.extra(before)
             complete = slot.complete and not more
             if not slot.complete and before != _NO_SLOT:
                 slot.complete_by(file.slot(before))
-            file.put_extra(number, extra or more)
+            file.put_extra(number, stamped(extra, self._posts) or more)
         finally:
             file.unlock(number)
         return number, complete
@@ -228,6 +256,7 @@ class Reader:
         self._words = memoryview(header.buffer).cast("q")
         self._at = _at(index)
         self._seen = _NO_SLOT
+        self._update = 0
         self._file: _File | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -264,8 +293,9 @@ class Reader:
                 return False
             version = _read_version(record)
             slot, extra = (None, b"") if file is None else (file.slot(number), file.extra(number))
-            self._posted = Posted(count, version, slot, extra)
+            self._posted = Posted(count, version, slot, *unstamped(extra), self._update)
             use(self._posted)
+            self._update = self._posted.update
         finally:
             if file is not None:
                 file.unlock(number)

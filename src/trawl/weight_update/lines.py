@@ -65,10 +65,15 @@ class Progress:
             self._sent = packet.count
             self._changed.notify_all()
 
-    def next(self) -> Packet | None:
-        """The newest that was not given before; waits for it. None at the end."""
+    def next(self, wait: bool = True) -> Packet | None:
+        """The newest that was not given before.
+
+        Args:
+            wait: whether it is waited for; then None means the end.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._newest or self._closed or self._lost)
+            if wait:
+                self._changed.wait_for(lambda: self._newest or self._closed or self._lost)
             packet, self._newest = self._newest, None
             return None if self._lost else packet
 
@@ -98,7 +103,7 @@ class Progress:
                 return
             if self._lost:
                 raise ConnectionError(f"receiver {self.number} has ended, and took no weights")
-            raise TimeoutError(f"receiver {self.number} took no weights within {timeout:g} s")
+            raise TimeoutError(f"receiver {self.number} took no weights within {timeout:.3g} s")
 
 
 class Inbox:

@@ -89,6 +89,8 @@ class LinkLine(Line):
             link = self.address.link(0)
             self._linked = True
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
+            # What was sent before is there as soon as the receiver is.
+            link.send(pack(MESSAGE, self._progress.next(wait=False)))
             while (packet := self._progress.next()) is not None:
                 link.send(pack(MESSAGE, packet))
             link.send(Packed(STOP))
@@ -112,6 +114,9 @@ def joined(address: Address) -> Inbox:
             link.send(pack(MESSAGE, count))
 
     inbox = Inbox(took)
+    first = link.receive().content()
+    if first is not None:
+        inbox.put(first)
     threading.Thread(target=_listen, args=(link, inbox), daemon=True).start()
     return inbox
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from trawl.weight_update.board import Version
+from trawl.weight_update.board import Version, stamped
 from trawl.weight_update.lines import Inbox, Line
 from trawl.weight_update.mailbox import Mailbox, Packet
 from trawl.weight_update.packing import Packing, Slot
@@ -30,6 +30,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy)
         # The newest of each worker, for one that takes its place.
         self._latest: dict[int, Packet] = {}
+        self._posts = 0
         self._lines: dict[int, Line] = {}
         self._inbox: Inbox | None = None
 
@@ -108,6 +109,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     @override
     def _post(self, shipment: Shipment, version: Version) -> None:
+        self._posts += 1
         left = list(shipment.workers)
         while left:
             before = self._latest.get(left[0])
@@ -123,12 +125,13 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         """A message with weights; and whether that needed nothing of the one before."""
         buffer = np.empty(shipment.packing.nbytes, dtype=np.uint8)
         slot = Slot(shipment.packing, buffer)
-        shipment.write(slot)
+        shipment.write(slot, self._posts)
         more = b"" if shipment.extra or before is None else before.extra
         complete = slot.complete and not more
         if not slot.complete and before is not None and before.packing == shipment.packing:
             slot.complete_by(Slot(shipment.packing, before.opened()))
-        return self._packet(shipment.packing, buffer, shipment.extra or more), complete
+        extra = stamped(shipment.extra, self._posts) or more
+        return self._packet(shipment.packing, buffer, extra), complete
 
     def _data(self, worker: int) -> Any:
         known = self._latest.get(worker)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trawl.weight_update.board import Posted, Version
+from trawl.weight_update.board import Posted, Version, unstamped
 from trawl.weight_update.packing import Packing, Slot
 
 
@@ -19,7 +19,7 @@ class Packet:
         version: the version, if there are such.
         packing: how the weights are packed; None if there are none, and only the version is new.
         data: the weights, as bytes; or what :meth:`opened` makes these of.
-        extra: extra state, pickled.
+        extra: extra state, as :func:`~trawl.weight_update.board.stamped`.
     """
 
     count: int
@@ -52,6 +52,7 @@ class Mailbox:
     def __init__(self, packet: Packet | None = None) -> None:
         self.count = 0
         self._packet = packet
+        self._update = 0
 
     def put(self, packet: Packet) -> None:
         """Takes in a message. One that is older than what is there changes nothing."""
@@ -71,7 +72,7 @@ class Mailbox:
         if packet is None:
             return Posted(self.count, None, None, b"")
         slot = None if packet.packing is None else Slot(packet.packing, packet.opened())
-        posted = Posted(packet.count, packet.version, slot, packet.extra)
+        posted = Posted(packet.count, packet.version, slot, *unstamped(packet.extra), self._update)
         use(posted)
-        self._packet, self.count = None, packet.count
+        self._packet, self.count, self._update = None, packet.count, posted.update
         return posted

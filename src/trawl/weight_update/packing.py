@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from trawl.weight_update.tensors import check_whole, named_tensors, set_extra_state, weights_of
 
 _ALIGNMENT = 64
+# What wrappers put before names: TensorDictModule and DataParallel, torch.compile, both.
+_WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 _POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
 _SHAPE = attrgetter("shape")
 
@@ -56,8 +57,8 @@ class Packing:
 
     Attributes:
         entries: the tensors, in the order in which they lie.
-        nbytes: size of the buffer, which begins with a byte for each entry that says whether it
-            is there.
+        nbytes: size of the buffer, which begins with a number for each entry: that of the update
+            which brought it, or 0 if none has.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], required: Collection[str]) -> None:
@@ -68,7 +69,7 @@ class Packing:
         # Sorting is stable: within a dtype the order is the model's.
         firsts.sort(key=lambda pair: str(pair[0].dtype))
         self.entries: list[Entry] = []
-        start = _aligned(len(firsts))
+        start = _aligned(8 * len(firsts))
         before: torch.dtype | None = None
         for tensor, own in firsts:
             if tensor.dtype != before:
@@ -127,9 +128,20 @@ class Packing:
         if missing or unknown:
             raise KeyError(
                 f"weights don't fit the policy {model}: missing {sorted(missing)}, unknown "
-                f"{sorted(unknown)}"
+                f"{sorted(unknown)}{_hint(missing, unknown)}"
             )
         return found
+
+    def difference(self, other: Packing) -> str:
+        """What names and shapes of another packing differ in; empty if weights fit both."""
+        own, its = ({n: e.shape for e in one.entries for n in e.names} for one in (self, other))
+        differing = sorted(name for name in own.keys() & its.keys() if own[name] != its[name])
+        parts = {
+            "only here": sorted(own.keys() - its.keys()),
+            "only there": sorted(its.keys() - own.keys()),
+            "of another shape": differing,
+        }
+        return ", ".join(f"{what} {names}" for what, names in parts.items() if names)
 
     def runs(self) -> list[tuple[int, int]]:
         """The entries of each dtype: the first, and the one after the last."""
@@ -147,11 +159,23 @@ class Packing:
         return hash(tuple(self.entries))
 
 
+def _hint(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """What may be behind names that don't fit: one of the two modules is within another."""
+    for prefix in _WRAPPERS:
+        if missing and {prefix + name for name in missing} <= set(unknown):
+            return f". Without {prefix!r} these fit: give the module that the wrapper holds"
+        if unknown and {prefix + name for name in unknown} >= set(missing) != set():
+            return f". With {prefix!r} these fit: give the module that holds this one"
+    return ""
+
+
 def _check(name: str, value: Tensor, entry: Entry) -> None:
     if value.shape != entry.shape:
         raise ValueError(
             f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has {entry.shape}"
         )
+    if value.layout is not torch.strided:
+        raise ValueError(f"weight {name!r} is {value.layout}: only dense tensors can be sent")
     if value.is_meta:
         raise ValueError(f"weight {name!r} is on the meta device: it has no values")
     if not torch.can_cast(value.dtype, entry.dtype):
@@ -183,8 +207,7 @@ class Slot:
     def _map(self, buffer: Any) -> None:
         packing = self.packing
         whole = torch.frombuffer(buffer, dtype=torch.uint8, count=packing.nbytes)
-        # Which entries are there.
-        self._flags = whole[: len(packing.entries)].numpy()
+        self._updates = whole[: 8 * len(packing.entries)].view(torch.int64).numpy()
         self.views = [
             whole[e.start : e.start + e.nbytes].view(e.dtype).view(e.shape) for e in packing.entries
         ]
@@ -195,44 +218,50 @@ class Slot:
             for a, b in packing.runs()
         ]
 
-    @property
-    def tensors(self) -> list[Tensor | None]:
-        """The tensor of each entry; None for one that is not there."""
-        if self.complete:
-            return list(self.views)
-        return [
-            view if is_there else None
-            for view, is_there in zip(self.views, self._flags, strict=True)
-        ]
+    def tensors(self, since: int = 0) -> list[Tensor | None]:
+        """The tensor of each entry; None for one that is not there, or not newer.
 
-    def named(self) -> dict[str, Tensor]:
-        """The tensors by name, tied ones under each of their names."""
-        pairs = zip(self.packing.entries, self.tensors, strict=True)
+        Args:
+            since: the number of an update: what that brought, or one before it, is left out.
+        """
+        newer = self._updates > since
+        if newer.all():
+            return list(self.views)
+        return [view if new else None for view, new in zip(self.views, newer, strict=True)]
+
+    def named(self, since: int = 0) -> dict[str, Tensor]:
+        """The same by name, tied ones under each of their names."""
+        pairs = zip(self.packing.entries, self.tensors(since), strict=True)
         return {n: tensor for entry, tensor in pairs if tensor is not None for n in entry.names}
 
     @property
     def complete(self) -> bool:
         """Whether all tensors are there."""
-        return bool(self._flags.all())
+        return bool(self._updates.all())
+
+    @property
+    def update(self) -> int:
+        """The number of the newest update that brought something; 0 for none."""
+        return int(self._updates.max(initial=0))
 
     @torch.no_grad()
-    def put(self, tensors: Sequence[Tensor | None]) -> None:
+    def put(self, tensors: Sequence[Tensor | None], update: int = 1) -> None:
         """Fills it with tensors, one for each entry; None for one that is not there."""
-        self._flags[:] = [tensor is not None for tensor in tensors]
+        self._updates[:] = [0 if tensor is None else update for tensor in tensors]
         _copy(self.views, [None if tensor is None else tensor.detach() for tensor in tensors])
 
     @torch.no_grad()
     def complete_by(self, other: Slot) -> None:
         """Takes what is not there from another one."""
-        missing = self._flags == 0
-        given = [t if m else None for t, m in zip(other.tensors, missing, strict=True)]
-        self._flags[missing] = other._flags[missing]
+        missing = self._updates == 0
+        given = [t if m else None for t, m in zip(other.tensors(), missing, strict=True)]
+        self._updates[missing] = other._updates[missing]
         _copy(self.views, given)
 
     @torch.no_grad()
-    def put_flat(self, tensors: Sequence[Sequence[Tensor]]) -> None:
+    def put_flat(self, tensors: Sequence[Sequence[Tensor]], update: int = 1) -> None:
         """Fills it with flat tensors of the CPU: those of each run together, at one go."""
-        self._flags[:] = 1
+        self._updates[:] = update
         for run, parts in zip(self._flat, tensors, strict=True):
             torch.cat(list(parts), out=run)
 
@@ -246,6 +275,10 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
     if pairs:
         into, of = zip(*pairs, strict=True)
         torch._foreach_copy_(list(into), list(of))
+
+
+# Fills a slot: with the number of the update that brings it.
+Write = Callable[[Slot, int], None]
 
 
 class Live:
@@ -301,7 +334,7 @@ class Live:
         self._kept = [value for table in self._tables for value in table.values()]
         self._known = _identities(self._tables)
 
-    def writer(self) -> Callable[[Slot], None]:
+    def writer(self) -> Write:
         """Checks the tensors; gives what copies them to a slot.
 
         Raises:
@@ -310,11 +343,11 @@ class Live:
         """
         tensors = self._checked()
         flat = self._flattened(tensors)
-        return partial(Slot.put, tensors=tensors) if flat is None else _flat_writer(flat)
+        return _writer(tensors, flat)
 
-    def write(self, slot: Slot) -> None:
+    def write(self, slot: Slot, update: int = 1) -> None:
         """Copies the tensors to a slot."""
-        self.writer()(slot)
+        self.writer()(slot, update)
 
     def _flattened(self, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
         """Flat views of all tensors, by run, if each can be copied byte for byte."""
@@ -345,14 +378,19 @@ class Live:
         _copy(self._checked(), tensors)
 
 
-def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Callable[[Slot], None]:
+def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Write:
     """What copies tensors, one for each entry, to a slot."""
-    flat = _flat_views(packing, tensors)
-    return partial(Slot.put, tensors=tensors) if flat is None else _flat_writer(flat)
+    return _writer(tensors, _flat_views(packing, tensors))
 
 
-def _flat_writer(flat: Sequence[Sequence[Tensor]]) -> Callable[[Slot], None]:
-    return partial(Slot.put_flat, tensors=flat)
+def _writer(tensors: Sequence[Tensor | None], flat: Sequence[Sequence[Tensor]] | None) -> Write:
+    def write(slot: Slot, update: int) -> None:
+        if flat is None:
+            slot.put(tensors, update)
+        else:
+            slot.put_flat(flat, update)
+
+    return write
 
 
 def _flat_views(packing: Packing, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:

@@ -9,7 +9,10 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import numpy as np
+from torch import Tensor
 
 from trawl.paths import get_path
 from trawl.weight_update.board import Posted, Version
@@ -23,7 +26,7 @@ from trawl.weight_update.shipments import (
     shipment_of,
 )
 from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
-from trawl.weight_update.tensors import Weights, set_extra_state, unpacked_extra
+from trawl.weight_update.tensors import Weights, set_extra_state
 
 
 class Receiver(Protocol):
@@ -234,6 +237,9 @@ class WeightSyncScheme(ABC):
     def send(self, weights: Any = None, worker_ids: int | Sequence[int] | None = None) -> None:
         """Sends weights. It does not wait until they are taken: :meth:`wait_async` does.
 
+        A collector's scheme sends by ``update_policy_weights_`` of the collector, and raises what
+        that does.
+
         Args:
             weights: in any form (a module, a TensorDict, a dict); a dict of numbers of receivers
                 gives each its own. None: those that the model has now.
@@ -247,6 +253,12 @@ class WeightSyncScheme(ABC):
         """
         if not self.initialized_on_sender:
             raise RuntimeError("send() before init_on_sender()")
+        collector = self.context
+        if getattr(collector, "_schemes", {}).get(self._model_id) is self:
+            # It counts versions, and how far workers may be behind.
+            by_model = {self._model_id: weights}
+            collector.update_policy_weights_(weights_dict=by_model, worker_ids=worker_ids)
+            return
         if not self._connected_sender:
             raise RuntimeError("send() before connect()")
         self.commit(self.prepare(weights, self.chosen(worker_ids)), None)
@@ -261,6 +273,8 @@ class WeightSyncScheme(ABC):
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
         """Waits until receivers have taken what was sent last.
+
+        Workers of a collector are not waited for: each takes it before the next batch it begins.
 
         Args:
             timeout: seconds; None waits as long as it takes.
@@ -309,11 +323,11 @@ class WeightSyncScheme(ABC):
             self._post(shipment, version)
             shipment.group.packing = shipment.packing
 
-    def know(self, worker: int, packing: Packing | None) -> None:
+    def know(self, worker: int, packing: Packing) -> None:
         """Says how the model of a receiver is packed, which the sender could not know."""
         for group in self._groups or ():
-            if worker in group.workers and group.packing is None:
-                group.packing = packing
+            if worker in group.workers:
+                group.know(packing)
 
     @property
     def workers(self) -> list[int]:
@@ -330,12 +344,14 @@ class WeightSyncScheme(ABC):
         known = self.workers
         if worker_ids is None:
             return known
-        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-        if any(isinstance(i, bool) or not isinstance(i, int) for i in chosen):
+        single = not isinstance(worker_ids, Iterable) or isinstance(worker_ids, (str, Tensor))
+        given: list[Any] = [worker_ids] if single else list(cast("Iterable[Any]", worker_ids))
+        if any(isinstance(i, bool) or not isinstance(i, (int, np.integer)) for i in given):
             raise TypeError(
                 "worker_ids must be the number of a worker, or several of them, but it is "
                 f"{worker_ids!r}"
             )
+        chosen = [int(i) for i in given]
         if not chosen:
             raise ValueError("worker_ids is empty: nobody would get the weights")
         for index in chosen:
@@ -455,8 +471,11 @@ class WeightSyncScheme(ABC):
 
     @property
     def weights(self) -> Any:
-        """The weights that the model has now, in the form of the strategy; or None."""
-        return self._strategy.extract_weights(self.model)
+        """The weights that the model has now, or that were given, in the form of the strategy."""
+        source = self.model
+        if source is None and self._groups and len(self._groups) == 1:
+            source = self._groups[0].fixed
+        return self._strategy.extract_weights(source)
 
     @property
     def strategy(self) -> str:
@@ -537,12 +556,11 @@ def load_slot(live: Live, posted: Posted) -> None:
     slot = posted.slot
     assert slot is not None
     if live.fits(slot.packing):
-        live.load(slot.tensors)
+        live.load(slot.tensors(posted.since))
     else:
         model = type(live.module).__name__
-        live.load(live.packing.match(slot.named(), model))
-    if posted.extra:
-        set_extra_state(live.module, unpacked_extra(posted.extra))
+        live.load(live.packing.match(slot.named(posted.since), model))
+    set_extra_state(live.module, posted.extra_state())
 
 
 def _index_of(config: Any) -> int:

@@ -10,10 +10,8 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trawl.weight_update.packing import Live, Packing, Slot, writer
-from trawl.weight_update.tensors import extra_state, packed_extra, weights_of
-
-Write = Callable[[Slot], None]
+from trawl.weight_update.packing import Live, Packing, Write, writer
+from trawl.weight_update.tensors import check_extra_state, extra_state, packed_extra, weights_of
 
 
 @dataclass
@@ -27,6 +25,7 @@ class Group:
             shapes yet; or None.
         packing: how the receivers' models are packed, as far as is known.
         model: what the model is, for errors.
+        misfit: why the receivers can't have the weights of that model; empty if they can.
     """
 
     workers: tuple[int, ...]
@@ -34,6 +33,7 @@ class Group:
     fixed: Any = None
     packing: Packing | None = None
     model: str = "of the receiver"
+    misfit: str = ""
 
     @classmethod
     def of(cls, workers: Iterable[int], source: Any) -> Group:
@@ -50,6 +50,17 @@ class Group:
             tensors = weights_of(source).tensors
             group.packing = Packing(tensors, tensors)
         return group
+
+    def know(self, packing: Packing) -> None:
+        """Says how the model of a receiver is packed."""
+        if self.packing is None:
+            self.packing = packing
+        elif difference := self.packing.difference(packing):
+            # It is theirs that weights are for.
+            self.packing = packing
+            self.misfit = (
+                f"the {self.model} that is here is not like those of workers: {difference}"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,8 @@ def shipment_of(
     Raises:
         as :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
     """
+    if weights is None and group.misfit:
+        raise ValueError(f"{group.misfit}. Give weights that fit")
     if weights is None and group.live is not None:
         write = group.live.writer()
         extra = packed_extra(extra_state(group.live.module))
@@ -85,10 +98,12 @@ def shipment_of(
     source = group.fixed if weights is None else weights
     if source is None:
         raise RuntimeError(
-            "update_policy_weights_() has no weights to take: the policy is no module, or was "
-            "made by a policy_factory; give the weights"
+            "there are no weights to take: the policy is no module, or was made by a "
+            "policy_factory; give the weights"
         )
     given = weights_of(source)
+    if group.live is not None and not group.misfit:
+        check_extra_state(group.live.module, given.extra)
     packing = packing or Packing(given.tensors, given.tensors)
     matched = packing.match(given.tensors, group.model)
     return Shipment(group, workers, packing, writer(packing, matched), packed_extra(given.extra))
@@ -117,7 +132,8 @@ def receivers_of(
     """The number of receivers, by what a sender was given.
 
     Raises:
-        ValueError: if it is given twice, and not the same.
+        ValueError: if it is given twice, and not the same, or there are none.
+        TypeError: if it is no number.
     """
     given = {
         "num_workers": num_workers,
@@ -125,6 +141,11 @@ def receivers_of(
         "params_map": None if params_map is None else len(params_map),
     }
     counts = {name: count for name, count in given.items() if count is not None}
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"{name} must be an integer, but it is {count!r}")
+        if count < 1:
+            raise ValueError(f"{name} is {count}: there have to be receivers")
     if len(set(counts.values())) > 1:
         raise ValueError(f"the number of receivers is not clear: {counts}")
     return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)

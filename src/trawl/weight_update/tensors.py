@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 #: Where a model's extra state is among its weights, by the path of the submodule it belongs to.
 EXTRA = "__extra_state__"
@@ -67,7 +68,14 @@ def check_whole(module: nn.Module) -> None:
 
     Raises:
         TypeError: for such a module: new weights would not reach it.
+        ValueError: for one that has parameters without shapes.
     """
+    lazy = [name for name, value in module.named_parameters() if is_lazy(value)]
+    if lazy:
+        raise ValueError(
+            f"{type(module).__name__} has parameters without shapes, as those of LazyLinear before "
+            f"its first call: {', '.join(lazy)}. Call it once before its weights are sent"
+        )
     for path, part in module.named_modules():
         plain = type(part)._save_to_state_dict is nn.Module._save_to_state_dict
         if plain or isinstance(part, TensorDictBase):
@@ -109,8 +117,19 @@ def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
     """Gives submodules their extra state.
 
     Raises:
-        KeyError: if there is no such submodule.
+        KeyError: as :func:`check_extra_state`.
     """
+    for part, state in check_extra_state(module, extra):
+        part.set_extra_state(state)
+
+
+def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple[nn.Module, Any]]:
+    """Looks up who is to have which extra state.
+
+    Raises:
+        KeyError: if there is no such submodule, or it takes none.
+    """
+    found = []
     for path, state in extra.items():
         try:
             part = module.get_submodule(path)
@@ -118,7 +137,11 @@ def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
             raise KeyError(
                 f"there is extra state for {path!r}, which {type(module).__name__} has not"
             ) from None
-        part.set_extra_state(state)
+        if type(part).set_extra_state is nn.Module.set_extra_state:
+            kind = type(part).__name__
+            raise KeyError(f"there is extra state for {path!r}, but {kind} takes none")
+        found.append((part, state))
+    return found
 
 
 def _of_mapping(source: Mapping[str, Any]) -> Weights:

@@ -175,7 +175,7 @@ class SharedMemTransport:
         while board.taken(self.index) < board.count(self.index):
             left = _left(deadline)
             if left is not None and left <= 0:
-                raise TimeoutError(f"receiver {self.number} took no weights within {timeout:g} s")
+                raise TimeoutError(f"receiver {self.number} took no weights within {timeout:.3g} s")
             assert self._ours is not None
             try:
                 self._ours.wait(left)

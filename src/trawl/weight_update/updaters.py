@@ -119,9 +119,18 @@ class WeightUpdaterBase:
                 "_get_server_weights() return them"
             )
         weights = self._maybe_map_weights(given)
-        for worker_id in self._workers(worker_ids):
-            if not self._skip_update(worker_id):
-                self._sync_weights_with_worker(worker_id=worker_id, server_weights=weights)
+        chosen = [i for i in self._workers(worker_ids) if not self._skip_update(i)]
+        for worker_id in chosen:
+            self._sync_weights_with_worker(worker_id=worker_id, server_weights=weights)
+        self.__dict__["_reached"] = chosen
+
+    def reached(self) -> list[int] | None:
+        """The numbers of workers that the last push brought weights to; None for all."""
+        chosen = self.__dict__.pop("_reached", None)
+        if chosen is None or not all(isinstance(i, int) for i in chosen):
+            # It was not this class that chose, or these are places that workers share.
+            return None
+        return list(chosen)
 
     def _workers(self, worker_ids: Any) -> Sequence[Any]:
         if worker_ids is not None:
@@ -203,6 +212,16 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     @override
     def from_policy(cls, policy: Any) -> VanillaWeightUpdater:
         return cls(policy_weights=_STRATEGY.extract_weights(policy))
+
+    @override
+    def register_collector(self, collector: Any) -> None:
+        if getattr(collector, "num_workers", None) is not None:
+            raise ValueError(
+                f"weight_updater: {type(self).__name__} copies weights into a policy of this "
+                f"process, but the policies of {type(collector).__name__} are those of its "
+                "workers. Use MultiProcessedWeightUpdater, or none"
+            )
+        super().register_collector(collector)
 
     @override
     def all_worker_ids(self) -> None:

@@ -37,7 +37,7 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
     collector._fleet.grow(len(found))
     ready = [member.ready for member in collector._fleet.members if member.ready is not None]
     for index, one in enumerate(ready):
-        collector._channel.know(index, one.packing)
+        collector._know(index, one)
     collector._assembly = collector._new_assembly(ready)
     frames = [one.lanes * one.steps for one in ready]
     collector.requested_frames_per_batch = sum(frames) if collector.sync else max(frames)
@@ -61,7 +61,7 @@ def _add(collector: FleetCollector, source: Any, policy: Any) -> None:
     collector._seeds.append(None)
     collector._env_states.append(None)
     collector._frames_asked.append(collector._frames_asked[0])
-    for model_id, scheme in {**collector._schemes, POLICY: collector._channel}.items():
+    for model_id, scheme in collector._channels.items():
         _admit(scheme, index, policy if model_id == POLICY else None)
 
 

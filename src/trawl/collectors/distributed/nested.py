@@ -61,9 +61,13 @@ class NestedService(CollectorService):
                 steps=collector.requested_frames_per_batch,
                 batch_size=(),
                 trajectory=self._next,
-                packing=self._packing() if program.policy is None else None,
+                packings=self._packings(),
             )
         )
+
+    @override
+    def _model(self, model_id: str) -> Any:
+        return self.collector.policy if model_id == POLICY else None
 
     @override
     def _collect(self, order: Collect) -> Done:
