@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.failure import Failure
 from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
-from trawl.backends.ray_cluster import Connection, lacking
+from trawl.backends.ray_cluster import Connection, Place
 from trawl.backends.ray_wire import Packed, pack, pack_code, unpack
 
 # Calls with messages for an actor that are under way at a time. What is sent meanwhile goes
@@ -86,8 +86,10 @@ class RayBackend(Backend):
         made, refs = pack_code(make)
         own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
+        place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
         actor = ray.remote(RayActor).options(**{**asked, **own}).remote(made, refs, list(sys.path))
-        worker = RayWorker(index, actor, self._connection, asked, weakref.WeakMethod(self._lose))
+        lose: weakref.WeakMethod[Any] = weakref.WeakMethod(self._lose)
+        worker = RayWorker(index, actor, self._connection, asked, place, lose)
         with self._changed:
             self._living.add(worker)
         self._listen(worker)
@@ -141,8 +143,7 @@ class RayBackend(Backend):
         with self._changed:
             while not self._came:
                 now = time.monotonic()
-                patience = self._patience
-                late = [one.begun + patience for one in self._unplaced()] if patience else []
+                late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
                 if deadline is not None and now >= deadline:
                     return True
@@ -156,24 +157,21 @@ class RayBackend(Backend):
     def _unplaced(self) -> list[RayWorker]:
         return [worker for worker in self._living if worker.pid is None]
 
+    def _late(self) -> list[float]:
+        """When there is something to be said of actors that wait for a place."""
+        return [one.place.late for one in self._unplaced() if one.place.late is not None]
+
     def _check_resources(self) -> None:
         """Refuses to wait longer for an actor that there is no place for.
 
         Raises:
             RuntimeError: naming what the cluster lacks.
         """
-        now, patience = time.monotonic(), self._patience or 0.0
+        now = time.monotonic()
         for worker in sorted(self._unplaced(), key=lambda worker: worker.index):
-            if now < worker.begun + patience:
-                continue
-            what = lacking(worker.asked)
-            if what is not None:
-                raise RuntimeError(
-                    f"worker {worker.index} found no place in the Ray cluster in {patience:g} s: "
-                    f"{what}. Ask for less in remote_configs, or give the cluster more"
-                )
-            # There is room by now, and it may be about to start.
-            worker.begun = now
+            late = worker.place.late
+            if late is not None and now >= late:
+                worker.place.check(f"worker {worker.index}")
 
     def _read(self, worker: RayWorker, thing: Any) -> None:
         if worker not in self._living:
@@ -221,7 +219,6 @@ class RayBackend(Backend):
             worker.kill()
         deadline = time.monotonic() + _DYING
         with contextlib.suppress(RuntimeError):
-            self._patience = None
             while self._living and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
         self._living.clear()
@@ -245,9 +242,9 @@ class RayWorker(Worker):
     Attributes:
         actor: the handle of the actor.
         asked: the options that it was asked for with.
+        place: its wait for a place.
         pid: its process, once it is known; None until it has begun.
         node: the id of the node that it is on.
-        begun: when it was asked for.
         heard: how much came of what it said.
         told_to_stop: whether it was told to.
         unreadable: whether it said what can't be read.
@@ -260,14 +257,15 @@ class RayWorker(Worker):
         actor: Any,
         connection: Connection,
         asked: Mapping[str, Any],
+        place: Place,
         lose: weakref.WeakMethod[Callable[[RayWorker], None]],
     ) -> None:
         self.index = index
         self.actor = actor
         self.asked = asked
+        self.place = place
         self.pid: int | None = None
         self.node: str | None = None
-        self.begun = time.monotonic()
         self.heard = 0
         self.told_to_stop = self.unreadable = self.buried = False
         self._killed = False

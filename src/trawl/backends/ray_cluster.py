@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 #: What a worker asks of the cluster if the user doesn't say. GPUs are added where there are some.
@@ -25,6 +26,9 @@ _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _NOT_RESOURCES = frozenset({"num_cpus", "num_gpus", "memory", "resources"})
+
+# How much longer an actor may take that there was room for: what it needs may be installed first.
+_STARTING = 10.0
 
 
 def import_ray() -> Any:
@@ -50,8 +54,9 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     """Connects to a cluster, if this process is not connected: a running one, or one of its own.
 
     Args:
-        config: arguments of ``ray.init``. None: the cluster is joined that ``RAY_ADDRESS`` names,
-            or that runs on this machine (by ``ray start``); if there is none, one is started.
+        config: arguments of ``ray.init``. Without an address in them, the cluster is joined that
+            ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine; if there is
+            none, one is started. Clusters of other programs are theirs.
 
     Returns:
         Whether this call connected it.
@@ -59,21 +64,24 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     ray = import_ray()
     if ray.is_initialized():
         return False
+    own = dict(DEFAULT_RAY_INIT_CONFIG if config is None else config)
+    joins = _joins(own.get("address"))
+    if joins and config is None:
+        own = {}
     with warnings.catch_warnings():
         # Of Ray's own doing.
         warnings.simplefilter("ignore")
-        if config is None:
-            try:
-                ray.init(address="auto")
-                return True
-            except ConnectionError:
-                if "RAY_ADDRESS" in os.environ:
-                    raise
-        own = dict(DEFAULT_RAY_INIT_CONFIG if config is None else config)
-        alone = own.get("address") is None and "RAY_ADDRESS" not in os.environ
-        with _at_loopback() if alone else contextlib.nullcontext():
+        with contextlib.nullcontext() if joins else _at_loopback():
             ray.init(**own)
     return True
+
+
+def _joins(address: str | None) -> bool:
+    """Whether a cluster with such an address runs already."""
+    if address in (None, "auto"):
+        utils = importlib.import_module("ray._private.utils")
+        address = os.environ.get("RAY_ADDRESS") or utils.read_ray_address()
+    return address not in (None, "", "local")
 
 
 @contextlib.contextmanager
@@ -148,13 +156,69 @@ def requested(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(amount) for name, amount in own.items() if amount}
 
 
-def lacking(options: Mapping[str, Any]) -> str | None:
-    """What of an actor's resources no node has to give now, in words; None if one has all."""
+class Place:
+    """The wait of an actor for a place in the cluster.
+
+    Args:
+        options: what it asks for. It is looked up at once whether there is room: as soon as the
+            actor is asked for, what it is given is no longer free, though it may take long to
+            start.
+        patience: seconds that it may wait for room; None: as long as it takes.
+        before: of others that were asked for, and are not known to have started.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        patience: float | None,
+        before: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        self._options = options
+        self._had_room = lacking(options, before) is None
+        self.patience = patience
+        if patience is not None and self._had_room:
+            self.patience = patience * _STARTING
+        self.begun = time.monotonic()
+
+    @property
+    def late(self) -> float | None:
+        """When there is something to be said, unless it has started by then."""
+        return None if self.patience is None else self.begun + self.patience
+
+    def check(self, who: str) -> None:
+        """Refuses to wait any longer, if there is no place for it.
+
+        Raises:
+            RuntimeError: naming what the cluster lacks.
+        """
+        what = lacking(self._options)
+        if what is None:
+            # There is room by now, and it may be about to start.
+            self.begun = time.monotonic()
+            return
+        how = "has not started" if self._had_room else "found no place in the Ray cluster"
+        raise RuntimeError(
+            f"{who} {how} in {self.patience:g} s: {what}. Ask for less in its options "
+            "(remote_configs), or give the cluster more"
+        )
+
+
+def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> str | None:
+    """What of an actor's resources no node has to give now, in words; None if one has all.
+
+    Args:
+        options: what it asks for.
+        before: what others ask for, who are served first.
+    """
     ray = import_ray()
     asked = requested(options)
-    free = ray._private.state.available_resources_per_node()
+    found = ray._private.state.available_resources_per_node()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    if any(_covers(free.get(node["NodeID"], {}), asked) for node in nodes):
+    # A node that has just joined has not said yet what is free there.
+    free = {node["NodeID"]: dict(found.get(node["NodeID"]) or node["Resources"]) for node in nodes}
+    for other in before:
+        _take(free, requested(other))
+    if any(_covers(left, asked) for left in free.values()):
         return None
     found = []
     for name, amount in asked.items():
@@ -167,6 +231,15 @@ def lacking(options: Mapping[str, Any]) -> str | None:
     if not found:
         found = [", ".join(_shown(name, amount) for name, amount in asked.items()) + " together"]
     return f"it asks for {'; and for '.join(found)}"
+
+
+def _take(free: Mapping[str, dict[str, float]], asked: Mapping[str, float]) -> None:
+    """Takes resources from the first node that has them."""
+    for left in free.values():
+        if _covers(left, asked):
+            for name, amount in asked.items():
+                left[name] -= amount
+            return
 
 
 def _covers(has: Mapping[str, float], asked: Mapping[str, float]) -> bool:

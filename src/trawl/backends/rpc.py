@@ -240,18 +240,19 @@ class RpcBackend(ProcessGroupBackend):
         store: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        self._membership = threading.Lock()
+        self._agent: Any = None
         super().__init__(launcher, host, port, timeout, prefix, store)
         self._numbers = itertools.count(1)
         self._options = {**DEFAULT_TENSORPIPE_OPTIONS, **(options or {})}
-        self._membership = threading.Lock()
         node = Node(0, DRIVER, Address(*self._where, prefix=prefix), self._options)
-        self._own = dist.PrefixStore(f"{prefix}/driver", self._store)
+        self._own: Any = dist.PrefixStore(f"{prefix}/driver", self._store)
         try:
-            self._agent: Any = node.agent(self._own)
+            self._agent = node.agent(self._own)
         except BaseException:
             self._closed = True
             self.launcher.close()
-            self._store = None
+            self._store = self._own = None
             raise
 
     @override
@@ -292,6 +293,8 @@ class RpcBackend(ProcessGroupBackend):
             self._agent = None
         super()._let_go()
         _shut_down()
+        # It keeps the store, and that its port.
+        self._own = None
 
 
 class _Node(MetWorker):

@@ -92,7 +92,12 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     sync = bool(given.get("sync", False))
     if backend in _REMOTE:
         # On this machine, unless something else is asked for.
-        extra["launcher"] = "submitit" if backend == "submitit" else extra.get("launcher", "mp")
+        own_launcher = "submitit" if backend == "submitit" else "mp"
+        if extra.setdefault("launcher", own_launcher) != own_launcher == "submitit":
+            raise ValueError(
+                f"backend='submitit' and backend_options['launcher']={extra['launcher']!r} "
+                "contradict each other"
+            )
     cls = _class_of(backend)
     return cls(factories, own.pop("policy", None), sync=sync, **own, **extra)
 

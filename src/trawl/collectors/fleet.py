@@ -234,6 +234,14 @@ class Fleet:
         """How many workers were replaced."""
         return sum(member.restarts for member in self.members)
 
+    def _check_owner(self) -> None:
+        """Refuses to work in a process that was forked: the workers are not its own."""
+        if self._owner != os.getpid():
+            raise RuntimeError(
+                "this collector belongs to another process, which this one was forked from: make "
+                "one here"
+            )
+
     # --- orders
 
     def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> int:
@@ -248,6 +256,7 @@ class Fleet:
         Returns:
             The number of the order.
         """
+        self._check_owner()
         self.send_told()
         self._forget()
         self._number += 1
@@ -336,6 +345,7 @@ class Fleet:
             for index, (function, *args) in calls.items()
         }
         self.send_told()
+        self._check_owner()
         numbers = {}
         for index, data in packed.items():
             self._number += 1
@@ -406,6 +416,7 @@ class Fleet:
         """Takes in what happens next. What goes wrong in a worker ends here, and for good."""
         if self._error is not None:
             raise self._error
+        self._check_owner()
         try:
             self.send_told()
             self._wait(timeout)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trawl.backends.failure import Failure
-from trawl.backends.ray_cluster import Connection, connect, import_ray, with_defaults
+from trawl.backends.ray_cluster import Connection, Place, connect, import_ray, with_defaults
 from trawl.backends.ray_wire import pack, pack_code, unpack
 
 # Given as functions that make them, they are made where the buffer is.
@@ -150,6 +150,7 @@ class RayReplayBuffer(RayBufferClient):
         ray_init_config: arguments of ``ray.init``, if this process is not connected.
         remote_config: options of the actor (``num_cpus``, by default 0, ``memory``,
             ``resources``, …).
+        placement_timeout: seconds that the actor may wait for these; None: as long as it takes.
         transport: ``"ray"`` (or ``"auto"``): data goes through Ray's object store.
         transport_options: None; there are none.
         delayed_init: whether the buffer is made only when it is first used.
@@ -159,6 +160,7 @@ class RayReplayBuffer(RayBufferClient):
     Raises:
         ImportError: if there is no Ray, or no TorchRL and no other class is given.
         ValueError: for an unknown transport.
+        RuntimeError: if the cluster has no place for the actor.
 
     Example:
         >>> from functools import partial
@@ -175,6 +177,7 @@ class RayReplayBuffer(RayBufferClient):
         replay_buffer_cls: Callable[..., Any] | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
+        placement_timeout: float | None = 30.0,
         transport: str = "auto",
         transport_options: Mapping[str, Any] | None = None,
         delayed_init: bool = False,
@@ -193,16 +196,25 @@ class RayReplayBuffer(RayBufferClient):
         make, refs = pack_code((replay_buffer_cls, args, kwargs))
         # It mostly waits, and is not to take the place of a collector.
         options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
-        super().__init__(
-            ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
-        )
+        place = Place(options, placement_timeout)
+        actor = ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
+        super().__init__(actor)
         self._closed = False
-        if not delayed_init:
-            try:
-                self._ask("get", "made")
-            except BaseException:
-                self.close()
-                raise
+        if delayed_init:
+            return
+        try:
+            self._await(place)
+            self._ask("get", "made")
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self, place: Place) -> None:
+        """Waits until the actor has started."""
+        ray = import_ray()
+        begun = self._actor.begun.remote()
+        while not ray.wait([begun], timeout=place.patience)[0]:
+            place.check("the replay buffer's actor")
 
     def close(self) -> None:
         """Ends the actor, and the buffer with it; may be called again."""
@@ -232,6 +244,9 @@ class _BufferActor:
         self._make: tuple[Any, ...] = make, [], refs
         self._buffer: Any = None
         self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def begun(self) -> None:
+        """Has begun, if this can be called."""
 
     def call(self, *packed: Any) -> Any:
         """Calls a method, of this or of the buffer."""

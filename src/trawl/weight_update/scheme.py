@@ -94,7 +94,7 @@ class WeightSyncScheme(ABC):
 
         Args:
             backend: ``"none"`` or ``"direct"``, ``"shared"`` or ``"thread"``, ``"process"`` or
-                ``"multiprocessing"``.
+                ``"multiprocessing"``, ``"ray"``, ``"distributed"`` or ``"rpc"``.
             **options: arguments of the scheme.
 
         Raises:

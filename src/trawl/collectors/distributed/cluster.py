@@ -26,6 +26,9 @@ from trawl.collectors.worker import Program
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
+# What the collector shares out among its workers.
+_OF_ALL = {"create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"}
+
 
 @dataclass(frozen=True)
 class ClusterOptions:
@@ -79,13 +82,21 @@ class ClusterOptions:
     @property
     def interval(self) -> int | None:
         """Batches of a worker after which it is sent weights by itself; None for never."""
-        if self.max_weight_update_interval > 0:
-            return self.max_weight_update_interval
-        return 1 if self.update_after_each_batch or not self.max_weight_update_interval else None
+        if self.update_after_each_batch:
+            return 1
+        interval = self.max_weight_update_interval
+        return None if interval < 0 else max(1, interval)
 
     def kwargs(self, count: int) -> list[dict[str, Any]]:
-        """More options of each worker's collector."""
-        return [dict(own or {}) for own in each("collector_kwargs", self.collector_kwargs, count)]
+        """More options of each worker's collector.
+
+        Raises:
+            ValueError: for one that is not a worker's alone.
+        """
+        found = [dict(own or {}) for own in each("collector_kwargs", self.collector_kwargs, count)]
+        for name in sorted(_OF_ALL & {name for own in found for name in own}):
+            raise ValueError(f"collector_kwargs has {name!r}: give that to the collector itself")
+        return found
 
 
 class ClusterCollector(FleetCollector):
@@ -123,6 +134,11 @@ class ClusterCollector(FleetCollector):
     @override
     def _check(self) -> None:
         super()._check()
+        if self.remote.interval is not None and not self._has_source():
+            raise ValueError(
+                "update_after_each_batch and max_weight_update_interval need a policy whose "
+                "weights are sent: a module. This one is none, or was made by a policy_factory"
+            )
         self._kwargs = self.remote.kwargs(self.num_workers)
 
     @override

@@ -62,6 +62,11 @@ def _outside(options: RemoteOptions, count: int) -> Meeting:
             f"there are {count} workers, but only {world - 1} ranks beside this one "
             f"(WORLD_SIZE={world})"
         )
+    if world - 1 > count:
+        raise RuntimeError(
+            f"there are {world - 1} ranks beside this one (WORLD_SIZE={world}), but {count} "
+            "workers: a rank is a worker, so that some would have nothing to do"
+        )
     host, port = options.address or host, options.tcp_port or port
     return Meeting(OutsideLauncher(world - 1), host, port, _prefix(), not _agent_has_store())
 

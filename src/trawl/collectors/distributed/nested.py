@@ -88,6 +88,12 @@ class NestedService(CollectorService):
             ids.copy_(torch.where(ids < 0, ids, ids * self._stride + self._base))
             self._next = max(self._next, int(ids.max()) + self._stride)
 
+    def _facts(self) -> dict[str, Any]:
+        """What is known of its workers, as of one."""
+        fleet, facts = self.collector._fleet, self.collector.stats()
+        own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
+        return {**fleet.members[0].facts, **own, "worker_restarts": fleet.restarts}
+
     def _told(self, order: Collect, frames: int, batch: bytes | None) -> Done:
         collector = self.collector
         return Done(
@@ -98,6 +104,6 @@ class NestedService(CollectorService):
             weights=collector._receivers[POLICY].count,
             trajectory=self._next,
             batch=batch,
-            facts={},
+            facts=self._facts(),
             random=order.random,
         )

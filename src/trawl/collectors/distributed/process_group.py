@@ -40,11 +40,6 @@ class RemoteCollector(ClusterCollector):
     @override
     def _check(self) -> None:
         super()._check()
-        if self.remote.interval is not None and not self._has_source():
-            raise ValueError(
-                "update_after_each_batch and max_weight_update_interval need a policy whose "
-                "weights are sent: a module. This one is none, or was made by a policy_factory"
-            )
         odd = [p for p in self._own.policies if p is not None and not isinstance(p, nn.Module)]
         if odd and self.config.weight_updater is None:
             warn(

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
-from trawl.backends.ray_cluster import connect, disconnect, with_defaults
+from trawl.backends.ray_cluster import Connection, connect, disconnect, with_defaults
 from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayOptions
@@ -63,7 +63,8 @@ class RayCollector(ClusterCollector):
             options["num_workers"] = self.remote.num_collectors or count
         if options.get("start_method") is not None:
             raise TypeError("start_method has no meaning for actors of a Ray cluster")
-        self._connected = connect(self.remote.ray_init_config)
+        started = connect(self.remote.ray_init_config)
+        self._own_connection = Connection() if started else None
         try:
             super().__init__(create_env_fn, policy, *more, **options)
             self._warn_of_random_frames()
@@ -140,6 +141,8 @@ class RayCollector(ClusterCollector):
     ) -> None:
         """Starts further actors, also while others collect. Batches of all grow by their parts.
 
+        If one can't be started, that is an error of the collector, which is closed.
+
         Args:
             create_env_fn: what each makes its environment of, in a list; or one such thing.
             num_envs: how many actors there are to be, if it is no list.
@@ -202,8 +205,9 @@ class RayCollector(ClusterCollector):
             self._disconnect()
 
     def _disconnect(self) -> None:
-        if self.__dict__.get("_connected"):
-            self._connected = False
+        own = self.__dict__.get("_own_connection")
+        self._own_connection = None
+        if own is not None and own.alive:
             disconnect()
 
     async def async_shutdown(  # type: ignore[override]
