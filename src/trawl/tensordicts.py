@@ -1,4 +1,4 @@
-"""TensorDicts made of tensors that are known to fit."""
+"""TensorDicts made of tensors that are known to fit, and without what is private."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from trawl.keys import Key, nested
 
@@ -34,3 +34,13 @@ def _made(tree: Mapping[str, Any], batch_size: torch.Size, names: list[str | Non
     }
     made: TensorDict = new_tensordict(source, batch_size=batch_size, names=list(names))
     return made
+
+
+def drop_private(batch: TensorDictBase) -> TensorDictBase:
+    """The batch without entries whose key has a part that begins with an underscore."""
+    private = [key for key in batch.keys(True) if _is_private(key)]
+    return batch.exclude(*private) if private else batch
+
+
+def _is_private(key: Any) -> bool:
+    return any(part.startswith("_") for part in ((key,) if isinstance(key, str) else key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from torch import nn
 
 from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.delivery import Delivery
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
 from trawl.collectors.weights import WeightControl
+from trawl.collectors.whole import STATE, WholeTrajectories
 from trawl.paths import call_path, get_path
 
 
@@ -36,7 +38,8 @@ class BaseCollector(WeightControl):
                 collector.update_policy_weights_()
 
     The options can be read as its attributes: ``collector.total_frames``. A subclass collects a
-    batch in ``_collect`` and lets go of what it holds in ``_close``.
+    batch in ``_collect`` and lets go of what it holds in ``_close``. If whole trajectories are
+    asked for, ``_collect`` only adds frames to what is to become of them.
 
     Attributes:
         config: the options.
@@ -46,6 +49,7 @@ class BaseCollector(WeightControl):
 
     config: CollectorConfig
     requested_frames_per_batch: int
+    _delivery: Delivery
 
     def __init__(self, config: CollectorConfig) -> None:
         self.config = config
@@ -63,6 +67,13 @@ class BaseCollector(WeightControl):
         self._schemes_received = {}
         self.weight_updater = None
         self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
+        self._whole: WholeTrajectories | None = None
+        if config.trajs_per_batch is not None:
+            self._whole = self._new_whole(config)
+
+    def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
+        """What puts the frames of this collector together to whole trajectories."""
+        return WholeTrajectories(config)
 
     if not TYPE_CHECKING:
 
@@ -77,7 +88,10 @@ class BaseCollector(WeightControl):
 
     @abstractmethod
     def _collect(self) -> Any:
-        """Collects a batch, counts it, and gives what iteration yields."""
+        """Collects a batch, counts it, and gives what iteration yields.
+
+        With whole trajectories, it adds the batch's frames to these, counts them, and gives None.
+        """
 
     @abstractmethod
     def _close(self, close_env: bool) -> None:
@@ -92,23 +106,31 @@ class BaseCollector(WeightControl):
         """Batches until ``total_frames`` are reached. All iterators share one count."""
         while True:
             with self._held():
-                if not self._has_budget():
+                if not self._has_batch():
                     return
                 try:
                     batch = self._collect_or_close()
                 except CollectorClosed:
                     return
+            if batch is None and self.config.replay_buffer is None:
+                # Frames ended before there were enough whole trajectories.
+                return
             yield batch
 
     def next(self) -> Any:
         """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
         with self._held(), suppress(CollectorClosed):
-            return self._collect_or_close() if self._has_budget() else None
+            return self._collect_or_close() if self._has_batch() else None
         return None
 
     def __len__(self) -> int:
         if self.config.endless:
             raise TypeError("an endless collector (total_frames=-1) has no length")
+        if self._whole is not None and self.config.replay_buffer is None:
+            raise TypeError(
+                "how many batches there will be is not known beforehand: with trajs_per_batch it "
+                "depends on how long trajectories are"
+            )
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
     def _has_budget(self, more: int = 0) -> bool:
@@ -117,14 +139,64 @@ class BaseCollector(WeightControl):
             return False
         return self.config.endless or self._frames + more < self.config.total_frames
 
+    def _has_batch(self) -> bool:
+        """Whether there is something to deliver, or frames that may become it."""
+        waits = self._whole is not None and self._whole.ready and not self.closed
+        return waits or self._has_budget()
+
     def _collect_or_close(self) -> Any:
+        """The next batch; None if it went to a replay buffer, or there are no more."""
         try:
-            with nullcontext() if self._profiler is None else self._profiler.turn():
-                return self._collect()
+            if self._whole is None:
+                return self._collect_profiled()
+            return self._collect_whole(self._whole)
         except BaseException:
             # What failed stays the error that the user sees, whatever closing does.
             self.shutdown(raise_on_error=False)
             raise
+
+    def _collect_profiled(self) -> Any:
+        with nullcontext() if self._profiler is None else self._profiler.turn():
+            return self._collect()
+
+    def _collect_whole(self, whole: WholeTrajectories) -> Any:
+        """The same with whole trajectories, of as many batches of frames as it takes."""
+        buffer = self.config.replay_buffer
+        if buffer is not None:
+            self._collect_profiled()
+            for group in whole.groups():
+                batch = self._delivery.deliver_whole(group)
+                buffer.extend(batch)
+                self._note_whole(batch)
+            self._batches += 1
+            return None
+        while not whole.ready:
+            if not self._has_budget():
+                return None
+            self._collect_profiled()
+        batch = self._delivery.deliver_whole(whole.take())
+        self._batches += 1
+        self._note_whole(batch)
+        return batch
+
+    def _note_whole(self, batch: Any) -> None:
+        """Called with whole trajectories as they are delivered, or were written."""
+
+    def _fake(self, batch: TensorDictBase) -> Any:
+        """A batch of zeros as one that is delivered, of one as it is collected."""
+        if self._whole is None:
+            return self._delivery.process(batch, batch.shape[-1])
+        frames = self._delivery.frames(batch, batch.shape[-1])
+        buffer = self.config.replay_buffer is not None
+        return self._delivery.processed(self._whole.like(frames, buffer))
+
+    def _load_whole(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on with the trajectories that were whole and not delivered."""
+        if self._whole is not None:
+            self._whole.load_state_dict(state_dict.get(STATE, {}))
+
+    def _whole_state(self) -> dict[str, Any]:
+        return {} if self._whole is None else {STATE: self._whole.state_dict()}
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         """Sets what is called with each batch as it is delivered."""
@@ -364,7 +436,9 @@ class BaseCollector(WeightControl):
 
         Returns:
             ``frames`` and ``batches`` delivered, ``requested_frames_per_batch``; with a limit
-            ``total_frames`` and ``completed``; ``policy_version``, if it is tracked and a number.
+            ``total_frames`` and ``completed``; ``policy_version``, if it is tracked and a number;
+            with ``trajs_per_batch`` ``trajectories`` delivered, and ``trajectories_waiting``: whole
+            ones that are not, as yet.
         """
         if self._background is not None:
             self._background.check()
@@ -378,6 +452,8 @@ class BaseCollector(WeightControl):
             facts["completed"] = self._frames >= self.config.total_frames
         if isinstance(self.policy_version, int):
             facts["policy_version"] = self.policy_version
+        if self._whole is not None:
+            facts |= self._whole.stats()
         return facts
 
     def _set_frames_per_batch(self, environments: int) -> int:
@@ -420,16 +496,6 @@ def _version_tracker(option: Any) -> Any:
             f"{type(option).__name__}: {option!r}"
         )
     return option
-
-
-def drop_private(batch: TensorDictBase) -> TensorDictBase:
-    """The batch without entries whose key has a part that begins with an underscore."""
-    private = [key for key in batch.keys(True) if _is_private(key)]
-    return batch.exclude(*private) if private else batch
-
-
-def _is_private(key: Any) -> bool:
-    return any(part.startswith("_") for part in ((key,) if isinstance(key, str) else key))
 
 
 def module_of(policy: Any) -> nn.Module | None:

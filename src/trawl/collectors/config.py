@@ -18,6 +18,8 @@ from torch import nn
 
 from trawl.weight_update.scheme import WeightSyncScheme
 
+TRAJ_FORMATS = ("padded", "cat")
+
 
 @dataclass(frozen=True)
 class CollectorConfig:
@@ -41,6 +43,14 @@ class CollectorConfig:
         postproc: called with each batch; its result is delivered.
         split_trajs: delivers trajectories, padded, ``(trajectories, longest)``, with a mask.
         track_traj_ids: writes ``("collector", "traj_ids")``.
+        trajs_per_batch: delivers batches of so many whole trajectories, in the order in which
+            they end; ``frames_per_batch`` are collected at a time for that. What is not whole at
+            the end, or less than a batch, is dropped. None: batches of frames.
+        traj_format: how these are put together: ``"padded"`` is ``(trajs_per_batch, longest)``
+            with zeros at the end, where ``("collector", "mask")`` is False; ``"cat"`` is one
+            behind the other, ``(frames,)``. In a replay buffer it is always ``"cat"``.
+        trajs_per_write: whole trajectories that the replay buffer is extended by at a time, at
+            most. None: all that there are.
         exploration_type: how probabilistic policies act.
         return_same_td: yields the same TensorDict object each time, with new content.
         compact_obs: leaves the observations out of ``"next"``.
@@ -86,6 +96,9 @@ class CollectorConfig:
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool | None = None
     track_traj_ids: bool = True
+    trajs_per_batch: int | None = None
+    traj_format: str | None = None
+    trajs_per_write: int | None = None
     exploration_type: InteractionType | None = InteractionType.RANDOM
     return_same_td: bool = False
     compact_obs: bool = False
@@ -135,6 +148,7 @@ class CollectorConfig:
         self._check_callables()
         self._check_mappings()
         self._check_schemes()
+        self._check_trajectories()
         self._check_splitting()
         self._check_buffer()
 
@@ -186,6 +200,57 @@ class CollectorConfig:
         if self.weight_updater is not None and self.weight_sync_schemes is not None:
             raise TypeError("weight_updater and weight_sync_schemes can't both be given")
 
+    def _check_trajectories(self) -> None:
+        for name in ("trajs_per_batch", "trajs_per_write"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_number(name, value, least=1))
+        if self.traj_format not in (None, *TRAJ_FORMATS):
+            raise ValueError(
+                f"traj_format must be {' or '.join(map(repr, TRAJ_FORMATS))}, but it is "
+                f"{self.traj_format!r}"
+            )
+        count = self.trajs_per_batch
+        if count is None:
+            for name in ("traj_format", "trajs_per_write"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} is for whole trajectories: it needs "
+                        "trajs_per_batch, the number of them in a batch"
+                    )
+            return
+        if not self.track_traj_ids:
+            raise ValueError(
+                f"trajs_per_batch={count} needs the trajectories' ids, but track_traj_ids=False"
+            )
+        if self.split_trajs:
+            raise ValueError(
+                f"trajs_per_batch={count} and split_trajs=True can't both be given: the first "
+                "delivers whole trajectories, the second cuts each batch where it ends"
+            )
+        if self.set_truncated and not self.reset_at_each_iter:
+            raise ValueError(
+                f"trajs_per_batch={count} delivers whole trajectories, but set_truncated=True "
+                "marks them as ended while they go on; with reset_at_each_iter=True they do end"
+            )
+        self._check_traj_format()
+
+    def _check_traj_format(self) -> None:
+        """Settles how whole trajectories are delivered."""
+        if self.replay_buffer is not None:
+            return
+        if self.trajs_per_write is not None:
+            raise ValueError(
+                f"trajs_per_write={self.trajs_per_write} is for a replay buffer, but none is given"
+            )
+        if self.traj_format is None:
+            warn(
+                "trajs_per_batch without traj_format gives 'padded' batches; TorchRL is to change "
+                "that to 'cat'. Say which: traj_format='padded' or traj_format='cat'",
+                FutureWarning,
+            )
+            object.__setattr__(self, "traj_format", "padded")
+
     def _check_splitting(self) -> None:
         if not self.split_trajs:
             return
@@ -210,7 +275,8 @@ class CollectorConfig:
             "use_buffers": self.use_buffers,
         }
         if not self.extend_buffer:
-            refused |= {"postproc": self.postproc, "split_trajs": self.split_trajs}
+            names = ("postproc", "split_trajs", "trajs_per_batch")
+            refused |= {name: getattr(self, name) for name in names}
         for name, value in refused.items():
             if value:
                 how = "" if self.extend_buffer else " and extend_buffer=False"

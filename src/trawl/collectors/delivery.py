@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from trawl.collectors.base import drop_private
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.returned import Returned
 from trawl.collectors.utils import split_trajectories
+from trawl.tensordicts import drop_private
 
 _MASK = ("collector", "mask")
 
@@ -45,26 +45,46 @@ class Delivery:
     def process(self, batch: TensorDictBase, filled: int) -> Any:
         """The batch as the user wants it; its first ``filled`` rows are frames."""
         config = self.config
-        if config.set_truncated:
-            self.truncate_last(batch, filled)
-        batch = self.stored(batch)
+        batch = self._stored_truncated(batch, filled)
         if config.split_trajs or config.replay_buffer is not None:
             batch = batch if filled == batch.shape[-1] else batch[..., :filled]
         if config.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
         elif config.replay_buffer is not None:
             batch = experience(batch)
+        return self.processed(batch)
+
+    def processed(self, batch: TensorDictBase) -> Any:
+        """What ``postproc`` makes of a batch, without what is private."""
+        result: Any = batch
         if self.postproc is not None:
-            batch = self.postproc(batch)
-            if batch is None:
+            result = self.postproc(batch)
+            if result is None:
                 raise TypeError("postproc returned None; it must return the batch to deliver")
-        return drop_private(batch) if isinstance(batch, TensorDictBase) else batch
+        return drop_private(result) if isinstance(result, TensorDictBase) else result
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:
-        """The same, as the object that the user is to get."""
-        processed = self.process(batch, filled)
+        """The same as :meth:`process`, as the object that the user is to get."""
+        return self._as_returned(self.process(batch, filled))
+
+    def deliver_whole(self, trajectories: TensorDictBase) -> Any:
+        """The same of whole trajectories, which were put together of what :meth:`frames` gave."""
+        return self._as_returned(self.processed(trajectories))
+
+    def _as_returned(self, processed: Any) -> Any:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)
         return self._returned.put(processed) if same else processed
+
+    def frames(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
+        """The frames that trajectories are put together of, in rows as they were collected."""
+        batch = self._stored_truncated(batch, filled)[..., :filled]
+        # Rows of no trajectory are known by their ids as well.
+        return batch.exclude(_MASK)
+
+    def _stored_truncated(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
+        if self.config.set_truncated:
+            self.truncate_last(batch, filled)
+        return self.stored(batch)
 
     def stored(self, batch: TensorDictBase) -> TensorDictBase:
         """The batch on the storing device; without one it is on no device in particular."""

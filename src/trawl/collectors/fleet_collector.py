@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
@@ -19,7 +20,7 @@ from trawl.backends.base import Backend
 from trawl.backends.parcel import Parcel, Shared
 from trawl.collectors import worker
 from trawl.collectors.assembly import Assembly, Part
-from trawl.collectors.config import muted, resolve_devices, warn
+from trawl.collectors.config import CollectorConfig, muted, resolve_devices, warn
 from trawl.collectors.delivery import Delivery, experience
 from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
@@ -30,6 +31,7 @@ from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
 from trawl.collectors.weak import weak
 from trawl.collectors.weights import POLICY
+from trawl.collectors.whole import WholeTrajectories
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.errors import WorkerError
@@ -120,6 +122,15 @@ class FleetCollector(FleetControl):
     @abstractmethod
     def _frames_of_workers(self) -> list[int]:
         """Frames that each worker is asked for at a time."""
+
+    @property
+    def _inner_workers(self) -> int:
+        """Workers that each of the workers has."""
+        return 1
+
+    @override
+    def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
+        return WholeTrajectories(config, self._inner_workers, self.num_workers)
 
     def _note_parts(self, parts: Sequence[Part]) -> None:
         """Called with what a batch was made of, when it is counted."""
@@ -259,12 +270,18 @@ class FleetCollector(FleetControl):
     @property
     def _workers_write(self) -> bool:
         """Whether workers write into the replay buffer themselves: if it is one they can share."""
+        shared = bool(getattr(self.config.replay_buffer, "shared", False))
+        return self._backend.isolated and self._exact_there and shared
+
+    @property
+    def _exact_there(self) -> bool:
+        """Whether each frame is written once also if workers write."""
         config = self.config
         # Frames that were added one by one, or by a worker that is late, could not be told apart
-        # from those of the one that takes its place, or of the end.
+        # from those of the one that takes its place, or of the end. Trajectories that a worker
+        # has finished would be lost with it, or written again by the next.
         exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
-        shared = bool(getattr(config.replay_buffer, "shared", False))
-        return self._backend.isolated and exact and shared
+        return exact and config.trajs_per_batch is None
 
     def _program(self, member: Member) -> worker.Program:
         """What a worker is made of, at this moment."""
@@ -324,14 +341,21 @@ class FleetCollector(FleetControl):
             if not part.done.random:
                 lag = self._channel.count(part.index) - part.done.weights
                 self._lags.add(lag, part.done.frames)
-        self._batches += 1
         self._note_parts(parts)
+        if self._whole is not None:
+            self._whole.add((part.index, self._frames_of(part)) for part in parts)
+            return None
+        self._batches += 1
         if self.config.replay_buffer is not None:
             if not self._workers_write:
                 self._write(parts)
             return None
         batch = self._assembly.together(parts) if self.sync else self._assembly.one(parts[0])
         return self._delivery.deliver(batch, batch.shape[-1])
+
+    def _frames_of(self, part: Part) -> TensorDictBase:
+        """What a worker collected, as trajectories are put together of it."""
+        return self._delivery.frames(self._assembly.one(part), part.done.filled)
 
     def _write(self, parts: Sequence[Part]) -> None:
         """Puts the batch of each worker into the replay buffer, as a worker itself would."""

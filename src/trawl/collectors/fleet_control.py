@@ -293,6 +293,7 @@ class FleetControl(BaseCollector):
         state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
         last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
         state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
+        state |= self._whole_state()
         if self._version is not None:
             state["policy_version"] = self.policy_version
         return state
@@ -348,6 +349,7 @@ class FleetControl(BaseCollector):
             if self._version is not None:
                 self._version.version = self._announced = version
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+            self._load_whole(state_dict)
             for member, name in zip(self._fleet.members, names, strict=True):
                 if "traj_pool" in state_dict[name]:
                     begins = int(state_dict[name]["traj_pool"]["traj_id"])
@@ -406,10 +408,9 @@ class FleetControl(BaseCollector):
     def fake_tensordict(self) -> Any:
         """A batch of zeros with the layout of one that is delivered."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
-        batch = self._assembly.of(fakes if self.sync else fakes[:1], self.policy_version)
-        if not self.sync:
-            batch = batch[0]
-        return self._delivery.process(batch, batch.shape[-1])
+        alone = self._whole is not None or not self.sync
+        batch = self._assembly.of(fakes[:1] if alone else fakes, self.policy_version)
+        return self._fake(batch[0] if alone else batch)
 
     # --- hooks, profiles
 

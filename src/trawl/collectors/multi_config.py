@@ -21,6 +21,8 @@ from trawl.envs.build import is_env
 METHODS = (*START_METHODS, "inline")
 # Options of a collector that has an environment of its own.
 NOT_HERE = frozenset({"interruptor", "return_same_td", "worker_idx"})
+# Trajectories are put together in the parent, out of the batches of all workers.
+TRAJECTORIES = ("trajs_per_batch", "traj_format", "trajs_per_write")
 _PER_WORKER = (
     "policy_factory",
     "device",
@@ -37,6 +39,7 @@ _PARENTS = frozenset(
         "storing_device",
         "postproc",
         "split_trajs",
+        *TRAJECTORIES,
         "replay_buffer",
         "extend_buffer",
         "weight_updater",

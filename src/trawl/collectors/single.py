@@ -15,7 +15,7 @@ from tensordict.nn import CudaGraphModule
 from torch import nn
 from typing_extensions import override
 
-from trawl.collectors.base import BaseCollector, drop_private, module_of
+from trawl.collectors.base import BaseCollector, module_of
 from trawl.collectors.config import (
     CollectorConfig,
     did_you_mean,
@@ -46,10 +46,14 @@ from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
+from trawl.tensordicts import drop_private
 from trawl.weight_update.board import Posted
 from trawl.weight_update.packing import Live
 from trawl.weight_update.scheme import Receiver, load_slot
 from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
+
+# The name of all frames, where trajectories are put together.
+_SOURCE = 0
 
 
 class Collector(BaseCollector):
@@ -254,7 +258,10 @@ class Collector(BaseCollector):
         self._check_open("rollout()")
         with self._held():
             self._prepare()
-            return self._run()
+            batch = self._run()
+            if self._whole is not None:
+                self._whole.miss(batch, _SOURCE)
+            return batch
 
     def _prepare(self) -> None:
         """What comes before a batch."""
@@ -313,6 +320,10 @@ class Collector(BaseCollector):
         batch = self._run()
         filled = self._rollout.filled
         delivered = count_frames(batch, filled)
+        if self._whole is not None:
+            self._whole.add([(_SOURCE, self._delivery.frames(batch, filled))])
+            self._frames += delivered
+            return None
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             self.config.replay_buffer.extend(batch)
@@ -321,6 +332,11 @@ class Collector(BaseCollector):
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
+
+    @override
+    def _note_whole(self, batch: Any) -> None:
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
 
     def _collect_steps(self) -> None:
         """Adds single steps to the buffer, up to a batch or the end of the budget."""
@@ -483,7 +499,10 @@ class Collector(BaseCollector):
         return posted
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on later: counts, weights, the environment's state."""
+        """What is needed to go on later: counts, weights, the environment's state.
+
+        With ``trajs_per_batch`` it holds the whole trajectories that were not delivered, too.
+        """
         with self._held():
             state: dict[str, Any] = {
                 "env_state_dict": _env_state(self.env),
@@ -496,6 +515,7 @@ class Collector(BaseCollector):
                 state["policy_state_dict"] = module.state_dict()
             if self._version is not None:
                 state["policy_version"] = self._version.version
+            state |= self._whole_state()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -528,12 +548,13 @@ class Collector(BaseCollector):
                 self._rollout.frames.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
+            self._load_whole(state_dict)
 
     def fake_tensordict(self) -> TensorDictBase:
         """A batch of zeros with the layout of one that is delivered."""
         batch = self._rollout.frames.fake()
         self._stamp(batch, None if self._version is None else self._version.version)
-        fake: TensorDictBase = self._delivery.process(batch, batch.shape[-1])
+        fake: TensorDictBase = self._fake(batch)
         return fake
 
     def get_model(self, model_id: str) -> Any:

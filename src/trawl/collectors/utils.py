@@ -39,6 +39,7 @@ def split_trajectories(
 
     Raises:
         KeyError: if neither ids nor done flags are there.
+        ValueError: if the batch has no time dimension.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -48,6 +49,8 @@ def split_trajectories(
         >>> trajectories["collector", "mask"].sum().item()
         200
     """
+    if not rollout_tensordict.ndim:
+        raise ValueError("rollout_tensordict has no dimensions: the last one has to be time")
     batch = rollout_tensordict.copy()
     if prefix is None and "collector" in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
         prefix = "collector"
@@ -56,12 +59,17 @@ def split_trajectories(
     mask_key = (*ids_key[:-1], "mask")
     if batch.get(ids_key, None) is None:
         batch.set(ids_key, _ids_by_ends(batch, ids_key, done_key))
-    length = batch.shape[-1]
-    sizes = _run_lengths(batch.get(ids_key).reshape(-1, length))
-    if all(size == length for size in sizes):
+    length, ids = batch.shape[-1], batch.get(ids_key)
+    sizes = _run_lengths(ids.reshape(-1, length)) if batch.numel() else []
+    real = bool((ids >= 0).all())
+    if sizes and real and all(size == length for size in sizes):
         result = batch if batch.ndim > 1 else batch.unsqueeze(0)
         return _with_mask(result, mask_key, torch.ones(result.shape, dtype=torch.bool))
-    pieces = [piece for piece in batch.reshape(-1).split(sizes) if piece.get(ids_key)[0] >= 0]
+    cut = batch.reshape(-1).split(sizes) if sizes else ()
+    pieces = [piece for piece in cut if piece.get(ids_key)[0] >= 0]
+    if not pieces:
+        none = batch.reshape(-1)[:0].reshape(0, 0)
+        return _with_mask(none, mask_key, torch.ones(none.shape, dtype=torch.bool))
     if as_nested:
         whole: TensorDictBase = TensorDict.lazy_stack(pieces, 0)
         return whole.densify(layout=torch.jagged) if hasattr(whole, "densify") else whole

@@ -25,7 +25,6 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
-from trawl.collectors.base import drop_private
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.orders import (
@@ -48,6 +47,7 @@ from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import Joint
 from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_in, tensors_over
+from trawl.tensordicts import drop_private
 from trawl.weight_update.mailbox import Mailbox
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase, pad_sequence
@@ -12,6 +13,18 @@ from torch import Tensor
 
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
+ENDS = ("done", "terminated", "truncated")
+_Place = tuple[Hashable, int, int]
+
+
+class _Run(NamedTuple):
+    """A piece of a trajectory, in one batch."""
+
+    place: _Place
+    trajectory: int
+    start: int
+    stop: int
+    ended: bool
 
 
 class TrajectoryAssembler:
@@ -23,6 +36,7 @@ class TrajectoryAssembler:
 
     Args:
         workers: number of workers of the collector. Ids tell which of them a trajectory is of.
+        stride: trajectories of one worker have ids that differ by ``workers * stride``.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -37,12 +51,16 @@ class TrajectoryAssembler:
         True
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, stride: int = 1) -> None:
         self._workers = workers
-        # By worker and row: an environment has one trajectory at a time.
-        self._pieces: dict[tuple[int, int], list[TensorDictBase]] = {}
-        self._ids: dict[tuple[int, int], int] = {}
+        self._stride = stride
+        # By source, worker and row: an environment has one trajectory at a time. One that has a
+        # hole has no pieces, but None.
+        self._pieces: dict[_Place, list[TensorDictBase] | None] = {}
+        self._ids: dict[_Place, int] = {}
         self._whole: deque[TensorDictBase] = deque()
+        # How many of these have memory of their own.
+        self._own = 0
 
     def __len__(self) -> int:
         """Whole trajectories that were not taken yet."""
@@ -52,51 +70,103 @@ class TrajectoryAssembler:
         """Takes a batch of shape ``(*batch_size, time)``, with trajectory ids.
 
         Raises:
-            KeyError: if the batch has no trajectory ids.
+            KeyError: if the batch has no trajectory ids, or nothing tells where they end.
             ValueError: if its trajectories are of more workers than was said.
         """
-        if batch.get(_IDS, None) is None:
-            raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
-        lanes = batch.reshape(-1, batch.shape[-1])
-        ids: Tensor = lanes.get(_IDS).cpu()
-        done: Tensor = lanes.get(("next", "done")).cpu().reshape(*lanes.shape, -1).any(-1)
-        ended: list[tuple[int, int, TensorDictBase]] = []
-        for lane in range(lanes.shape[0]):
-            for start, stop in _runs(ids[lane]):
-                trajectory = int(ids[lane, start])
-                place = trajectory % self._workers, lane
-                whole = self._piece(place, trajectory, lanes[lane, start:stop])
-                if done[lane, stop - 1]:
-                    ended.append((stop, lane, torch.cat(whole) if len(whole) > 1 else whole[0]))
-                    del self._pieces[place]
-                else:
-                    whole[-1] = whole[-1].clone()
-        ended.sort(key=lambda end: end[:2])
-        self._whole.extend(trajectory for *_, trajectory in ended)
+        self.add_parts([(None, batch)])
 
-    def _piece(
-        self, place: tuple[int, int], trajectory: int, piece: TensorDictBase
-    ) -> list[TensorDictBase]:
-        """Adds a piece; the pieces of its trajectory so far."""
-        before = self._ids.get(place, -1)
-        if trajectory < before:
+    def add_parts(self, parts: Iterable[tuple[Hashable, TensorDictBase]]) -> None:
+        """Takes batches that were collected at the same time, each with a name of its source.
+
+        Args:
+            parts: the batches. The ids of each source may be any, so long as those of an
+                environment differ.
+
+        Raises:
+            KeyError: if a batch has no trajectory ids, or nothing tells where they end.
+        """
+        found: list[tuple[int, int, int, TensorDictBase]] = []
+        for order, (source, batch) in enumerate(parts):
+            lanes = batch.reshape(-1, batch.shape[-1])
+            for run in self._runs(source, lanes):
+                pieces = self._begun(run)
+                if pieces is not None:
+                    pieces.append(lanes[run.place[2], run.start : run.stop])
+                if not run.ended:
+                    if pieces is not None:
+                        pieces[-1] = pieces[-1].clone()
+                    continue
+                del self._pieces[run.place]
+                if pieces is not None:
+                    whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+                    found.append((run.stop, order, run.place[2], whole))
+        found.sort(key=lambda end: end[:3])
+        self._whole.extend(trajectory for *_, trajectory in found)
+
+    def miss(self, batch: TensorDictBase, source: Hashable = None) -> None:
+        """Notes frames that are not to be gathered: the trajectories they are of have a hole.
+
+        Args:
+            batch: the frames, of shape ``(*batch_size, time)``.
+            source: the name of their source.
+        """
+        for run in self._runs(source, batch.reshape(-1, batch.shape[-1])):
+            self._begun(run)
+            self._pieces[run.place] = None
+            if run.ended:
+                del self._pieces[run.place]
+
+    def _runs(self, source: Hashable, lanes: TensorDictBase) -> Iterator[_Run]:
+        """The pieces of trajectories in frames ``(lanes, time)``."""
+        if lanes.get(_IDS, None) is None:
+            raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
+        ids: Tensor = lanes.get(_IDS).cpu()
+        done = ends(lanes).cpu()
+        for lane in range(lanes.shape[0]):
+            for start, stop in runs(ids[lane]):
+                trajectory = int(ids[lane, start])
+                worker = trajectory // self._stride % self._workers
+                place = source, worker, lane
+                yield _Run(place, trajectory, start, stop, bool(done[lane, stop - 1]))
+
+    def _begun(self, run: _Run) -> list[TensorDictBase] | None:
+        """The pieces of a trajectory so far; None if one is missing."""
+        before = self._ids.get(run.place, -1)
+        if run.place[0] is None and run.trajectory < before:
             raise ValueError(
-                f"trajectory {trajectory} comes after trajectory {before} in row {place[1]}, but "
-                "the ids of an environment go up: for batches of several workers say how many "
-                "there are, TrajectoryAssembler(workers=collector.num_workers)"
+                f"trajectory {run.trajectory} comes after trajectory {before} in row "
+                f"{run.place[2]}, but the ids of an environment go up: for batches of several "
+                "workers say how many there are, "
+                "TrajectoryAssembler(workers=collector.num_workers)"
             )
-        if before != trajectory:
+        if before != run.trajectory:
             # Another trajectory began without this one's end: it was cut off by a reset.
-            self._pieces.pop(place, None)
-        self._ids[place] = trajectory
-        pieces = self._pieces.setdefault(place, [])
-        pieces.append(piece)
-        return pieces
+            self._pieces.pop(run.place, None)
+        self._ids[run.place] = run.trajectory
+        return self._pieces.setdefault(run.place, [])
 
     def take(self, count: int | None = None) -> list[TensorDictBase]:
         """The first ``count`` whole trajectories, or all of them."""
         count = len(self._whole) if count is None else min(count, len(self._whole))
+        self._own = max(0, self._own - count)
         return [self._whole.popleft() for _ in range(count)]
+
+    def keep(self) -> None:
+        """Copies whole trajectories that lie in the memory of batches, so that this is free."""
+        for index in range(self._own, len(self._whole)):
+            self._whole[index] = self._whole[index].clone()
+        self._own = len(self._whole)
+
+    def state(self) -> list[TensorDictBase]:
+        """Copies of the whole trajectories that were not taken yet."""
+        return [trajectory.clone() for trajectory in self._whole]
+
+    def load(self, whole: Iterable[TensorDictBase]) -> None:
+        """Goes on from such copies; pieces of other trajectories are dropped."""
+        self._pieces.clear()
+        self._ids.clear()
+        self._whole = deque(whole)
+        self._own = len(self._whole)
 
 
 def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
@@ -107,6 +177,9 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
         layout: ``"cat"`` puts one behind the other: ``(frames,)``. ``"padded"`` puts one below
             the other: ``(trajectories, longest)``, with zeros at the end of the shorter ones and
             ``("collector", "mask")`` False there.
+
+    Raises:
+        TypeError: if they can't be padded, as data without a fixed shape.
     """
     if layout == "cat":
         result: TensorDictBase = torch.cat(list(trajectories))
@@ -116,12 +189,38 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
         t.copy().set(_MASK, torch.ones(t.shape, dtype=torch.bool, device=t.device))
         for t in trajectories
     ]
-    padded: TensorDictBase = pad_sequence(masked)
+    try:
+        padded: TensorDictBase = pad_sequence(masked)
+    except RuntimeError as error:
+        raise TypeError(
+            f"trajectories can't be padded: {error}. What has no fixed shape can be put one "
+            "behind the other only: traj_format='cat'"
+        ) from error
     return padded.refine_names(None, None)
 
 
-def _runs(ids: Tensor) -> list[tuple[int, int]]:
+def ends(batch: TensorDictBase) -> Tensor:
+    """Where trajectories end: bool, of the batch's shape.
+
+    Raises:
+        KeyError: if there are no flags that say so.
+    """
+    following = batch.get("next")
+    found = leaves_named(following, ENDS)
+    flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
+    if not flags:
+        raise KeyError(f"nothing under 'next' tells where trajectories end, as {ENDS[0]!r} does")
+    ended: Tensor = torch.stack(flags).any(0)
+    return ended
+
+
+def leaves_named(frames: TensorDictBase, names: Sequence[str]) -> list[Any]:
+    """The keys of entries with one of these names, wherever they are nested."""
+    return [k for k in frames.keys(True, True) if (k if isinstance(k, str) else k[-1]) in names]
+
+
+def runs(ids: Tensor) -> list[tuple[int, int]]:
     """Where equal ids begin and end; steps that belong to no trajectory are left out."""
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     edges = [0, *cuts.tolist(), len(ids)]
-    return [(start, stop) for start, stop in pairwise(edges) if ids[start] >= 0]
+    return [(start, stop) for start, stop in pairwise(edges) if start < stop and ids[start] >= 0]

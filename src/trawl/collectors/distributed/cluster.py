@@ -20,14 +20,17 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
     frames_of_sync_workers,
 )
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.multi_config import NOT_HERE, TRAJECTORIES, MultiConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import Program
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 # What the collector shares out among its workers.
-_OF_ALL = {"create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"}
+_OF_ALL = {
+    *("create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"),
+    *TRAJECTORIES,
+}
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,11 @@ class ClusterCollector(FleetCollector):
         self.sync = self.remote.sync
         # Batches of each worker since it was sent weights.
         self._since: dict[int, int] = {}
+
+    @property
+    @override
+    def _inner_workers(self) -> int:
+        return self.remote.num_workers_per_collector if self.remote.nested else 1
 
     def _warn_of_random_frames(self) -> None:
         frames = self.config.init_random_frames

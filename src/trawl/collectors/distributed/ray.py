@@ -93,9 +93,8 @@ class RayCollector(ClusterCollector):
     def _ids_of(self, member: Member) -> tuple[int, int]:
         """The first id of a worker's trajectories, and the step from each to the next."""
         index, first = member.index, self._first
-        late = index >= first
         # Those that were there from the beginning share out the ids; others have a range each.
-        stride, begin = (1, index << _ID_BITS) if late else (first, index)
+        stride, begin = first, index << _ID_BITS if index >= first else index
         if member.restarts:
             # A batch that nobody saw may have used ids up to this.
             begin = max(member.trajectory, begin) + stride * (self._frames_asked[index] + 1)
@@ -104,9 +103,8 @@ class RayCollector(ClusterCollector):
     @property
     @override
     def _workers_write(self) -> bool:
-        config = self.config
-        exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
-        return exact and getattr(config.replay_buffer, "service_backend", None) == "ray"
+        ray = getattr(self.config.replay_buffer, "service_backend", None) == "ray"
+        return self._exact_there and ray
 
     @override
     def _initialise_buffer(self) -> None:

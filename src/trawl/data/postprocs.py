@@ -1,0 +1,151 @@
+"""What can be made of a batch before it is delivered: functions for ``postproc``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from trawl.data.trajectories import ENDS, ends, leaves_named
+
+_IDS = ("collector", "traj_ids")
+_MASK = ("collector", "mask")
+
+
+class MultiStep(nn.Module):
+    r"""Turns steps into steps of ``n_steps`` at once, for n-step returns.
+
+    Of the frame at time :math:`t`, the reward becomes the discounted sum of the rewards of
+    :math:`k` steps, and all else under ``"next"``, the flags included, becomes that of the last of
+    them, :math:`k` being ``n_steps`` or, near the end of a trajectory or of the batch, as many as
+    there are:
+
+    .. math:: r_t + \gamma r_{t+1} + \dots + \gamma^{k-1} r_{t+k-1}
+
+    A value is then bootstrapped by :math:`\gamma^k V(s_{t+k})` (Sutton and Barto, *Reinforcement
+    Learning: An Introduction*, 2nd ed., eq. 7.1). No step crosses an episode, a trajectory id, or
+    what a mask leaves out. With whole trajectories (``trajs_per_batch``) none is cut short by the
+    end of a batch.
+
+    Args:
+        gamma: the discount of each step, from 0 to 1.
+        n_steps: steps to look ahead, at least 1.
+
+    Raises:
+        TypeError: if ``gamma`` is no number, or ``n_steps`` no integer.
+        ValueError: if they are out of range.
+
+    Example:
+        >>> import torch
+        >>> from trawl.collectors import Collector
+        >>> from trawl.data import MultiStep
+        >>> with Collector(
+        ...     "Pendulum-v1", frames_per_batch=5, postproc=MultiStep(gamma=0.99, n_steps=3)
+        ... ) as collector:
+        ...     batch = collector.next()
+        >>> batch["steps_to_next_obs"]
+        tensor([3, 3, 3, 2, 1])
+    """
+
+    def __init__(self, gamma: float, n_steps: int) -> None:
+        super().__init__()
+        if isinstance(n_steps, bool) or not hasattr(n_steps, "__index__"):
+            raise TypeError(f"n_steps must be an integer, but it is {n_steps!r}")
+        if operator.index(n_steps) < 1:
+            raise ValueError(f"n_steps must be at least 1, but it is {n_steps}")
+        if isinstance(gamma, bool) or not hasattr(gamma, "__float__"):
+            raise TypeError(f"gamma must be a number, but it is {gamma!r}")
+        if not 0 <= float(gamma) <= 1:
+            raise ValueError(f"gamma must be from 0 to 1, but it is {gamma}")
+        self.gamma = float(gamma)
+        self.n_steps = operator.index(n_steps)
+
+    def forward(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch with steps of several.
+
+        Args:
+            batch: frames ``(*batch_size, time)``; it is left as it is.
+
+        Returns:
+            A batch of the same shape, and beside what is changed under ``"next"``:
+            ``("next", "original_reward")``, the reward of the first step;
+            ``"steps_to_next_obs"`` (int64), how many steps it is to ``"next"``; ``"gamma"``
+            (float32), the discount of what comes after; ``"nonterminal"`` (bool), whether
+            anything does: False where an episode terminated on the way.
+
+        Raises:
+            KeyError: if there is no reward, or no flag of an episode's end.
+            ValueError: if the batch has no time dimension.
+        """
+        if not batch.ndim:
+            raise ValueError("n steps need a batch with a time dimension, but it has none")
+        steps = self._steps(batch)
+        following = self._following(batch.get("next"), steps)
+        result = batch.copy().set("next", following)
+        result.set("steps_to_next_obs", steps)
+        result.set("gamma", (self.gamma ** steps.double()).to(torch.get_default_dtype()))
+        result.set("nonterminal", self._nonterminal(batch, following))
+        return result
+
+    def _steps(self, batch: TensorDictBase) -> Tensor:
+        """Steps to look ahead from each frame: int64, of the batch's shape."""
+        time = batch.shape[-1]
+        last = ends(batch)
+        for key in (_IDS, _MASK):
+            marks = batch.get(key, None)
+            if marks is not None:
+                last[..., :-1] |= marks[..., 1:] != marks[..., :-1]
+        last[..., -1:] = True
+        at = torch.arange(time, device=last.device).expand(batch.shape)
+        # For each frame, where the trajectory it is of ends: the next end from there.
+        end = at.masked_fill(~last, time).flip(-1).cummin(-1).values.flip(-1)
+        return (end - at + 1).clamp(max=self.n_steps)
+
+    def _following(self, following: TensorDictBase, steps: Tensor) -> TensorDictBase:
+        rewards = leaves_named(following, ("reward",))
+        if not rewards:
+            raise KeyError("the batch has no ('next', 'reward') to sum up")
+        result = _later(following.exclude(*rewards), steps - 1)
+        for key in rewards:
+            reward = following.get(key)
+            path = (key,) if isinstance(key, str) else key
+            result.set(key, self._sum(reward, steps))
+            result.set((*path[:-1], f"original_{path[-1]}"), reward)
+        return result
+
+    def _sum(self, reward: Tensor, steps: Tensor) -> Tensor:
+        """The discounted sum of so many rewards from each frame on."""
+        axis = steps.ndim - 1
+        extra = [1] * (reward.ndim - steps.ndim)
+        total = reward.clone()
+        for ahead in range(1, min(self.n_steps, reward.shape[axis])):
+            taken = (steps > ahead).reshape(*steps.shape, *extra)
+            shifted = torch.zeros_like(reward)
+            size = reward.shape[axis] - ahead
+            shifted.narrow(axis, 0, size).copy_(reward.narrow(axis, ahead, size))
+            total += torch.where(taken, self.gamma**ahead * shifted, 0)
+        return total
+
+    def _nonterminal(self, batch: TensorDictBase, following: TensorDictBase) -> Tensor:
+        flags = leaves_named(following, ("terminated",)) or leaves_named(following, ENDS)
+        found = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in flags]
+        going_on = ~torch.stack(found).any(0)
+        mask = batch.get(_MASK, None)
+        return going_on if mask is None else going_on & mask
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
+        return f"gamma={self.gamma}, n_steps={self.n_steps}"
+
+
+def _later(frames: TensorDictBase, ahead: Tensor) -> TensorDictBase:
+    """For each frame the one so many steps later."""
+    flat: Any = frames.reshape(-1)
+    index = torch.arange(len(flat), device=ahead.device).reshape(ahead.shape) + ahead
+    later: TensorDictBase = flat[index.reshape(-1)].reshape(frames.shape)
+    if frames.names is not None:
+        later.names = frames.names
+    return later
