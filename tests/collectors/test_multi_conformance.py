@@ -9,6 +9,7 @@ import torch
 from collector_parts import Buffer, by_step
 from multi_parts import (
     CLASSES,
+    LENGTHS,
     TRAJ_IDS,
     Chooser,
     actions,
@@ -21,6 +22,7 @@ from multi_parts import (
     together,
     worker_of,
 )
+from whole_parts import Episodes, Writes, cycling
 
 from trawl.collectors import Collector
 from trawl.errors import WorkerError
@@ -316,6 +318,49 @@ def test_background_collection_keeps_the_budget(cls, method):
         buffer.wait_for(60)
         collector.async_shutdown()
     assert len(buffer) == 60
+
+
+# --- whole trajectories
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("layout", ["padded", "cat"])
+def test_whole_trajectories_come_once_and_in_order(cls, method, lanes, layout):
+    episodes = Episodes(cycling(LENGTHS))
+    with make(
+        cls,
+        lanes=lanes,
+        frames_per_batch=28,
+        total_frames=280,
+        trajs_per_batch=3,
+        traj_format=layout,
+        start_method=method,
+    ) as collector:
+        for batch in collector:
+            assert episodes.add(batch) == 3
+        facts = collector.stats()
+    assert facts["frames"] == 280
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert facts["trajectories"] == len(episodes.found) > 80
+    # What is left are less than a batch, and those that were not over.
+    assert 280 - 3 * 5 - 5 * 2 * (lanes or 1) < episodes.frames <= 280
+
+
+def test_whole_trajectories_go_into_a_buffer(cls, method):
+    buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
+    with make(
+        cls,
+        frames_per_batch=14,
+        total_frames=140,
+        trajs_per_batch=3,
+        trajs_per_write=1,
+        replay_buffer=buffer,
+        start_method=method,
+    ) as collector:
+        assert list(collector) == [None] * 10
+    assert [episodes.add(written) for written in buffer.written] == [1] * len(buffer.written)
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert 140 - 2 * 5 < episodes.frames <= 140
 
 
 # --- errors

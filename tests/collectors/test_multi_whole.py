@@ -1,0 +1,231 @@
+"""Whole trajectories out of what several processes collect."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from typing import Any
+
+import pytest
+from collector_parts import by_step
+from multi_parts import CLASSES, LENGTHS, envs, make
+from whole_parts import TRAJ_IDS, Episodes, cycling
+
+from trawl import AsyncCollector, Collector, MultiSyncCollector
+from trawl.testing import NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+
+
+def test_a_worker_that_is_late_delivers_its_part_later() -> None:
+    gate = multiprocessing.get_context("spawn").Event()
+
+    class Late(NumberedEnv):
+        def step(self, action: Any) -> Any:
+            if len(self.actions) == 2:
+                gate.wait()
+            return super().step(action)
+
+    episodes = Episodes(cycling([4]))
+    collector = make(
+        create_env_fn=[lambda: NumberedEnv(0, lengths=[4]), lambda: Late(1, lengths=[4])],
+        frames_per_batch=12,
+        preemptive_threshold=0.5,
+        total_frames=240,
+        trajs_per_batch=2,
+        traj_format="cat",
+        start_method="forkserver",
+    )
+    with collector:
+        # The late one stands in its first episode, which others' go on without.
+        for _ in range(3):
+            episodes.add(collector.next())
+        assert set(episodes.by_env) == {0}
+        gate.set()
+        for batch in collector:
+            episodes.add(batch)
+        assert collector.stats()["frames"] >= 240
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert set(episodes.by_env) == {0, 1}
+
+
+@pytest.mark.parametrize("how", ["stack", -1])
+def test_nothing_is_lost_where_workers_are_broken_off(how: Any) -> None:
+    episodes = Episodes(cycling(LENGTHS))
+    with make(
+        workers=3,
+        lanes=2,
+        frames_per_batch=120,
+        preemptive_threshold=0.4,
+        cat_results=how,
+        total_frames=1200,
+        trajs_per_batch=4,
+        traj_format="padded",
+        start_method="forkserver",
+    ) as collector:
+        for batch in collector:
+            episodes.add(batch)
+        facts = collector.stats()
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    unfinished = facts["frames"] - episodes.frames
+    assert 0 <= unfinished < 6 * max(LENGTHS) + 4 * max(LENGTHS)
+
+
+def test_one_other_process() -> None:
+    episodes = Episodes(cycling(LENGTHS))
+    with AsyncCollector(
+        partial(NumberedEnv, lengths=LENGTHS),
+        by_step(),
+        frames_per_batch=9,
+        total_frames=90,
+        trajs_per_batch=3,
+        traj_format="padded",
+    ) as collector:
+        for batch in collector:
+            assert episodes.add(batch) == 3
+    assert episodes.found == [(0, i) for i in range(30)]
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_collector_that_is_sent_elsewhere(num: int) -> None:
+    episodes = Episodes(cycling(LENGTHS))
+    with Collector(
+        envs(num) if num > 1 else envs(1)[0],
+        by_step(),
+        num_collectors=num,
+        frames_per_batch=9,
+        total_frames=90,
+        trajs_per_batch=3,
+        traj_format="cat",
+    ) as collector:
+        assert collector.num_workers == num
+        for batch in collector:
+            assert episodes.add(batch) == 3
+    assert len(episodes.found) > 24
+
+
+@BOTH
+def test_a_reset_of_a_worker_drops_what_it_had_not_finished(cls: Any) -> None:
+    episodes = Episodes(cycling([7]))
+    with make(
+        cls,
+        create_env_fn=envs(2, lengths=[7]),
+        frames_per_batch=10,
+        total_frames=400,
+        trajs_per_batch=2,
+        traj_format="cat",
+    ) as collector:
+        for number, batch in enumerate(collector):
+            episodes.add(batch)
+            if number % 5 == 2:
+                collector.reset([True, False])
+                collector.get_distant_attr("worker_idx")
+    by_env = episodes.by_env
+    assert by_env[1] == list(range(len(by_env[1])))
+    assert by_env[0] == sorted(by_env[0])
+    assert len(by_env[0]) < by_env[0][-1] + 1, "no episode was broken off"
+
+
+@BOTH
+def test_control_calls_lose_no_trajectory(cls: Any) -> None:
+    episodes = Episodes(cycling(LENGTHS))
+    with make(
+        cls,
+        frames_per_batch=10,
+        total_frames=200,
+        trajs_per_batch=2,
+        traj_format="cat",
+        start_method="forkserver",
+    ) as collector:
+        for number, batch in enumerate(collector):
+            episodes.add(batch)
+            if number % 3 == 0:
+                assert set(collector.state_dict()) >= {"worker0", "worker1", "trajectories"}
+                assert collector.stats("both")["workers_alive"] == 2
+                assert collector.map_fn("env.batch_size.numel") == [1, 1]
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert len(episodes.found) > 55
+
+
+@pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
+def test_a_seed_gives_equal_trajectories_wherever_workers_are(method: str) -> None:
+    def found(method: str) -> list[Any]:
+        with make(
+            MultiSyncCollector,
+            create_env_fn=["CartPole-v1"] * 2,
+            policy=None,
+            frames_per_batch=60,
+            trajs_per_batch=3,
+            traj_format="padded",
+            start_method=method,
+        ) as collector:
+            collector.set_seed(3)
+            return [collector.next() for _ in range(3)]
+
+    for one, other in zip(found("inline"), found(method), strict=True):
+        assert one.shape == other.shape
+        assert (one == other).all()
+
+
+# --- TorchRL's buffers
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "sampled_by", [{"traj_key": TRAJ_IDS}, {"end_key": ("next", "done")}], ids=str
+)
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_no_slice_crosses_an_episode_or_a_worker(cls: Any, sampled_by: Any, lanes: Any) -> None:
+    data = pytest.importorskip("torchrl.data")
+    if "end_key" in sampled_by:
+        sampled_by = {**sampled_by, "truncated_key": None}
+    buffer = data.ReplayBuffer(
+        storage=data.LazyTensorStorage(1000),
+        sampler=data.SliceSampler(slice_len=4, strict_length=False, **sampled_by),
+        batch_size=200,
+    )
+    episodes = Episodes(cycling([4, 7]))
+    with make(
+        cls,
+        create_env_fn=envs(2, lanes, lengths=[4, 7]),
+        frames_per_batch=20,
+        total_frames=400,
+        trajs_per_batch=2,
+        replay_buffer=buffer,
+        start_method="forkserver",
+    ) as collector:
+        for _ in collector:
+            pass
+    # Trajectories lie one behind the other, each whole.
+    content = buffer[:]
+    assert episodes.add(content) > 50
+    assert content.shape == (episodes.frames,)
+    seen = set()
+    for _ in range(5):
+        slices = buffer.sample().reshape(-1, 4)
+        numbers = NumberedEnv.numbers(slices)
+        assert (numbers[..., :2] == numbers[:, :1, :2]).all(), "of several workers or episodes"
+        assert (numbers[..., 2].diff(dim=-1) == 1).all(), "not consecutive"
+        assert (slices[TRAJ_IDS] == slices[TRAJ_IDS][:, :1]).all()
+        assert not slices["next", "done"][:, :-1].any()
+        seen |= set(numbers[:, 0, 0].tolist())
+    assert len(seen) == 2 * (lanes or 1)
+
+
+@BOTH
+def test_a_shared_buffer_is_filled_as_well(cls: Any) -> None:
+    data = pytest.importorskip("torchrl.data")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), shared=True)
+    episodes = Episodes(cycling(LENGTHS))
+    with make(
+        cls,
+        frames_per_batch=20,
+        total_frames=200,
+        trajs_per_batch=2,
+        replay_buffer=buffer,
+        start_method="forkserver",
+    ) as collector:
+        assert list(collector) == [None] * 10
+    episodes.add(buffer[:])
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert episodes.frames == len(buffer) > 180

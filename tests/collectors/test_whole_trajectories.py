@@ -1,0 +1,653 @@
+"""Batches of whole trajectories: ``trajs_per_batch``, ``traj_format``, ``trajs_per_write``."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from collector_parts import Buffer, by_step, keys
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDictBase
+from whole_parts import MASK, TRAJ_IDS, Episodes, Writes, cycling, rows_of
+
+from trawl import Collector, MultiCollector, MultiSyncCollector
+from trawl.collectors import MultiAsyncCollector
+from trawl.testing import FaultyEnv, NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+
+LENGTHS = [3, 1, 5]
+FORMATS = pytest.mark.parametrize("layout", ["padded", "cat"])
+
+
+def env(number: int = 0, lengths: Any = LENGTHS, **more: Any) -> Any:
+    return partial(NumberedEnv, number, lengths=lengths, **more)
+
+
+def make(source: Any = None, **options: Any) -> Collector:
+    options.setdefault("frames_per_batch", 7)
+    options.setdefault("trajs_per_batch", 2)
+    if "replay_buffer" not in options and options["trajs_per_batch"] is not None:
+        options.setdefault("traj_format", "cat")
+    return Collector(env() if source is None else source, by_step(), **options)
+
+
+def ends_of(lanes: int, lengths: Any, steps: int) -> list[tuple[int, int]]:
+    """Environment and episode of all that ends within so many steps of each, in that order."""
+    found = []
+    for lane in range(lanes):
+        at = 0
+        for episode in count():
+            at += lengths[episode % len(lengths)]
+            if at > steps:
+                break
+            found.append((at, lane, episode))
+    return [(lane, episode) for _, lane, episode in sorted(found)]
+
+
+# --- what is delivered
+
+
+def test_padded_batches() -> None:
+    with make(traj_format="padded", total_frames=14) as collector:
+        first, second = collector
+    assert (first.shape, second.shape) == ((2, 3), (2, 5))
+    assert first.names == [None, None]
+    assert first[MASK].tolist() == [[True, True, True], [True, False, False]]
+    assert first[MASK].dtype is torch.bool
+    assert second[TRAJ_IDS].tolist() == [[2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
+    assert second["next", "reward"][1, :, 0].tolist() == [10, 11, 12, 0, 0]
+
+
+def test_batches_of_trajectories_that_follow_each_other() -> None:
+    with make(traj_format="cat", total_frames=14) as collector:
+        first, second = collector
+    assert (first.shape, second.shape) == ((4,), (8,))
+    assert first.names == ["time"]
+    assert second[TRAJ_IDS].tolist() == [2] * 5 + [3] * 3
+    assert second["next", "reward"].flatten().tolist() == list(range(5, 13))
+    assert MASK not in keys(first)
+
+
+@FORMATS
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    lanes=st.integers(1, 3),
+    steps=st.integers(1, 12),
+    batches=st.integers(1, 6),
+    each=st.integers(1, 5),
+)
+def test_every_episode_comes_once_whole_and_in_order(
+    layout: str, lengths: list[int], lanes: int, steps: int, batches: int, each: int
+) -> None:
+    source = [env(i, lengths) for i in range(lanes)] if lanes > 1 else env(0, lengths)
+    expected = ends_of(lanes, lengths, steps * batches)
+    # Batch by batch, and within a batch step by step.
+    at = {end: number for number, end in enumerate(expected)}
+    episodes = Episodes(cycling(lengths))
+    with make(
+        source,
+        frames_per_batch=steps * lanes,
+        total_frames=steps * lanes * batches,
+        trajs_per_batch=each,
+        traj_format=layout,
+    ) as collector:
+        for batch in collector:
+            assert episodes.add(batch) == each
+        facts = collector.stats()
+    assert facts["frames"] == steps * lanes * batches
+    assert facts["trajectories"] == len(episodes.found) == len(expected) // each * each
+    assert facts["trajectories_waiting"] == len(expected) % each
+    assert episodes.found == sorted(episodes.found, key=at.__getitem__)
+    assert episodes.found == expected[: len(episodes.found)]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    workers=st.integers(1, 3),
+    lanes=st.integers(1, 2),
+    steps=st.integers(1, 8),
+    each=st.integers(1, 5),
+    sync=st.booleans(),
+)
+def test_the_same_of_workers(
+    lengths: list[int], workers: int, lanes: int, steps: int, each: int, sync: bool
+) -> None:
+    numbered = [[env(w * lanes + i, lengths) for i in range(lanes)] for w in range(workers)]
+    frames = steps * lanes * (workers if sync else 1)
+    episodes = Episodes(cycling(lengths))
+    with MultiCollector(
+        numbered if lanes > 1 else [one for (one,) in numbered],
+        by_step(),
+        sync=sync,
+        frames_per_batch=frames,
+        total_frames=frames * 6,
+        trajs_per_batch=each,
+        traj_format="cat",
+        start_method="inline",
+    ) as collector:
+        for batch in collector:
+            assert episodes.add(batch) == each
+        waiting = collector.stats()["trajectories_waiting"]
+        assert collector.stats()["frames"] == frames * 6
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    expected = ends_of(workers * lanes, lengths, steps * 6)
+    if sync:
+        assert episodes.found == expected[: len(episodes.found)]
+        assert len(expected) == len(episodes.found) + waiting
+    assert waiting < each
+
+
+@FORMATS
+@pytest.mark.parametrize("kind", [NestedEnv, RaggedEnv])
+def test_any_kind_of_frames(kind: Any, layout: str) -> None:
+    source = partial(kind, lengths=LENGTHS)
+    with Collector(
+        source, frames_per_batch=7, total_frames=70, trajs_per_batch=3, traj_format=layout
+    ) as collector:
+        if kind is RaggedEnv and layout == "padded":
+            with pytest.raises(TypeError, match=r"can't be padded.*traj_format='cat'"):
+                collector.next()
+            return
+        found = [row for batch in collector for row in rows_of(batch)]
+    assert [len(row) for row in found] == (LENGTHS * 8)[: len(found)]
+    assert len(found) == 21
+    numbers = [kind.numbers(row)[:, 2].tolist() for row in found]
+    assert numbers == [list(range(len(row))) for row in found]
+
+
+def test_as_many_batches_of_frames_are_collected_as_it_takes() -> None:
+    with make(frames_per_batch=2, trajs_per_batch=3) as collector:
+        assert len(rows_of(collector.next())) == 3
+        assert collector.stats()["frames"] == 10
+    with make(frames_per_batch=90, trajs_per_batch=3) as collector:
+        for _ in range(9):
+            assert len(rows_of(collector.next())) == 3
+            assert collector.stats()["frames"] == 90
+        assert collector.stats()["batches"] == 9
+
+
+def test_it_ends_when_there_are_not_enough() -> None:
+    with make(total_frames=21, trajs_per_batch=4) as collector:
+        assert [len(rows_of(batch)) for batch in collector] == [4]
+        assert collector.next() is None
+        assert list(collector) == []
+        assert not collector.closed
+        assert collector.stats()["trajectories_waiting"] == 3
+    assert collector.next() is None
+
+
+def test_batches_that_wait_are_delivered_after_the_last_frame() -> None:
+    with make(frames_per_batch=9, total_frames=9, trajs_per_batch=1) as collector:
+        assert [len(batch) for batch in collector] == LENGTHS
+
+
+def test_breaking_out_of_a_loop_and_going_on_loses_nothing() -> None:
+    episodes = Episodes(cycling(LENGTHS))
+    with make(total_frames=210) as collector:
+        for wanted in (3, 1, 100):
+            for number, batch in enumerate(collector, 1):
+                episodes.add(batch)
+                if number == wanted:
+                    break
+    assert episodes.found == [(0, i) for i in range(70)]
+
+
+def test_their_number_is_not_known_beforehand() -> None:
+    with make(total_frames=70) as collector, pytest.raises(TypeError, match="trajs_per_batch"):
+        len(collector)
+    with make(total_frames=70, replay_buffer=Writes()) as collector:
+        assert len(collector) == 10
+
+
+def test_what_is_kept_stays_as_it_was() -> None:
+    with make(total_frames=210) as collector:
+        kept = [(batch, batch.clone()) for batch in collector]
+    assert len(kept) == 35
+    assert all((batch == before).all() for batch, before in kept)
+
+
+def test_what_waits_keeps_no_memory_of_batches() -> None:
+    with make(frames_per_batch=100, trajs_per_batch=500) as collector:
+        collector.next()
+        assert collector.stats()["batches_held"] <= 1
+
+
+def test_the_same_object_each_time() -> None:
+    with make(return_same_td=True, total_frames=70) as collector:
+        episodes, objects = Episodes(cycling(LENGTHS)), set()
+        for batch in collector:
+            episodes.add(batch)
+            objects.add(id(batch))
+    assert len(objects) == 1
+    assert len(episodes.found) == 22
+
+
+@FORMATS
+def test_a_fake_batch_has_the_layout_of_a_real_one(layout: str) -> None:
+    with make(traj_format=layout) as collector:
+        fake, batch = collector.fake_tensordict(), collector.next()
+    assert keys(fake) == keys(batch)
+    assert fake.ndim == batch.ndim
+    assert all(fake[key].dtype is batch[key].dtype for key in keys(batch))
+
+
+def test_versions_and_counts_come_with_them() -> None:
+    with make(track_policy_version=True, max_frames_per_traj=2) as collector:
+        batch = collector.next()
+    assert batch["policy_version"].tolist() == [0, 0, 0]
+    assert batch["step_count"].flatten().tolist() == [0, 1, 0]
+    assert batch["next", "truncated"].flatten().tolist() == [False, True, False]
+
+
+def test_a_seed_gives_equal_trajectories() -> None:
+    found = []
+    for method in (None, "inline", "inline"):
+        options: dict[str, Any] = {"frames_per_batch": 60, "trajs_per_batch": 3}
+        if method is None:
+            made = Collector("CartPole-v1", traj_format="cat", **options)
+        else:
+            made = MultiSyncCollector(
+                ["CartPole-v1"] * 2, traj_format="cat", start_method=method, **options
+            )
+        with made as collector:
+            collector.set_seed(4)
+            found.append([collector.next() for _ in range(3)])
+    assert all((one == other).all() for one, other in zip(*found[1:], strict=True))
+
+
+# --- what cuts trajectories off
+
+
+def test_a_reset_drops_what_is_unfinished() -> None:
+    episodes = Episodes(lambda env, episode: 5)
+    with make(env(lengths=[5]), frames_per_batch=3, trajs_per_batch=1) as collector:
+        episodes.add(collector.next())
+        collector.reset()
+        episodes.add(collector.next())
+    assert episodes.found == [(0, 0), (0, 2)]
+
+
+def test_a_reset_of_one_environment_leaves_the_others() -> None:
+    source = [env(i, [5]) for i in range(2)]
+    episodes = Episodes(lambda env, episode: 5)
+    with make(source, frames_per_batch=6, trajs_per_batch=1) as collector:
+        episodes.add(collector.next())
+        collector.reset([0])
+        for _ in range(3):
+            episodes.add(collector.next())
+    assert episodes.found == [(0, 0), (1, 0), (1, 1), (0, 2)]
+
+
+def test_frames_that_others_took_leave_a_hole() -> None:
+    episodes = Episodes(cycling([4, 2]))
+    with make(env(lengths=[4, 2]), frames_per_batch=3, trajs_per_batch=1) as collector:
+        assert len(collector.rollout()) == 3
+        for _ in range(2):
+            episodes.add(collector.next())
+        collector.rollout()
+        for _ in range(4):
+            episodes.add(collector.next())
+    assert all(count == sorted(count) for count in episodes.by_env.values())
+    # The first began in frames that were not collected for batches.
+    assert (0, 0) not in episodes.found
+
+
+def test_batches_that_begin_with_a_reset() -> None:
+    with make(
+        env(lengths=[3]), frames_per_batch=4, reset_at_each_iter=True, total_frames=20
+    ) as collector:
+        found = [row for batch in collector for row in rows_of(batch)]
+    assert [NumberedEnv.numbers(row)[:, 2].tolist() for row in found] == [[0, 1, 2]] * 4
+
+
+def test_what_a_reset_truncates_is_an_end_if_it_is_told() -> None:
+    for made in (make, partial(_multi, MultiSyncCollector), partial(_multi, MultiAsyncCollector)):
+        with made(
+            env(lengths=[3]),
+            frames_per_batch=4,
+            reset_at_each_iter=True,
+            set_truncated=True,
+            total_frames=8,
+        ) as collector:
+            found = [row for batch in collector for row in rows_of(batch)]
+        assert [len(row) for row in found] == [3, 1, 3, 1]
+        assert all(row["next", "done"][-1] for row in found)
+
+
+def _multi(cls: Any, source: Any, **options: Any) -> Any:
+    return cls(
+        [source], by_step(), start_method="inline", trajs_per_batch=2, traj_format="cat", **options
+    )
+
+
+def test_steps_spent_on_resetting_are_no_part_of_them() -> None:
+    source = SelfResettingVectorEnv([env(0), env(1)])
+    episodes = Episodes(cycling(LENGTHS))
+    with make(source, frames_per_batch=10, total_frames=400) as collector:
+        for batch in collector:
+            assert MASK not in keys(batch)
+            episodes.add(batch)
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert len(episodes.found) > 90
+
+
+def test_a_batch_that_was_broken_off_is_a_piece_as_well() -> None:
+    asked = count()
+    with make(interruptor=lambda: next(asked) % 3 == 2, total_frames=63) as collector:
+        episodes = Episodes(cycling(LENGTHS))
+        for batch in collector:
+            episodes.add(batch)
+        assert collector.stats()["frames"] >= 63
+    assert episodes.found == [(0, i) for i in range(len(episodes.found))]
+    assert len(episodes.found) >= 18
+
+
+def test_an_environment_that_was_built_anew_goes_on_with_another() -> None:
+    def faulty() -> FaultyEnv:
+        return FaultyEnv(5, ValueError("worn out"), number=0, lengths=[3])
+
+    options = {"frames_per_batch": 4, "trajs_per_batch": 1, "on_env_error": "restart"}
+    with make([faulty], **options) as collector:
+        with pytest.warns(RuntimeWarning, match="worn out"):
+            batches = [collector.next() for _ in range(4)]
+        assert collector.stats()["env_restarts"] >= 1
+    found = [NumberedEnv.numbers(batch)[:, 2].tolist() for batch in batches]
+    # The second episode failed at its last step; it was truncated before that.
+    assert found == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1]]
+
+
+# --- replay buffers
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (None, [[0, 1], [2, 3, 4], [5, 6], [7, 8], [9, 10]]),
+        (1, [[i] for i in range(11)]),
+        (2, [[0, 1], [2, 3], [4], [5, 6], [7, 8], [9, 10]]),
+        (10, [[0, 1], [2, 3, 4], [5, 6], [7, 8], [9, 10]]),
+    ],
+)
+def test_whole_trajectories_are_written(group: int | None, expected: list[list[int]]) -> None:
+    buffer = Writes()
+    with make(total_frames=35, replay_buffer=buffer, trajs_per_write=group) as collector:
+        assert list(collector) == [None] * 5
+        facts = collector.stats()
+    found = [batch[TRAJ_IDS].unique().tolist() for batch in buffer.written]
+    assert found == expected
+    episodes = Episodes(cycling(LENGTHS))
+    for batch in buffer.written:
+        episodes.add(batch)
+        assert batch.names == ["time"]
+        assert MASK not in keys(batch)
+    assert (facts["trajectories"], facts["trajectories_waiting"]) == (11, 0)
+    assert facts["batches"] == 5
+
+
+@pytest.mark.parametrize("layout", [None, "padded", "cat"])
+def test_in_a_buffer_they_are_flat_whatever_the_format(layout: str | None) -> None:
+    buffer = Writes()
+    with make(total_frames=35, replay_buffer=buffer, traj_format=layout) as collector:
+        list(collector)
+    assert [batch.ndim for batch in buffer.written] == [1] * 5
+
+
+def test_batches_of_environments_are_written_flat() -> None:
+    buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
+    source = [env(i) for i in range(3)]
+    with make(source, frames_per_batch=21, total_frames=210, replay_buffer=buffer) as collector:
+        list(collector)
+    for batch in buffer.written:
+        episodes.add(batch)
+    assert episodes.found == ends_of(3, LENGTHS, 70)
+
+
+def test_background_collection_writes_them_too() -> None:
+    buffer = Buffer()
+    with make(total_frames=350, replay_buffer=buffer) as collector:
+        collector.start()
+        buffer.wait_for(345)
+        collector.async_shutdown()
+    episodes = Episodes(cycling(LENGTHS))
+    episodes.add(buffer.content())
+    assert episodes.found == ends_of(1, LENGTHS, 350)
+
+
+def test_hooks_and_postproc_see_what_is_delivered() -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def postproc(batch: TensorDictBase) -> TensorDictBase:
+        seen.append(("postproc", batch.shape))
+        return batch.set("_private", batch["done"]).set("more", batch["done"])
+
+    def hook(batch: TensorDictBase) -> None:
+        seen.append(("hook", batch))
+
+    with make(postproc=postproc, post_collect_hook=hook) as collector:
+        batch = collector.next()
+    assert seen == [("postproc", (4,)), ("hook", batch)]
+    assert seen[1][1] is batch
+    assert "more" in keys(batch)
+    assert "_private" not in keys(batch)
+    seen.clear()
+    buffer = Writes()
+    with make(
+        postproc=postproc, post_collect_hook=hook, replay_buffer=buffer, trajs_per_write=1
+    ) as collector:
+        assert collector.next() is None
+    assert [what for what, _ in seen] == ["postproc", "hook"] * 2
+    assert [len(batch) for batch in buffer.written] == [3, 1]
+
+
+def test_an_error_while_they_are_delivered_closes_the_collector() -> None:
+    def broken(batch: TensorDictBase) -> TensorDictBase:
+        raise ZeroDivisionError("no way")
+
+    collector = make(postproc=broken)
+    with pytest.raises(ZeroDivisionError):
+        collector.next()
+    assert collector.closed
+    assert collector.next() is None
+
+
+# --- states
+
+
+def saved(state: Any) -> Any:
+    """The state as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+MADE = pytest.mark.parametrize(
+    "made",
+    [
+        make,
+        partial(
+            MultiCollector,
+            [env()],
+            sync=True,
+            frames_per_batch=7,
+            trajs_per_batch=2,
+            traj_format="cat",
+            start_method="inline",
+        ),
+    ],
+    ids=["one", "workers"],
+)
+
+
+@MADE
+def test_what_waits_is_part_of_the_state(made: Any) -> None:
+    with made(frames_per_batch=17, total_frames=51) as collector:
+        delivered = [collector.next()]
+        state = saved(collector.state_dict())
+        waiting = collector.stats()["trajectories_waiting"]
+        expected = collector.next()
+    assert waiting == 3
+    with made(frames_per_batch=17, total_frames=51) as other:
+        other.load_state_dict(state)
+        assert other.stats()["trajectories_waiting"] == 3
+        assert other.stats()["trajectories"] == 2
+        found = other.next()
+        assert other.stats()["frames"] == 17
+        assert (found == expected).all()
+        delivered += [found, *other]
+        assert other.stats()["frames"] == 51
+    ids = [row[TRAJ_IDS][0].item() for batch in delivered for row in rows_of(batch)]
+    assert len(set(ids)) == len(ids)
+    for batch in delivered:
+        for row in rows_of(batch):
+            steps = NumberedEnv.numbers(row)[:, 2].tolist()
+            assert steps == list(range(LENGTHS[NumberedEnv.numbers(row)[0, 1] % 3]))
+
+
+@MADE
+def test_a_state_can_be_gone_back_to(made: Any) -> None:
+    with made(frames_per_batch=17, trajs_per_batch=1) as collector:
+        collector.next()
+        state = collector.state_dict()
+        after = [collector.next() for _ in range(3)]
+        collector.load_state_dict(state)
+        again = [collector.next() for _ in range(3)]
+        collector.next()
+    assert all((one == other).all() for one, other in zip(after, again, strict=True))
+
+
+def test_a_state_without_trajectories_can_be_loaded() -> None:
+    with make(trajs_per_batch=None) as collector:
+        collector.next()
+        state = collector.state_dict()
+    assert "trajectories" not in state
+    with make(frames_per_batch=17) as other:
+        other.next()
+        other.load_state_dict(state)
+        assert other.stats()["trajectories_waiting"] == 0
+
+
+# --- arguments
+
+
+def everywhere(**options: Any) -> None:
+    """Makes collectors of all kinds with these options."""
+    options.setdefault("frames_per_batch", 10)
+    Collector(env(), **options).shutdown()
+    for cls in (MultiSyncCollector, MultiAsyncCollector):
+        cls([env()], start_method="inline", **options).shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch must be at least 1, but it is 0"),
+        ({"trajs_per_batch": -1}, ValueError, "trajs_per_batch must be at least 1"),
+        ({"trajs_per_batch": 1.5}, TypeError, "trajs_per_batch must be an integer"),
+        (
+            {"trajs_per_batch": 2, "traj_format": "nested"},
+            ValueError,
+            "traj_format must be 'padded' or 'cat', but it is 'nested'",
+        ),
+        ({"traj_format": "cat"}, ValueError, "traj_format='cat' .* needs trajs_per_batch"),
+        ({"traj_format": "padded"}, ValueError, "traj_format='padded' .* needs trajs_per_batch"),
+        ({"trajs_per_write": 2}, ValueError, "trajs_per_write=2 .* needs trajs_per_batch"),
+        (
+            {"trajs_per_batch": 2, "trajs_per_write": 2},
+            ValueError,
+            "trajs_per_write=2 is for a replay buffer, but none is given",
+        ),
+        (
+            {"trajs_per_batch": 2, "trajs_per_write": 0, "replay_buffer": Writes()},
+            ValueError,
+            "trajs_per_write must be at least 1",
+        ),
+        (
+            {"trajs_per_batch": 2, "track_traj_ids": False},
+            ValueError,
+            "trajs_per_batch=2 .* track_traj_ids=False",
+        ),
+        (
+            {"trajs_per_batch": 2, "split_trajs": True},
+            ValueError,
+            "trajs_per_batch=2 and split_trajs=True",
+        ),
+        (
+            {"trajs_per_batch": 2, "set_truncated": True},
+            ValueError,
+            "set_truncated=True .*reset_at_each_iter=True",
+        ),
+        (
+            {"trajs_per_batch": 2, "replay_buffer": Buffer(), "extend_buffer": False},
+            TypeError,
+            "trajs_per_batch can't be used with replay_buffer and extend_buffer=False",
+        ),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else None,
+)
+def test_wrong_arguments_are_refused(options: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        everywhere(**options)
+    with pytest.raises(error, match=told):
+        MultiSyncCollector([env()], frames_per_batch=10, start_method="inline", **options)
+
+
+def test_a_format_is_to_be_said() -> None:
+    with pytest.warns(FutureWarning, match="traj_format='padded' or traj_format='cat'") as caught:
+        collector = Collector(env(), frames_per_batch=10, trajs_per_batch=2)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with collector:
+        assert collector.traj_format == "padded"
+        assert collector.next().shape == (2, 3)
+    with pytest.warns(FutureWarning, match="traj_format") as caught:
+        MultiSyncCollector(
+            [env()], frames_per_batch=10, trajs_per_batch=2, start_method="inline"
+        ).shutdown()
+    assert len(caught) == 1
+
+
+def test_with_a_buffer_there_is_no_format_to_say() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        everywhere(trajs_per_batch=2, replay_buffer=Writes())
+
+
+# --- the same as TorchRL's
+
+
+@FORMATS
+@pytest.mark.parametrize("frames", [7, 35])
+def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
+    theirs = pytest.importorskip("torchrl.collectors").Collector
+    envs = pytest.importorskip("torchrl.envs")
+
+    def wrapped() -> Any:
+        made = NumberedEnv(lengths=LENGTHS)
+        made.spec = None
+        return envs.GymWrapper(made)
+
+    options = {"total_frames": 70, "trajs_per_batch": 2, "traj_format": layout}
+    options["auto_register_policy_transforms"] = False
+    there = theirs(
+        wrapped,
+        by_step(),
+        frames_per_batch=frames,
+        auto_register_policy_transforms=False,
+        **options,
+    )
+    expected = [batch.clone() for batch in there]
+    there.shutdown()
+    with Collector(wrapped, by_step(), frames_per_batch=frames, **options) as here:
+        found = list(here)
+    assert len(found) >= len(expected) > 5
+    for one, other in zip(found, expected, strict=False):
+        assert one.shape == other.shape
+        assert list(one.names) == list(other.names)
+        assert keys(one) == keys(other)
+        assert (one == other).all()
