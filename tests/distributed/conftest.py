@@ -1,3 +1,7 @@
+import os
+import sys
+
 import pytest
 
 pytest.register_assert_rewrite("trawl.testing.backends")
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))

@@ -290,9 +290,12 @@ class FleetCollector(FleetControl):
         if self._workers_write:
             options |= {name: getattr(config, name) for name in _WRITERS}
             options["replay_buffer"] = Shared(config.replay_buffer)
-        fresh = member.restarts == 0
-        # A batch that nobody saw may have used ids up to this.
-        skipped = 0 if fresh else self.num_workers * (self._frames_asked[index] + 1)
+        begin = index
+        if member.restarts:
+            # One that died before it was ready said nothing of its ids. Of others, a batch that
+            # nobody saw may have used ids up to this.
+            skipped = self.num_workers * (self._frames_asked[index] + 1)
+            begin = max(member.trajectory, index) + skipped
         seed = self._seeds[index]
         return worker.Program(
             index=index,
@@ -303,7 +306,7 @@ class FleetCollector(FleetControl):
             init_fn=config.init_fn,
             threads=config.num_sub_threads if self._backend.isolated else None,
             registry=self._registry,
-            trajectory=index if fresh else member.trajectory + skipped,
+            trajectory=begin,
             stride=self.num_workers,
             receivers=self._receivers_of(index),
             version=self._versions[index],

@@ -1,0 +1,58 @@
+"""Whole trajectories out of what ranks and RPC workers collect."""
+
+import pytest
+from distributed_parts import CLASSES, kill_one, make
+from multi_parts import LENGTHS, envs
+from whole_parts import TRAJ_IDS, Episodes, Writes, cycling
+
+from trawl.testing import NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", CLASSES)
+SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+
+
+def collector(cls, sync, **options):
+    options = {"trajs_per_batch": 3, "traj_format": "cat", "frames_per_batch": 14, **options}
+    return make(cls, create_env_fn=envs(2), policy=None, sync=sync, **options)
+
+
+@BOTH
+@SYNC
+def test_they_come_once_and_in_order(cls, sync):
+    episodes = Episodes(cycling(LENGTHS))
+    with collector(cls, sync, total_frames=140, traj_format="padded") as there:
+        for batch in there:
+            assert episodes.add(batch) == 3
+        assert there.stats()["frames"] == 140
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert 140 - 5 * 5 < episodes.frames <= 140
+
+
+@BOTH
+def test_they_go_into_a_buffer(cls):
+    buffer, episodes = Writes(), Episodes(cycling(LENGTHS))
+    options = {"replay_buffer": buffer, "total_frames": 140, "trajs_per_write": 2}
+    with collector(cls, False, **options) as there:
+        assert set(there) == {None}
+    assert {episodes.add(written) for written in buffer.written} <= {1, 2}
+    assert all(found == list(range(len(found))) for found in episodes.by_env.values())
+    assert 140 - 2 * 5 < episodes.frames <= 140
+
+
+@BOTH
+@SYNC
+def test_a_worker_that_is_killed(cls, sync):
+    with collector(cls, sync, trajs_per_batch=1, total_frames=420) as there:
+        found = [there.next()]
+        kill_one(there, 1)
+        with pytest.warns(RuntimeWarning, match=r"worker 1 .*another takes"):
+            found += there
+        assert there.stats()["frames"] == 420
+    ids = [int(batch[TRAJ_IDS][0]) for batch in found]
+    assert len(set(ids)) == len(ids)
+    for batch in found:
+        numbers = NumberedEnv.numbers(batch)
+        assert numbers[:, 2].tolist() == list(range(LENGTHS[numbers[0, 1] % 3]))
+        assert batch["next", "done"].flatten().tolist() == [False] * (len(batch) - 1) + [True]
+    # Of each of three lives the last episode may be missing.
+    assert 420 - 3 * max(LENGTHS) < sum(map(len, found)) <= 420
