@@ -108,3 +108,91 @@ def test_concatenated_trajectories_follow_each_other() -> None:
     cat = join(assembler.take(), "cat")
     assert cat["step"].tolist() == [0, 1, 2, 3]
     assert cat.names == ["time"]
+
+
+def test_parts_of_one_time_come_out_by_the_step_at_which_they_ended() -> None:
+    (one,) = batches([[4, 2]], 6)
+    (other,) = batches([[1, 5]], 6)
+    assembler = TrajectoryAssembler()
+    # The ids of both are the same: it is the sources that tell them apart.
+    assembler.add_parts([("one", one), ("other", other)])
+    found = [(len(t), t["collector", "traj_ids"][0].item()) for t in assembler.take()]
+    assert found == [(1, 0), (4, 0), (2, 1), (5, 1)]
+
+
+def test_workers_of_a_source_are_told_apart_by_their_ids() -> None:
+    """As of the second of three workers, which has two of its own, in one row by turns."""
+    assembler = TrajectoryAssembler(workers=2, stride=3)
+    for inner, first in enumerate([0, 0, 3, 3]):
+        (batch,) = batches([[5]], 5)
+        piece = batch[..., first : first + (3 if first == 0 else 2)].clone()
+        piece["collector", "traj_ids"].fill_(3 * (inner % 2) + 1)
+        assembler.add_parts([(1, piece)])
+    found = assembler.take()
+    assert [t["collector", "traj_ids"][0].item() for t in found] == [1, 4]
+    assert [t["step"].tolist() for t in found] == [list(range(5))] * 2
+
+
+def test_ids_of_a_source_may_go_down() -> None:
+    (batch,) = batches([[2]], 2)
+    later = batch.clone()
+    later["collector", "traj_ids"].fill_(7)
+    assembler = TrajectoryAssembler()
+    assembler.add_parts([(0, later)])
+    assembler.add_parts([(0, batch)])
+    assert [t["collector", "traj_ids"][0].item() for t in assembler.take()] == [7, 0]
+
+
+@pytest.mark.parametrize("missed", [0, 1, 2])
+def test_a_trajectory_with_a_hole_is_dropped(missed: int) -> None:
+    assembler = TrajectoryAssembler()
+    for number, batch in enumerate(batches([[2, 6, 1, 3]], 4)):
+        (assembler.miss if number == missed else assembler.add)(batch)
+    whole = {0: [(8, 1), (9, 3)], 1: [(0, 2), (8, 1), (9, 3)], 2: [(0, 2), (2, 6)]}
+    assert [(int(t["step"][0]), len(t)) for t in assembler.take()] == whole[missed]
+
+
+def test_what_waits_is_copied_when_it_is_to_be_kept() -> None:
+    (batch,) = batches([[1, 2, 3]], 6)
+    assembler = TrajectoryAssembler()
+    assembler.add(batch)
+    assembler.take(1)
+    assembler.keep()
+    batch["step"].fill_(-1)
+    assert [t["step"].tolist() for t in assembler.take()] == [[1, 2], [3, 4, 5]]
+
+
+def test_a_state_is_a_copy_that_another_can_go_on_from() -> None:
+    first, second = batches([[1, 2, 3]], 3)
+    assembler, other = TrajectoryAssembler(), TrajectoryAssembler()
+    assembler.add(first)
+    state = assembler.state()
+    first["step"].fill_(-1)
+    other.add(second)
+    other.load(state)
+    assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2]]
+
+
+def test_flags_may_be_nested_and_of_any_shape() -> None:
+    (batch,) = batches([[2, 2]], 4)
+    done = batch["next"].pop("done")
+    batch["next", "agents", "done"] = torch.cat([done, done & False], -1).unsqueeze(-1)
+    assembler = TrajectoryAssembler()
+    assembler.add(batch)
+    assert [len(t) for t in assembler.take()] == [2, 2]
+    with pytest.raises(KeyError, match="where trajectories end"):
+        assembler.add(batch.exclude("next").set("next", TensorDict({}, batch.shape)))
+
+
+def test_what_has_no_fixed_shape_is_not_padded() -> None:
+    ragged = [
+        TensorDict.lazy_stack(
+            [
+                TensorDict({"x": torch.zeros(i + 1), "collector": {"traj_ids": torch.tensor(0)}})
+                for i in range(steps)
+            ]
+        )
+        for steps in (2, 3)
+    ]
+    with pytest.raises(TypeError, match="traj_format='cat'"):
+        join(ragged, "padded")

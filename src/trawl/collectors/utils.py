@@ -34,8 +34,9 @@ def split_trajectories(
     Returns:
         A TensorDict ``(trajectories, longest)`` with zeros behind the shorter ones and a bool
         ``(prefix, "mask")`` that is False there; with ids, if it had none. Frames of no
-        trajectory (their id is -1) are left out. If all pieces are as long as the batch, that is
-        the batch as it was (with a leading dimension, if it had none), and the mask all True.
+        trajectory (their id is -1) are left out; if there are no others, it is ``(0, 0)``. If all
+        pieces are as long as the batch, that is the batch as it was (with a leading dimension, if
+        it had none), and the mask all True.
 
     Raises:
         KeyError: if neither ids nor done flags are there.
@@ -60,16 +61,16 @@ def split_trajectories(
     if batch.get(ids_key, None) is None:
         batch.set(ids_key, _ids_by_ends(batch, ids_key, done_key))
     length, ids = batch.shape[-1], batch.get(ids_key)
-    sizes = _run_lengths(ids.reshape(-1, length)) if batch.numel() else []
-    real = bool((ids >= 0).all())
-    if sizes and real and all(size == length for size in sizes):
+    # A TensorDict counts at least one element, and can't be reshaped if there is none.
+    empty = not batch.shape.numel()
+    sizes = [] if empty else _run_lengths(ids.reshape(-1, length))
+    if not empty and bool((ids >= 0).all()) and all(size == length for size in sizes):
         result = batch if batch.ndim > 1 else batch.unsqueeze(0)
         return _with_mask(result, mask_key, torch.ones(result.shape, dtype=torch.bool))
-    cut = batch.reshape(-1).split(sizes) if sizes else ()
+    cut = () if empty else batch.reshape(-1).split(sizes)
     pieces = [piece for piece in cut if piece.get(ids_key)[0] >= 0]
     if not pieces:
-        none = batch.reshape(-1)[:0].reshape(0, 0)
-        return _with_mask(none, mask_key, torch.ones(none.shape, dtype=torch.bool))
+        return _with_mask(_none_of(batch), mask_key, torch.ones(0, 0, dtype=torch.bool))
     if as_nested:
         whole: TensorDictBase = TensorDict.lazy_stack(pieces, 0)
         return whole.densify(layout=torch.jagged) if hasattr(whole, "densify") else whole
@@ -79,6 +80,14 @@ def split_trajectories(
     ]
     result = pad_sequence(masked)
     return result.refine_names(None, None) if hasattr(result, "refine_names") else result
+
+
+def _none_of(batch: TensorDictBase) -> TensorDictBase:
+    """No trajectories, with the entries of a batch."""
+    none: TensorDictBase = batch.apply(
+        lambda value: value.new_empty(0, 0, *value.shape[batch.ndim :]), batch_size=[0, 0]
+    )
+    return none
 
 
 def _ids_by_ends(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
