@@ -147,6 +147,31 @@ def test_control_calls_lose_no_trajectory(cls: Any) -> None:
     assert len(episodes.found) > 55
 
 
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+@BOTH
+def test_a_state_that_is_loaded_while_workers_collect(cls: Any, method: str) -> None:
+    """Batches that were ordered before come after it, and are of other episodes."""
+    with make(
+        cls,
+        create_env_fn=envs(2, lengths=[7, 4]),
+        frames_per_batch=6,
+        trajs_per_batch=1,
+        traj_format="cat",
+        start_method=method,
+    ) as collector:
+        found = [collector.next() for _ in range(3)]
+        state = collector.state_dict()
+        for _ in range(6):
+            found += [collector.next() for _ in range(5)]
+            collector.load_state_dict(state)
+        found += [collector.next() for _ in range(10)]
+    for batch in found:
+        numbers = NumberedEnv.numbers(batch)
+        assert numbers[:, 2].tolist() == list(range([7, 4][numbers[0, 1] % 2]))
+        assert (numbers[:, 1] == numbers[0, 1]).all()
+        assert (numbers[:, 0] == numbers[0, 0]).all()
+
+
 @pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
 def test_a_seed_gives_equal_trajectories_wherever_workers_are(method: str) -> None:
     def found(method: str) -> list[Any]:

@@ -638,7 +638,6 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
         wrapped,
         by_step(),
         frames_per_batch=frames,
-        auto_register_policy_transforms=False,
         **options,
     )
     expected = [batch.clone() for batch in there]

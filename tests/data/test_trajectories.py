@@ -173,6 +173,15 @@ def test_a_state_is_a_copy_that_another_can_go_on_from() -> None:
     assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2]]
 
 
+def test_what_began_before_a_state_was_loaded_is_dropped() -> None:
+    assembler = TrajectoryAssembler()
+    first, second = batches([[1, 4, 1]], 3)
+    assembler.add(first)
+    assembler.load([])
+    assembler.add(second)
+    assert [t["step"].tolist() for t in assembler.take()] == [[5]]
+
+
 def test_flags_may_be_nested_and_of_any_shape() -> None:
     (batch,) = batches([[2, 2]], 4)
     done = batch["next"].pop("done")

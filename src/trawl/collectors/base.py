@@ -190,10 +190,10 @@ class BaseCollector(WeightControl):
         buffer = self.config.replay_buffer is not None
         return self._delivery.processed(self._whole.like(frames, buffer))
 
-    def _load_whole(self, state_dict: Mapping[str, Any]) -> None:
+    def _load_whole(self, state_dict: Mapping[str, Any], order: int = 0) -> None:
         """Goes on with the trajectories that were whole and not delivered."""
         if self._whole is not None:
-            self._whole.load_state_dict(state_dict.get(STATE, {}))
+            self._whole.load_state_dict(state_dict.get(STATE, {}), order)
 
     def _whole_state(self) -> dict[str, Any]:
         return {} if self._whole is None else {STATE: self._whole.state_dict()}

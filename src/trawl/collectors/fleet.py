@@ -244,6 +244,11 @@ class Fleet:
 
     # --- orders
 
+    @property
+    def last_order(self) -> int:
+        """The number of the last order that was given."""
+        return self._number
+
     def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> int:
         """Gives a worker an order to collect.
 

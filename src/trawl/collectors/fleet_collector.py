@@ -346,7 +346,7 @@ class FleetCollector(FleetControl):
                 self._lags.add(lag, part.done.frames)
         self._note_parts(parts)
         if self._whole is not None:
-            self._whole.add((part.index, self._frames_of(part)) for part in parts)
+            self._whole.add((part.index, part.done.number, self._frames_of(part)) for part in parts)
             return None
         self._batches += 1
         if self.config.replay_buffer is not None:

@@ -327,6 +327,11 @@ class FleetControl(BaseCollector):
                     raise KeyError(f"state_dict[{name!r}] has no {entry!r}")
         parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
         with self._held(), self._in_bounds(range(self.num_workers)):
+            if self._whole is not None:
+                # What was ordered before is of episodes that the new ones are not to be mixed
+                # with, even under the same ids.
+                self._fleet.settle()
+            last = self._fleet.last_order
             before = self._versions, list(self._env_states)
             for index, name in enumerate(names):
                 self._env_states[index] = state_dict[name].get("env_state_dict")
@@ -349,7 +354,7 @@ class FleetControl(BaseCollector):
             if self._version is not None:
                 self._version.version = self._announced = version
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
-            self._load_whole(state_dict)
+            self._load_whole(state_dict, last)
             for member, name in zip(self._fleet.members, names, strict=True):
                 if "traj_pool" in state_dict[name]:
                     begins = int(state_dict[name]["traj_pool"]["traj_id"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -51,9 +52,6 @@ from trawl.weight_update.board import Posted
 from trawl.weight_update.packing import Live
 from trawl.weight_update.scheme import Receiver, load_slot
 from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
-
-# The name of all frames, where trajectories are put together.
-_SOURCE = 0
 
 
 class Collector(BaseCollector):
@@ -260,7 +258,7 @@ class Collector(BaseCollector):
             self._prepare()
             batch = self._run()
             if self._whole is not None:
-                self._whole.miss(batch, _SOURCE)
+                self._whole.miss(batch)
             return batch
 
     def _prepare(self) -> None:
@@ -321,7 +319,7 @@ class Collector(BaseCollector):
         filled = self._rollout.filled
         delivered = count_frames(batch, filled)
         if self._whole is not None:
-            self._whole.add([(_SOURCE, self._delivery.frames(batch, filled))])
+            self._whole.add([(0, math.inf, self._delivery.frames(batch, filled))])
             self._frames += delivered
             return None
         batch = self._delivery.deliver(batch, filled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +32,8 @@ class WholeTrajectories:
         self._group = config.trajs_per_write
         self._layout = config.traj_format or "cat"
         self._assembler = TrajectoryAssembler(workers, stride)
+        # The orders after which states were loaded. Ids may begin again with each.
+        self._loads: list[float] = []
         self.delivered = 0
 
     @property
@@ -37,15 +41,24 @@ class WholeTrajectories:
         """Whether there are enough for a batch."""
         return len(self._assembler) >= self._each
 
-    def add(self, parts: Iterable[tuple[Hashable, TensorDictBase]]) -> None:
-        """Takes batches of frames that were collected at the same time, by their source."""
+    def add(self, parts: Iterable[tuple[int, float, TensorDictBase]]) -> None:
+        """Takes batches of frames that were collected at the same time.
+
+        Args:
+            parts: for each the worker, the number of its order, and the batch.
+        """
         # What waits since the last time is not to keep the memory of its batch any longer.
         self._assembler.keep()
-        self._assembler.add_parts(parts)
+        self._assembler.add_parts(
+            (self._source(worker, order), batch) for worker, order, batch in parts
+        )
 
-    def miss(self, batch: TensorDictBase, source: Hashable) -> None:
-        """Notes that others have these frames."""
-        self._assembler.miss(batch, source)
+    def miss(self, batch: TensorDictBase) -> None:
+        """Notes that somebody else has these frames of the only worker."""
+        self._assembler.miss(batch, self._source(0, math.inf))
+
+    def _source(self, worker: int, order: float) -> Hashable:
+        return worker, bisect_left(self._loads, order)
 
     def take(self) -> TensorDictBase:
         """A batch of whole trajectories; there have to be enough."""
@@ -75,7 +88,13 @@ class WholeTrajectories:
         """What is needed to go on later."""
         return {"whole": self._assembler.state(), "delivered": self.delivered}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from such a state. Trajectories that were not whole are dropped."""
+    def load_state_dict(self, state: Mapping[str, Any], order: int) -> None:
+        """Goes on from such a state. Trajectories that were not whole are dropped.
+
+        Args:
+            state: the state.
+            order: the number of the last order that was carried out before.
+        """
+        self._loads.append(order)
         self._assembler.load(state.get("whole", ()))
         self.delivered = int(state.get("delivered", 0))

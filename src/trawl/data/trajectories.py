@@ -162,9 +162,9 @@ class TrajectoryAssembler:
         return [trajectory.clone() for trajectory in self._whole]
 
     def load(self, whole: Iterable[TensorDictBase]) -> None:
-        """Goes on from such copies; pieces of other trajectories are dropped."""
-        self._pieces.clear()
-        self._ids.clear()
+        """Goes on from such copies; other trajectories that began before are dropped."""
+        # Whatever else comes of them is no beginning.
+        self._pieces = dict.fromkeys(self._pieces)
         self._whole = deque(whole)
         self._own = len(self._whole)
 
