@@ -113,5 +113,5 @@ def test_they_go_into_a_buffer_on_the_cluster(sync):
 
 
 def test_where_they_are_put_together_is_not_to_be_chosen():
-    with pytest.raises(ValueError, match="collector_kwargs holds trajs_per_batch"):
+    with pytest.raises(ValueError, match="collector_kwargs has 'trajs_per_batch'"):
         collector(collector_kwargs={"trajs_per_batch": 2})
