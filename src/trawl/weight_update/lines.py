@@ -60,6 +60,9 @@ class Progress:
     def put(self, packet: Packet) -> None:
         """There are newer weights."""
         with self._changed:
+            if packet.count <= self._sent:
+                # They may come in another order.
+                return
             waiting = self._newest
             self._newest = packet if waiting is None else packet.after(waiting)
             self._sent = packet.count
@@ -95,11 +98,12 @@ class Progress:
             self._closed = True
             self._changed.notify_all()
 
-    def wait(self, timeout: float | None) -> None:
-        """Waits until all was taken; raises as :meth:`Line.wait`."""
+    def wait(self, timeout: float | None, count: int | None = None) -> None:
+        """Waits until so many were taken, or all that were sent; raises as :meth:`Line.wait`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._taken >= self._sent or self._lost, timeout)
-            if self._taken >= self._sent:
+            wanted = self._sent if count is None else count
+            self._changed.wait_for(lambda: self._taken >= wanted or self._lost, timeout)
+            if self._taken >= wanted:
                 return
             if self._lost:
                 raise ConnectionError(f"receiver {self.number} has ended, and took no weights")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -104,9 +105,24 @@ class LinkLine(Line):
         self._progress.lose()
 
 
+class Sink(Protocol):
+    """What takes in what comes by a line."""
+
+    def put(self, packet: Packet) -> None:
+        """Takes in what was sent."""
+
+    def end(self) -> None:
+        """The sender has ended."""
+
+
+def connected(address: Address) -> Link:
+    """The receiver's connection; waits until the sender is there."""
+    return address.link(1)
+
+
 def joined(address: Address) -> Inbox:
     """The receiver's end; waits until the sender is there."""
-    link = address.link(1)
+    link = connected(address)
 
     def took(count: int) -> None:
         # A sender that has ended need not hear of it.
@@ -114,15 +130,20 @@ def joined(address: Address) -> Inbox:
             link.send(pack(MESSAGE, count))
 
     inbox = Inbox(took)
-    first = link.receive().content()
-    if first is not None:
-        inbox.put(first)
-    threading.Thread(target=_listen, args=(link, inbox), daemon=True).start()
+    listen(link, inbox)
     return inbox
 
 
-def _listen(link: Link, inbox: Inbox) -> None:
+def listen(link: Link, sink: Sink) -> None:
+    """Takes in what was sent before, and what comes later by a thread of its own."""
+    first = link.receive().content()
+    if first is not None:
+        sink.put(first)
+    threading.Thread(target=_listen, args=(link, sink), daemon=True).start()
+
+
+def _listen(link: Link, sink: Sink) -> None:
     with contextlib.suppress(RuntimeError):
         while (packed := link.receive()).verb != STOP:
-            inbox.put(packed.content())
-    inbox.end()
+            sink.put(packed.content())
+    sink.end()

@@ -153,7 +153,11 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         if self._lines:
             self._lines[worker].send(packet)
         else:
-            self.context._send_weights(self.model_id, worker, packet)
+            self._carry(worker, packet)
+
+    def _carry(self, worker: int, packet: Packet) -> None:
+        """Lets the collector bring a packet to its worker."""
+        self.context._send_weights(self.model_id, worker, packet)
 
     @override
     def receiver(self, worker: int) -> Receiver:
