@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from trawl.cli import show as show_module
-from trawl.data import DatasetWriter
+from trawl.data import MemmapSink
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_dataset_that_is_not_complete_is_said_to_be(trawl):
 
 
 def test_a_dataset_of_other_frames_is_shown_without_episodes(trawl):
-    with DatasetWriter("d") as writer:
-        writer.add(TensorDict({"x": torch.zeros(3, 2)}, [3]))
+    with MemmapSink("d") as sink:
+        sink.write(TensorDict({"x": torch.zeros(3, 2)}, [3]))
     code, out, _ = trawl("show", "d")
     assert code == 0
     assert "episode" not in out

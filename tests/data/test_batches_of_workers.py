@@ -3,7 +3,7 @@
 import pytest
 
 from trawl import MultiCollector
-from trawl.data import DatasetWriter, TrajectoryAssembler, load
+from trawl.data import MemmapSink, TrajectoryAssembler, load
 from trawl.observe import EpisodeStats
 from trawl.testing import NumberedEnv
 
@@ -33,12 +33,12 @@ def test_trajectories_are_whole(sync, lanes, how, tmp_path):
     assembler, stats = TrajectoryAssembler(workers=2), EpisodeStats()
     with (
         collector(sync, lanes, cat_results=how) as source,
-        DatasetWriter(tmp_path / "d") as writer,
+        MemmapSink(tmp_path / "d") as sink,
     ):
         for batch in source:
             assembler.add(batch)
             stats.update(batch)
-            writer.add(batch)
+            sink.write(batch)
     whole = assembler.take()
     assert stats.frames == len(load(tmp_path / "d")) == 400
     assert stats.count == len(whole) > 50

@@ -1,248 +1,63 @@
+"""Datasets of all formats, read back."""
+
 import json
-import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 import torch
-from tensordict import MemoryMappedTensor, NonTensorData, TensorDict, stack
+from sink_parts import SINKS, frames, write
 
-from trawl import Collector
-from trawl.data import DatasetWriter, info, load
-from trawl.data.dataset import flat_frames
+from trawl.data import info, load
 
 
-def frames(start, count, **more):
-    values = torch.arange(start, start + count)
-    rows = {
-        "observation": torch.stack([values, -values], -1).float(),
-        "next": {"reward": values.double().unsqueeze(-1)},
-        ("collector", "traj_ids"): values // 7,
-        **more,
-    }
-    return TensorDict(rows, [count])
+@pytest.fixture(params=SINKS)
+def written(request, tmp_path):
+    """A dataset of 100 frames, in the order of collection, and the frames."""
+    batch = frames(0, 100)
+    write(SINKS[request.param], tmp_path / "d", [batch[:30], batch[30:]])
+    return tmp_path / "d", batch
 
 
-def write(directory, batches, **facts):
-    with DatasetWriter(directory, facts) as writer:
-        for batch in batches:
-            writer.add(batch)
+def test_all_frames_are_loaded(written):
+    directory, batch = written
+    loaded = load(directory)
+    assert loaded.shape == (100,)
+    assert set(loaded.keys(True, True)) == set(batch.keys(True, True))
+    for key in batch.keys(True, True):
+        assert loaded[key].dtype == batch[key].dtype, key
+        assert torch.equal(loaded[key], batch[key]), key
 
 
-@contextmanager
-def files_no_larger_than(size):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+@pytest.mark.parametrize(("size", "sizes"), [(30, [30, 30, 30, 10]), (50, [50, 50]), (999, [100])])
+def test_frames_are_read_by_batches(size, sizes, written):
+    directory, batch = written
+    parts = list(load(directory, batch_size=size))
+    assert [len(part) for part in parts] == sizes
+    assert (torch.cat(parts) == batch).all()
 
 
-@pytest.mark.parametrize("envs", ["CartPole-v1", ["CartPole-v1"] * 3], ids=["one", "three"])
-def test_collected_frames_are_read_back(envs, tmp_path):
-    seen = []
-    with Collector(envs, frames_per_batch=90, total_frames=360) as collector:
-        collector.set_seed(0)
-        with DatasetWriter(tmp_path / "d") as writer:
-            for batch in collector:
-                writer.add(batch)
-                seen.append(batch.reshape(-1).clone())
-    loaded = load(tmp_path / "d")
-    assert loaded.shape == (360,)
-    assert set(loaded.keys(True, True)) == set(seen[0].keys(True, True))
-    assert (loaded == torch.cat(seen)).all()
+def test_a_replay_buffer_is_filled_in_a_line(written):
+    data = pytest.importorskip("torchrl.data")
+    directory, batch = written
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), batch_size=32)
+    buffer.extend(load(directory))
+    assert len(buffer) == 100
+    assert (buffer[:] == batch).all()
+    assert buffer.sample()["next", "reward"].shape == (32, 1)
 
 
-def test_tensordict_loads_it_by_itself(tmp_path):
-    batch = frames(0, 10)
-    write(tmp_path / "d", [batch])
-    loaded = TensorDict.load_memmap(tmp_path / "d" / "frames")
-    assert isinstance(loaded["observation"], MemoryMappedTensor)
-    assert (loaded == batch).all()
+def test_a_replay_buffer_is_filled_by_batches(written):
+    data = pytest.importorskip("torchrl.data")
+    directory, batch = written
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000))
+    for part in load(directory, batch_size=30):
+        buffer.extend(part)
+    assert (buffer[:] == batch).all()
 
 
-def test_batches_lie_one_after_the_other(tmp_path):
-    write(tmp_path / "d", [frames(0, 5), frames(5, 1), frames(6, 30)])
-    assert (load(tmp_path / "d") == frames(0, 36)).all()
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.complex64],
-    ids=str,
-)
-def test_dtypes_are_kept(dtype, tmp_path):
-    value = torch.randint(0, 2, (6, 2, 3)).to(dtype)
-    write(tmp_path / "d", [frames(0, 6, value=value)])
-    loaded = load(tmp_path / "d")["value"]
-    assert loaded.dtype == dtype
-    assert torch.equal(loaded, value)
-
-
-def test_odd_shapes_and_names_are_kept(tmp_path):
-    more = {"nothing": torch.empty(4, 0), "a/b": torch.ones(4), ("deep", "er", "x"): torch.ones(4)}
-    write(tmp_path / "d", [frames(0, 4).update(more)])
-    loaded = load(tmp_path / "d")
-    assert loaded["nothing"].shape == (4, 0)
-    assert loaded["a/b"].shape == loaded["deep", "er", "x"].shape == (4,)
-
-
-def test_views_of_larger_memory_are_written_right(tmp_path):
-    batch = frames(0, 24).reshape(4, 6)[:, 1:5:2]
-    write(tmp_path / "d", [batch])
-    assert (load(tmp_path / "d") == batch.reshape(-1)).all()
-
-
-def test_masked_rows_are_left_out():
-    batch = frames(0, 6)
-    batch["collector", "mask"] = torch.tensor([True, False, True, True, False, True])
-    flat = flat_frames(batch)
-    assert flat["collector", "traj_ids"].shape == (4,)
-    assert ("collector", "mask") not in flat.keys(True)
-    assert flat["next", "reward"].flatten().tolist() == [0, 2, 3, 5]
-
-
-def test_rows_that_were_not_stepped_are_left_out():
-    batch = frames(0, 4)
-    batch["collector", "traj_ids"][2:] = -1
-    assert len(flat_frames(batch)) == 2
-
-
-def test_info_says_what_it_was_given(tmp_path):
-    write(tmp_path / "d", [frames(0, 3)], env="X-v0", seed=3)
-    facts = info(tmp_path / "d")
-    assert facts == {"format": 1, "frames": 3, "complete": True, "env": "X-v0", "seed": 3}
-
-
-def test_nothing_is_there_before_the_end(tmp_path):
-    with DatasetWriter(tmp_path / "d") as writer:
-        writer.add(frames(0, 1000))
-        assert not (tmp_path / "d").exists()
-        # Already on disk, and not gathered in memory.
-        sizes = [path.stat().st_size for path in writer.partial.glob("*.raw")]
-        assert sorted(sizes) == [8000, 8000, 8000]
-    assert os.listdir(tmp_path) == ["d"]
-    assert sorted(os.listdir(tmp_path / "d")) == ["dataset.json", "frames"]
-
-
-def test_an_error_keeps_the_batches_before(tmp_path):
-    def batches():
-        yield frames(0, 8)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write(tmp_path / "d", batches())
-    assert info(tmp_path / "d")["complete"] is False
-    assert len(load(tmp_path / "d")) == 8
-
-
-def test_without_frames_there_is_no_dataset(tmp_path):
-    with DatasetWriter(tmp_path / "d") as writer:
-        writer.add(frames(0, 0))
-    assert writer.finish() is None
-    assert os.listdir(tmp_path) == []
-
-
-def test_parents_are_made(tmp_path):
-    write(tmp_path / "a" / "b" / "d", [frames(0, 2)])
-    assert len(load(tmp_path / "a" / "b" / "d")) == 2
-
-
-@pytest.mark.parametrize("kind", ["directory", "file", "dangling link"])
-def test_what_exists_is_left_alone(kind, tmp_path):
-    path = tmp_path / "d"
-    {
-        "directory": path.mkdir,
-        "file": lambda: path.write_text("mine"),
-        "dangling link": lambda: path.symlink_to(tmp_path / "nowhere"),
-    }[kind]()
-    with pytest.raises(FileExistsError, match="exists already"):
-        DatasetWriter(path)
-    assert os.listdir(tmp_path) == ["d"]
-
-
-def test_what_comes_to_exist_meanwhile_is_left_alone(tmp_path):
-    writer = DatasetWriter(tmp_path / "d")
-    writer.add(frames(0, 4))
-    (tmp_path / "d").mkdir()
-    with pytest.raises(FileExistsError, match="exists already"):
-        writer.finish()
-    assert os.listdir(tmp_path / "d") == []
-    # The frames are not lost: another attempt succeeds.
-    (tmp_path / "d").rmdir()
-    writer.finish()
-    assert (load(tmp_path / "d") == frames(0, 4)).all()
-
-
-def test_a_parent_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        DatasetWriter(tmp_path / "file" / "d")
-
-
-def test_a_batch_that_does_not_fit_on_the_disk_is_as_if_not_added(tmp_path):
-    writer = DatasetWriter(tmp_path / "d")
-    writer.add(frames(0, 5000))
-    with files_no_larger_than(100_000):
-        for _ in range(2):
-            with pytest.raises(OSError, match="File too large"):
-                writer.add(frames(5000, 20_000))
-        writer.finish(complete=False)
-    assert (load(tmp_path / "d") == frames(0, 5000)).all()
-    sizes = [path.stat().st_size for path in (tmp_path / "d").rglob("*.memmap")]
-    assert sorted(sizes) == [40_000, 40_000, 40_000], "there is more than the frames"
-
-
-def test_after_a_batch_that_did_not_fit_others_go_on(tmp_path):
-    with DatasetWriter(tmp_path / "d") as writer:
-        writer.add(frames(0, 5000))
-        with files_no_larger_than(100_000), pytest.raises(OSError, match="File too large"):
-            writer.add(frames(5000, 20_000))
-        writer.add(frames(5000, 100))
-    assert (load(tmp_path / "d") == frames(0, 5100)).all()
-
-
-def test_no_room_at_the_start_leaves_nothing(tmp_path):
-    with files_no_larger_than(1000), pytest.raises(OSError, match="File too large"):
-        DatasetWriter(tmp_path / "d")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("batch", "error", "words"),
-    [
-        (frames(0, 3).exclude("observation"), ValueError, "lacks \\['observation'\\]"),
-        (frames(0, 3, more=torch.ones(3)), ValueError, "adds \\['more'\\]"),
-        (frames(0, 3).float(), ValueError, "was torch.float64 .* but in this batch"),
-        (frames(0, 3, observation=torch.ones(3, 5)), ValueError, r"shape \(5,\)"),
-    ],
-    ids=["fewer", "more", "dtype", "shape"],
-)
-def test_batches_must_be_alike(batch, error, words, tmp_path):
-    with DatasetWriter(tmp_path / "d") as writer:
-        writer.add(frames(0, 3))
-        with pytest.raises(error, match=words):
-            writer.add(batch)
-    assert len(load(tmp_path / "d")) == 3
-
-
-def test_what_is_no_tensor_is_refused(tmp_path):
-    texts = stack([NonTensorData(text) for text in "abc"])
-    with (
-        pytest.raises(TypeError, match="entry 'text' is"),
-        DatasetWriter(tmp_path / "d") as writer,
-    ):
-        writer.add(frames(0, 3).set("text", texts))
-    assert os.listdir(tmp_path) == []
-
-
-def test_discard_leaves_nothing(tmp_path):
-    writer = DatasetWriter(tmp_path / "d")
-    writer.add(frames(0, 3))
-    writer.discard()
-    assert writer.finish() is None
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize("size", [0, -3])
+def test_no_batch_is_smaller_than_a_frame(size, written):
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1.* but it is {size}"):
+        load(written[0], batch_size=size)
 
 
 @pytest.mark.parametrize("read", [load, info])
@@ -254,9 +69,22 @@ def test_no_dataset_is_said_to_be_none(read, path, tmp_path):
         read(tmp_path / path)
 
 
+def test_before_the_first_commit_there_is_nothing_to_load(tmp_path):
+    with SINKS["parquet"](tmp_path / "d") as sink:
+        sink.write(frames(0, 3))
+        assert info(tmp_path / "d")["frames"] == 0
+        with pytest.raises(FileNotFoundError, match="has no frames"):
+            load(tmp_path / "d")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "is damaged"), (json.dumps({"format": 99}), "has format 99"), ("[]", "has format None")],
+    [
+        ("{", "is damaged"),
+        (json.dumps({"format": "memmap", "version": 99}), "has format 'memmap' of version 99"),
+        (json.dumps({"format": "csv", "version": 1}), "has format 'csv'"),
+        ("[]", "has format None"),
+    ],
 )
 def test_what_can_not_be_read_is_said(text, words, tmp_path):
     (tmp_path / "dataset.json").write_text(text)

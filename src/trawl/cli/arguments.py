@@ -28,8 +28,9 @@ def _number(default: str = "") -> Any:
 class Collect:
     """Collect frames of an environment into a dataset on disk.
 
-    The dataset is a memory-mapped TensorDict: trawl.data.load(DIR) gives it. Ctrl-C finishes the
-    batch and keeps what there is; a second Ctrl-C stops at once, and keeps the batches before.
+    trawl.data.load(DIR) gives the dataset as a TensorDict. Ctrl-C finishes the batch and keeps what
+    there is; a second Ctrl-C stops at once, and keeps the batches before. After that, and after a
+    crash, the same command with --resume goes on.
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
@@ -52,7 +53,17 @@ class Collect:
         str | None,
         tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ENV-DATE-TIME)"),
     ] = None
-    """Where the dataset goes; nothing may be there."""
+    """Where the dataset goes; nothing may be there, but for --resume."""
+
+    format: Annotated[
+        Literal["memmap", "minari", "parquet"],
+        tyro.conf.arg(help_behavior_hint="(default: memmap, a memory-mapped TensorDict)"),
+    ] = "memmap"
+    """What the dataset is on disk. minari: whole episodes, for Minari (needs trawl-rl[minari]);
+    parquet: tables, for pandas and others (needs trawl-rl[parquet])."""
+
+    resume: Flag = False
+    """Go on with the dataset in --out up to --frames, if there is one; else begin it."""
 
     max_frames_per_traj: Annotated[int | None, _number("(default: no limit of ours)")] = None
     """Steps after which an episode is truncated."""

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ from typing import Any
 from rich.console import Console
 
 from trawl.cli.arguments import Collect
-from trawl.cli.collectors import make_collector
+from trawl.cli.collectors import batch_size, make_collector
 from trawl.cli.errors import CliError, Stopped, describe, message_of
 from trawl.cli.interrupts import Interrupts
+from trawl.cli.notes import tell
 from trawl.cli.policies import fingerprint
+from trawl.cli.resume import begun
 from trawl.cli.summary import print_summary
 from trawl.cli.versions import versions
-from trawl.data import DatasetWriter
-from trawl.data.dataset import check_free
+from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
+from trawl.data.sinks.base import check_free
+from trawl.data.sinks.entries import flat_frames
+from trawl.envs.seeding import derive
 from trawl.observe import CollectionProgress
 
 
@@ -39,31 +43,94 @@ def collect(args: Collect) -> int:
     _check(args)
     started = datetime.now(timezone.utc)
     directory = Path(args.out or _directory(args.env, started))
+    before = _before(args, directory)
+    frames = before["frames"]
+    if frames >= args.frames:
+        return _nothing_to_do(args, directory)
+    drawn = secrets.randbits(31) if args.seed is None else args.seed
+    seed = before.get("seed", drawn)
+    # With the same seed the same frames would come once more.
+    stream = derive(seed, "resume", frames) if frames else seed
+    info = {
+        "env": args.env,
+        "policy": args.policy,
+        "policy_sha256": fingerprint(args.policy),
+        "seed": seed,
+        "date": started.isoformat(timespec="seconds"),
+        "versions": versions(),
+        "arguments": asdict(args),
+    }
+    if frames:
+        again = {"frames": frames, "date": info["date"], "seed": stream}
+        info["resumed"] = [*before.get("resumed", []), again]
+        info["date"] = before.get("date", info["date"])
+    each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
+    rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
+    with make_collector(rest, seed, stream) as collector:
+        return _Run(args, collector, directory, info, frames).go()
+
+
+def _before(args: Collect, directory: Path) -> dict[str, Any]:
+    """What is there of the dataset: ``frames``, and how they were made if there are some."""
+    if args.resume:
+        return begun(args, directory)
     try:
         check_free(directory)
     except FileExistsError as error:
-        raise CliError(f"{message_of(error)}: give another --out") from None
-    seed = secrets.randbits(31) if args.seed is None else args.seed
-    with make_collector(args, seed) as collector:
-        info = {
-            "env": args.env,
-            "policy": args.policy,
-            "policy_sha256": fingerprint(args.policy),
-            "seed": seed,
-            "date": started.isoformat(timespec="seconds"),
-            "versions": versions(),
-            "arguments": asdict(args),
-        }
-        return _Run(args, collector, directory, info).go()
+        raise CliError(f"{message_of(error)}: give another --out, or --resume") from None
+    return {"frames": 0}
+
+
+def _nothing_to_do(args: Collect, directory: Path) -> int:
+    """All is there: a collection may have been killed at its very end."""
+    with _opened(args, directory, {}):
+        pass
+    tell(f"{directory} has its {args.frames:,} frames already, so nothing was collected")
+    return 0
+
+
+def _opened(args: Collect, directory: Path, info: dict[str, Any]) -> Sink:
+    """The sink that the arguments ask for."""
+    try:
+        if args.format == "minari":
+            told = {"algorithm_name": args.policy}
+            return MinariSink(directory, args.env, info, resume=args.resume, metadata=told)
+        kind = ParquetSink if args.format == "parquet" else MemmapSink
+        return kind(directory, info, resume=args.resume)
+    except (ImportError, ValueError) as error:
+        raise CliError(message_of(error)) from error
+    except OSError as error:
+        raise CliError(_unwritable(directory, error)) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> str:
+    return f"{directory} can't be written: {error.strerror or message_of(error)}"
 
 
 class _Run:
-    """One collection, from its first batch to the dataset."""
+    """One collection, from its first batch to the dataset.
+
+    Args:
+        args: what was asked for.
+        collector: collects it.
+        directory: the dataset.
+        info: how it is made.
+        before: frames that the dataset has already.
+    """
 
     def __init__(
-        self, args: Collect, collector: Any, directory: Path, info: dict[str, Any]
+        self,
+        args: Collect,
+        collector: Any,
+        directory: Path,
+        info: dict[str, Any],
+        before: int,
     ) -> None:
         self.args, self.collector, self.directory, self.info = args, collector, directory, info
+        each = collector.stats()["requested_frames_per_batch"]
+        self.info["frames_per_batch"] = each
+        # As many as without a break: whole batches, counted from the first frame on.
+        self.target = -(-args.frames // each) * each if before else None
         self.progress = CollectionProgress(collector, args.env)
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False
@@ -71,19 +138,17 @@ class _Run:
 
     def go(self) -> int:
         with self.interrupts:
-            try:
-                self.writer = DatasetWriter(self.directory, self.info)
-            except OSError as error:
-                raise CliError(self._unwritable(error)) from error
+            self.sink = _opened(self.args, self.directory, self.info)
             try:
                 with self.progress:
                     self._gather()
             except KeyboardInterrupt:
                 self.hurried = True
             self._finish()
-        if self.writer.frames:
+        if self.sink.frames:
             console = Console(file=sys.stdout)
-            print_summary(console, self.directory, self.writer.info, self.progress.episodes)
+            facts = {**self.sink.info, "frames": self.sink.frames}
+            print_summary(console, self.directory, facts, self.progress.episodes)
         if self.error is not None:
             raise CliError(f"{self.error}; {self._kept()}") from self.error.__cause__
         if self.interrupts.signum is not None:
@@ -106,32 +171,41 @@ class _Run:
 
     def _write(self, batch: Any) -> None:
         try:
-            self.writer.add(batch)
+            self.sink.write(self._fitting(batch))
         except OSError as error:
-            raise CliError(self._unwritable(error)) from error
+            raise CliError(_unwritable(self.directory, error)) from error
         except (TypeError, ValueError) as error:
             raise CliError(message_of(error)) from error
 
+    def _fitting(self, batch: Any) -> Any:
+        """As much of a batch as the dataset lacks: it may have been begun amid a batch."""
+        if self.target is None:
+            return batch
+        rows = flat_frames(batch)
+        return rows[: max(0, self.target - self.sink.frames - self.sink.waiting)]
+
     def _finish(self) -> None:
-        """Makes a dataset of what there is; a signal meanwhile only ends the wait for the disk."""
-        self.writer.info.update(self._outcome())
-        complete = self.writer.frames >= self.args.frames
+        """Ends the dataset; a signal meanwhile only ends the wait for the disk."""
+        self.sink.info.update(self._outcome())
+        complete = self.sink.frames + self.sink.waiting >= self.args.frames
         for sync in (not self.hurried, False):
             try:
-                self.writer.finish(complete=complete, sync=sync)
+                self.sink.close(complete=complete, sync=sync)
                 return
             except KeyboardInterrupt:
                 continue
             except OSError as error:
-                raise CliError(f"{self._unwritable(error)}; {self._left()}") from error
-        raise Stopped(f"stopped; {self._left()}", 128 + signal.SIGINT)
+                if self.error is None:
+                    self.error = CliError(_unwritable(self.directory, error))
+                    self.error.__cause__ = error
+                return
+        raise Stopped(f"stopped; {self._kept()}", 128 + signal.SIGINT)
 
     def _outcome(self) -> dict[str, Any]:
         facts, signum = self.collector.stats(), self.interrupts.signum
         stopped = None if signum is None else signal.Signals(signum).name
         outcome = {
             "stopped_by": stopped if self.error is None else str(self.error),
-            "frames_per_batch": facts["requested_frames_per_batch"],
             "seconds": round(self.progress.seconds, 3),
             "env_time_share": round(facts.get("env_time_share", 0.0), 4),
             "episodes": self.progress.episodes.summary(),
@@ -150,15 +224,9 @@ class _Run:
         }
 
     def _kept(self) -> str:
-        if not self.writer.frames:
+        if not self.sink.frames:
             return "no batch was whole, so nothing was written"
-        return f"kept the {self.writer.frames:,} frames collected before, in {self.directory}"
-
-    def _left(self) -> str:
-        return f"what was collected is left, unfinished, in {self.writer.partial}"
-
-    def _unwritable(self, error: OSError) -> str:
-        return f"{self.directory} can't be written: {error.strerror or message_of(error)}"
+        return f"kept the {self.sink.frames:,} frames collected before, in {self.directory}"
 
 
 def _check(args: Collect) -> None:

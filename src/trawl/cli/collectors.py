@@ -17,8 +17,15 @@ from trawl.envs.build import build_env
 _FRAMES_PER_BATCH = 1000
 
 
-def make_collector(args: Collect, seed: int) -> Collector | MultiCollector:
+def make_collector(
+    args: Collect, seed: int, stream: int | None = None
+) -> Collector | MultiCollector:
     """The collector, seeded; whatever a user's environment or policy raises is told in a line.
+
+    Args:
+        args: what was asked for.
+        seed: of the policy, as it is made, and of all that is drawn.
+        stream: instead of it the seed of all that is drawn.
 
     Raises:
         CliError: if it can't be made.
@@ -31,7 +38,7 @@ def make_collector(args: Collect, seed: int) -> Collector | MultiCollector:
         # With workers, so that what is wrong is found before there are any.
         policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
         options: dict[str, Any] = {
-            "frames_per_batch": args.frames_per_batch or _batch_size(args),
+            "frames_per_batch": args.frames_per_batch or batch_size(args),
             "total_frames": args.frames,
             "max_frames_per_traj": args.max_frames_per_traj,
         }
@@ -41,7 +48,7 @@ def make_collector(args: Collect, seed: int) -> Collector | MultiCollector:
             collector = _with_workers(args, seed, options, acts=policy is not None)
         else:
             collector = Collector(env, policy, **options)
-        collector.set_seed(seed)
+        collector.set_seed(seed if stream is None else stream)
         return collector
     except CliError:
         env.close(raise_if_closed=False)
@@ -83,7 +90,7 @@ class PolicyFactory:
             env.close(raise_if_closed=False)
 
 
-def _batch_size(args: Collect) -> int:
+def batch_size(args: Collect) -> int:
     """A whole number of steps of all environments, if it is ours to choose."""
     frames, environments = args.frames, args.envs
     if args.asynchronous:

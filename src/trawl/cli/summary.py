@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from trawl.data.dataset import FRAMES
+from trawl.data.sinks.minari import DATA
+from trawl.data.sinks.record import FRAMES
 from trawl.observe.episodes import EpisodeStats, Moments
 from trawl.observe.progress import plural, short
 
@@ -37,8 +38,21 @@ def print_summary(
     }
     if "workers" in info:
         facts["workers"] = show_workers(info["workers"])
+    if info.get("resumed"):
+        facts["resumed"] = show_resumed(info["resumed"], info["frames"])
     print_facts(console, facts)
     print_episodes(console, episodes)
+
+
+def show_resumed(resumed: list[dict[str, Any]], frames: int) -> str:
+    """In a line, where collection went on after a break.
+
+    Example:
+        >>> show_resumed([{"frames": 400}, {"frames": 1200}], 2000)
+        'after 400 and 1,200 frames: 2,000 in all'
+    """
+    places = " and ".join(f"{each['frames']:,}" for each in resumed)
+    return f"after {places} frames: {frames:,} in all"
 
 
 def show_workers(workers: dict[str, Any]) -> str:
@@ -86,7 +100,7 @@ def _numbers(moments: Moments) -> list[str]:
 
 def size_of(directory: Path) -> int:
     """Bytes of a dataset's frames."""
-    paths = (directory / FRAMES).rglob("*")
+    paths = [path for name in (FRAMES, DATA) for path in (directory / name).rglob("*")]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 

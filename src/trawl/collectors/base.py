@@ -58,6 +58,7 @@ class BaseCollector(WeightControl):
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
         self._frames = 0
         self._batches = 0
+        self._failed = False
         self._background: Background | None = None
         self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
@@ -151,6 +152,7 @@ class BaseCollector(WeightControl):
                 return self._collect_profiled()
             return self._collect_whole(self._whole)
         except BaseException:
+            self._failed = True
             # What failed stays the error that the user sees, whatever closing does.
             self.shutdown(raise_on_error=False)
             raise
@@ -167,6 +169,7 @@ class BaseCollector(WeightControl):
             for group in whole.groups():
                 batch = self._delivery.deliver_whole(group)
                 buffer.extend(batch)
+                self._record(batch)
                 self._note_whole(batch)
             self._batches += 1
             return None
@@ -176,6 +179,7 @@ class BaseCollector(WeightControl):
             self._collect_profiled()
         batch = self._delivery.deliver_whole(whole.take())
         self._batches += 1
+        self._record(batch)
         self._note_whole(batch)
         return batch
 
@@ -197,6 +201,11 @@ class BaseCollector(WeightControl):
 
     def _whole_state(self) -> dict[str, Any]:
         return {} if self._whole is None else {STATE: self._whole.state_dict()}
+
+    def _record(self, batch: Any) -> None:
+        """Writes what is delivered, or put into the buffer, into the sink."""
+        if self.config.sink is not None:
+            self.config.sink.write(batch)
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         """Sets what is called with each batch as it is delivered."""
@@ -294,15 +303,25 @@ class BaseCollector(WeightControl):
             # What failed in the background has closed the collector already.
             if not self.closed:
                 self.closed = True
-                self._close(close_env)
+                try:
+                    self._close(close_env)
+                finally:
+                    self._close_sink()
         except Exception:
             if raise_on_error:
                 raise
+
+    def _close_sink(self) -> None:
+        if self.config.sink is not None:
+            enough = self.config.endless or self._frames >= self.config.total_frames
+            self.config.sink.close(complete=enough and not self._failed)
 
     def __enter__(self) -> BaseCollector:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self.config.endless and exc_info[0] is not None:
+            self._failed = True
         self.shutdown(raise_on_error=exc_info[0] is None)
 
     def __del__(self) -> None:

@@ -59,6 +59,9 @@ class CollectorConfig:
         set_truncated: marks the last step of each batch as truncated.
         use_buffers: whether memory of batches that nobody holds is used again (default).
         replay_buffer: anything with ``extend``; batches go there, and iteration yields None.
+        sink: where batches are written on disk, as they are delivered or put into the buffer: a
+            :class:`~trawl.data.Sink`, or anything with ``write(batch)`` and
+            ``close(complete=...)``. The collector closes it as it is shut down.
         extend_buffer: extends the buffer by batches; False adds single steps.
         trust_policy: uses the policy as it is: a function of a TensorDict.
         compile_policy: compiles the policy; a mapping gives arguments of ``torch.compile``.
@@ -106,6 +109,7 @@ class CollectorConfig:
     set_truncated: bool = False
     use_buffers: bool | None = None
     replay_buffer: Any = None
+    sink: Any = None
     extend_buffer: bool = True
     trust_policy: bool | None = None
     compile_policy: bool | Mapping[str, Any] | None = None
@@ -151,6 +155,7 @@ class CollectorConfig:
         self._check_trajectories()
         self._check_splitting()
         self._check_buffer()
+        self._check_sink()
 
     def _check_callables(self) -> None:
         for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
@@ -281,6 +286,14 @@ class CollectorConfig:
             if value:
                 how = "" if self.extend_buffer else " and extend_buffer=False"
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
+
+    def _check_sink(self) -> None:
+        for needed in ("write", "close"):
+            if self.sink is not None and not callable(getattr(self.sink, needed, None)):
+                raise TypeError(
+                    f"sink must have a method {needed}(), as trawl.data.MemmapSink has, but "
+                    f"{type(self.sink).__name__} has none"
+                )
 
     @property
     def endless(self) -> bool:

@@ -189,6 +189,11 @@ class FleetCollector(FleetControl):
     def _prepare(self) -> None:
         config = self.config
         if self._workers_write:
+            if config.sink is not None:
+                raise TypeError(
+                    "sink can't be used with a replay buffer that workers write into themselves "
+                    "(shared=True): their batches don't come to this process"
+                )
             self._initialise_buffer()
         try:
             self._fleet.start()
@@ -354,7 +359,9 @@ class FleetCollector(FleetControl):
                 self._write(parts)
             return None
         batch = self._assembly.together(parts) if self.sync else self._assembly.one(parts[0])
-        return self._delivery.deliver(batch, batch.shape[-1])
+        delivered = self._delivery.deliver(batch, batch.shape[-1])
+        self._record(delivered)
+        return delivered
 
     def _frames_of(self, part: Part) -> TensorDictBase:
         """What a worker collected, as trajectories are put together of it."""
@@ -370,6 +377,7 @@ class FleetCollector(FleetControl):
             else:
                 for frame in batch.reshape(-1):
                     buffer.add(frame)
+            self._record(batch)
 
     def _wanted(self) -> bool:
         return self._has_budget(self._schedule.frames_under_way)

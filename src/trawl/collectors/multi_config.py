@@ -41,6 +41,7 @@ _PARENTS = frozenset(
         "split_trajs",
         *TRAJECTORIES,
         "replay_buffer",
+        "sink",
         "extend_buffer",
         "weight_updater",
         "weight_sync_schemes",

@@ -327,6 +327,7 @@ class Collector(BaseCollector):
             self.config.replay_buffer.extend(batch)
         self._frames += delivered
         self._batches += 1
+        self._record(batch)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
@@ -355,6 +356,8 @@ class Collector(BaseCollector):
                 frame = frame[0]
                 self.config.replay_buffer.add(frame)
             self._frames += frames
+            if frames:
+                self._record(frame)
             if self.post_collect_hook is not None:
                 self.post_collect_hook(frame)
             if last:

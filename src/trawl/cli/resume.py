@@ -1,0 +1,54 @@
+"""Going on with a dataset that a collection before has begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trawl.cli.arguments import Collect
+from trawl.cli.errors import CliError
+from trawl.cli.policies import fingerprint
+from trawl.data import info
+
+
+def begun(args: Collect, directory: Path) -> dict[str, Any]:
+    """How the dataset was made that is to be gone on with.
+
+    Returns:
+        Its ``info``; of one that is yet to begin no more than ``frames``, which are 0.
+
+    Raises:
+        CliError: if it can't be gone on with, or not with these arguments.
+    """
+    if args.out is None:
+        raise CliError("--resume goes on with the dataset in --out: give that too")
+    try:
+        facts = info(directory)
+    except FileNotFoundError:
+        return {"frames": 0}
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    if not facts["frames"]:
+        return {"frames": 0}
+    made = facts.get("arguments") or {}
+    _same(directory, "ENV", facts.get("env"), args.env)
+    _same(directory, "--policy", facts.get("policy"), args.policy)
+    _same(directory, "--format", facts["format"], args.format)
+    limit = "max_frames_per_traj"
+    _same(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
+    if args.seed is not None:
+        _same(directory, "--seed", facts.get("seed"), args.seed)
+    if facts.get("policy_sha256") != fingerprint(args.policy):
+        raise CliError(
+            f"{args.policy} is not the file any more that {directory} was collected with: collect "
+            "into another --out, without --resume"
+        )
+    return facts
+
+
+def _same(directory: Path, name: str, before: Any, now: Any) -> None:
+    if before != now:
+        raise CliError(
+            f"{directory} was collected with {name} {before}, and can't be gone on with as "
+            f"{name} {now}: give the same, or another --out without --resume"
+        )

@@ -1,0 +1,8 @@
+"""Where collected frames go on disk: one sink for each format."""
+
+from trawl.data.sinks.base import Sink
+from trawl.data.sinks.memmap import MemmapSink
+from trawl.data.sinks.minari import MinariSink
+from trawl.data.sinks.parquet import ParquetSink
+
+__all__ = ["MemmapSink", "MinariSink", "ParquetSink", "Sink"]

@@ -1,0 +1,218 @@
+"""Trajectories as episodes of Minari, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.data.sinks.entries import Entry, from_numbers, to_numbers
+from trawl.envs.spaces import SpaceCodec
+from trawl.keys import Key, nested, next_of, show_key
+
+_FLAGS = ("done", "terminated", "truncated")
+_REWARD = ("next", "reward")
+
+
+class EpisodeCodec:
+    """Translates between the frames of a trajectory and an episode of Minari.
+
+    An episode has an observation more than steps: the last is what came after the last step.
+    What else the frames hold are infos, by the name of their column; they have a row more too,
+    which is zeros: the last of what was there before a step, the first of what came after.
+
+    Args:
+        entries: of the frames.
+        observations: the space of the environment's observations.
+        actions: the space of its actions.
+
+    Raises:
+        ValueError: if the frames lack something that an episode has, or it is not of its space.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], observations: Space[Any], actions: Space[Any]
+    ) -> None:
+        self.entries = {entry.key: entry for entry in entries}
+        self.observations = self._codec("observation", observations)
+        self.actions = self._codec("action", actions)
+        for leaf in self.observations.leaves:
+            if next_of(leaf.key) not in self.entries:
+                raise ValueError(
+                    f"an episode has the observation after its last step, but the frames have no "
+                    f"{show_key(next_of(leaf.key))}: collect without compact_obs"
+                )
+        reward = self.entries.get(_REWARD)
+        if reward is None or reward.size != 1:
+            raise ValueError(
+                f"an episode has one reward a step, but {show_key(_REWARD)} "
+                f"{'is missing' if reward is None else f'has shape {reward.shape}'}"
+            )
+        done = self.entries.get(("next", "done"))
+        if done is None or done.size != 1:
+            raise ValueError("an episode ends when ('next', 'done') says so, a flag of each frame")
+        taken = {leaf.key for leaf in (*self.observations.leaves, *self.actions.leaves)}
+        taken |= {next_of(leaf.key) for leaf in self.observations.leaves}
+        taken |= {_REWARD, *((name,) for name in _FLAGS), *(("next", name) for name in _FLAGS)}
+        self.infos = [entry for entry in entries if entry.key not in taken and entry.size]
+        self.empty = [entry for entry in entries if entry.key not in taken and not entry.size]
+
+    def _codec(self, root: str, space: Space[Any]) -> SpaceCodec:
+        """Of a space, with discrete values as the frames have them: one-hot, or indices."""
+        codecs = [SpaceCodec(space, root, categorical) for categorical in (False, True)]
+        for codec in codecs:
+            found = [self.entries.get(leaf.key) for leaf in codec.leaves]
+            shapes = [tuple(leaf.spec.shape) for leaf in codec.leaves]
+            if [entry and entry.shape for entry in found] == shapes:
+                return codec
+        wanted = {show_key(leaf.key): tuple(leaf.spec.shape) for leaf in codecs[0].leaves}
+        there = {show_key(key): entry.shape for key, entry in self.entries.items()}
+        raise ValueError(
+            f"the environment's {root} space wants {wanted}, but the frames hold {there}: give "
+            "the environment that they are of, or none"
+        )
+
+    # --- to Minari
+
+    def encode(self, rows: TensorDictBase, cut: bool) -> dict[str, Any]:
+        """The arguments of an ``EpisodeBuffer``.
+
+        Args:
+            rows: a trajectory, ``(steps,)``.
+            cut: whether it ends because collection did: as truncated.
+        """
+        leaves = self.observations.leaves
+        before = [self._array(rows, leaf.key, leaf.dtype) for leaf in leaves]
+        after = [self._array(rows, next_of(leaf.key), leaf.dtype) for leaf in leaves]
+        for leaf, one, other in zip(leaves, before, after, strict=True):
+            if not np.array_equal(one[1:], other[:-1], equal_nan=one.dtype.kind == "f"):
+                raise ValueError(
+                    f"observation {show_key(leaf.key)} of a step is another than that after the "
+                    "step before, so that an episode of Minari can't hold both"
+                )
+        acted = [self._array(rows, leaf.key, leaf.dtype) for leaf in self.actions.leaves]
+        pairs = zip(before, after, strict=True)
+        whole = [np.concatenate([one, other[-1:]]) for one, other in pairs]
+        done, terminated, truncated = self._ends(rows)
+        truncated[-1] |= cut and not done[-1]
+        return {
+            "observations": self.observations.decode(whole),
+            "actions": self.actions.decode(acted),
+            "rewards": to_numbers(rows.get(_REWARD)).reshape(-1),
+            "terminations": terminated,
+            "truncations": truncated,
+            "infos": {entry.column: self._info(entry, rows) for entry in self.infos} or None,
+        }
+
+    def _array(self, rows: TensorDictBase, key: Key, dtype: np.dtype[Any]) -> NDArray[Any]:
+        entry = self.entries[key]
+        array = to_numbers(rows.get(key)).reshape(len(rows), *entry.shape)
+        if not np.can_cast(array.dtype, dtype, "safe"):
+            raise ValueError(
+                f"entry {show_key(key)} is {entry.dtype}, but its space says {dtype}, which can't "
+                "hold it exactly"
+            )
+        return array.astype(dtype, copy=False)
+
+    def _ends(self, rows: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Where the trajectory is done, terminated and truncated."""
+        done = to_numbers(rows.get(("next", "done"))).reshape(-1).copy()
+        flags: dict[str, NDArray[Any]] = {}
+        for name in ("terminated", "truncated"):
+            value = rows.get(("next", name), None)
+            if value is not None:
+                flags[name] = to_numbers(value).reshape(-1).copy()
+        truncated = flags.get("truncated", np.zeros_like(done))
+        terminated = flags.get("terminated", done & ~truncated)
+        if "truncated" not in flags:
+            truncated = done & ~terminated
+        return done, terminated, truncated
+
+    def _info(self, entry: Entry, rows: TensorDictBase) -> NDArray[Any]:
+        numbers = to_numbers(rows.get(entry.key))
+        none = np.zeros_like(numbers[:1])
+        parts = [none, numbers] if entry.key[0] == "next" else [numbers, none]
+        return np.concatenate(parts)
+
+    # --- from Minari
+
+    def decode(self, episode: Any) -> TensorDictBase:
+        """The frames of an ``EpisodeData``, ``(steps,)``."""
+        steps = len(episode.rewards)
+        tensors: dict[Key, Tensor] = {}
+        encoded = self.observations.encode(episode.observations)
+        for leaf, array in zip(self.observations.leaves, encoded, strict=True):
+            tensors[leaf.key] = self._tensor(leaf.key, array[:-1])
+            tensors[next_of(leaf.key)] = self._tensor(next_of(leaf.key), array[1:])
+        acted = self.actions.encode(episode.actions)
+        for leaf, array in zip(self.actions.leaves, acted, strict=True):
+            tensors[leaf.key] = self._tensor(leaf.key, array)
+        tensors[_REWARD] = self._tensor(_REWARD, episode.rewards)
+        ended = {"terminated": episode.terminations, "truncated": episode.truncations}
+        ended["done"] = ended["terminated"] | ended["truncated"]
+        for name in _FLAGS:
+            for key, flags in (((name,), np.zeros(steps, bool)), (("next", name), ended[name])):
+                if key in self.entries:
+                    tensors[key] = self._tensor(key, flags)
+        for entry in self.infos:
+            array = episode.infos[entry.column]
+            tensors[entry.key] = self._tensor(
+                entry.key, array[1:] if entry.key[0] == "next" else array[:-1]
+            )
+        for entry in self.empty:
+            tensors[entry.key] = torch.empty((steps, *entry.shape), dtype=entry.dtype)
+        return TensorDict(nested(tensors), [steps])
+
+    def _tensor(self, key: Key, array: Any) -> Tensor:
+        return from_numbers(self.entries[key], np.asarray(array).reshape(len(array), -1))
+
+
+def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:
+    """Spaces of observations and of actions, without bounds, as the entries tell them.
+
+    Observations are the entries that a step has before and after it.
+
+    Raises:
+        ValueError: if there is no observation or no action, or one that no space is of.
+    """
+    keys = {entry.key for entry in entries}
+    flags = {(name,) for name in _FLAGS}
+    observed = [e for e in entries if next_of(e.key) in keys and e.key not in flags]
+    acted = [entry for entry in entries if entry.key[-1] == "action" and entry.key[0] != "next"]
+    for name, found in (("observation", observed), ("action", acted)):
+        if not found:
+            raise ValueError(f"the frames hold no {name}, as an episode of Minari does")
+    return _space(observed, ("observation",)), _space(acted, ("action",))
+
+
+def _space(entries: Sequence[Entry], alone: Key) -> Space[Any]:
+    if [entry.key for entry in entries] == [alone]:
+        return _box(entries[0])
+    return _dict(nested({entry.key: _box(entry) for entry in entries}))
+
+
+def _dict(tree: Mapping[str, Any]) -> spaces.Dict:
+    return spaces.Dict({k: _dict(v) if isinstance(v, dict) else v for k, v in tree.items()})
+
+
+def _box(entry: Entry) -> Space[Any]:
+    if entry.dtype == torch.bool:
+        return spaces.MultiBinary(entry.shape)
+    try:
+        dtype = torch.empty(0, dtype=entry.dtype).numpy().dtype
+    except TypeError:
+        raise ValueError(
+            f"entry {show_key(entry.key)} is {entry.dtype}, which no space is of"
+        ) from None
+    if dtype.kind == "c":
+        raise ValueError(f"entry {show_key(entry.key)} is {entry.dtype}, which no space is of")
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, entry.shape, dtype.type)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, entry.shape, dtype.type)
