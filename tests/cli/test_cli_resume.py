@@ -1,0 +1,156 @@
+"""Formats of datasets, and going on with them."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+import torch
+from cli_parts import ENVIRONMENT, TRAWL, run
+
+from trawl.data import info, load
+
+FORMATS = ["memmap", "minari", "parquet"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format_is_written_and_shown(kind, trawl):
+    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 500, "--frames-per-batch", 100,
+                         "--seed", 1, "--out", "d-v0", "--format", kind)  # fmt: skip
+    assert code == 0
+    assert "500 in " in out
+    facts = info("d-v0")
+    assert (facts["format"], facts["frames"], facts["complete"]) == (kind, 500, True)
+    assert load("d-v0")["next", "reward"].shape == (500, 1)
+    code, out, _ = trawl("show", "d-v0")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["frames", "500"] in lines
+    assert ["('next',", "'reward')", "(500,", "1)", "float32", "2.0", "kB"] in lines
+
+
+def test_formats_hold_the_same_frames(trawl):
+    for kind in FORMATS:
+        trawl("collect", "Pendulum-v1", "--frames", 400, "--seed", 1, "--out", kind,
+              "--format", kind)  # fmt: skip
+    first, *others = (load(kind) for kind in FORMATS)
+    assert all((first == other).all() for other in others)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, []) for kind in FORMATS), ("minari", ["--workers", 2])],
+    ids=[*FORMATS, "workers"],
+)
+def test_what_was_killed_goes_on_to_the_exact_count(kind, workers, tmp_path):
+    arguments = ["collect", "Pendulum-v1", "--policy", "cli_policies:slow", "--seed", "1",
+                 "--frames", "1000", "--frames-per-batch", "100", "--max-frames-per-traj", "30",
+                 "--format", kind, "--out", "d", *map(str, workers)]  # fmt: skip
+    process = subprocess.Popen(
+        [*TRAWL, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    try:
+        for line in process.stderr:
+            if line.startswith("300/1,000 frames"):
+                break
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = info(tmp_path / "d")["frames"]
+    assert kept < 1000
+    if kind == "memmap":
+        assert kept >= 200
+    before = load(tmp_path / "d").clone() if kept else None
+    done = run(*arguments, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts, frames = info(tmp_path / "d"), load(tmp_path / "d")
+    assert len(frames) == facts["frames"] == 1000
+    assert facts["complete"]
+    if before is not None:
+        assert (frames[:kept] == before).all()
+        assert f"after {kept} frames: 1,000 in all" in done.stdout
+        assert facts["resumed"][0]["frames"] == kept
+    # No frame is there twice, as it would be with the same seed, and no id is used for two.
+    assert len(torch.unique(frames["observation"], dim=0)) > 990
+    ids = frames["collector", "traj_ids"]
+    for one in torch.unique(ids):
+        part = frames[ids == one]
+        assert torch.equal(part["next", "observation"][:-1], part["observation"][1:])
+
+
+def test_what_was_interrupted_is_what_it_would_have_been_up_to_there(trawl):
+    trawl("collect", "Pendulum-v1", "--frames", 600, "--frames-per-batch", 200, "--seed", 1,
+          "--out", "whole")  # fmt: skip
+    trawl("collect", "Pendulum-v1", "--frames", 200, "--frames-per-batch", 200, "--seed", 1,
+          "--out", "parts")  # fmt: skip
+    code, out, _ = trawl("collect", "Pendulum-v1", "--frames", 600, "--frames-per-batch", 200,
+                         "--seed", 1, "--out", "parts", "--resume")  # fmt: skip
+    assert code == 0
+    assert "after 200 frames: 600 in all" in out
+    whole, parts = load("whole"), load("parts")
+    assert whole.shape == parts.shape == (600,)
+    assert (whole[:200] == parts[:200]).all()
+    assert not (whole[200:] == parts[200:])["observation"].all()
+    _, out, _ = trawl("show", "parts")
+    assert "after 200 frames: 600 in all" in out
+
+
+def test_a_resumed_run_can_be_done_again(trawl):
+    for name in "ab":
+        for frames in (200, 400):
+            trawl("collect", "Pendulum-v1", "--frames", frames, "--frames-per-batch", 200,
+                  "--seed", 7, "--out", name, "--resume")  # fmt: skip
+    assert (load("a") == load("b")).all()
+
+
+def test_what_is_whole_is_left_as_it_is(trawl):
+    arguments = ["collect", "Pendulum-v1", "--frames", 200, "--out", "d", "--resume"]
+    assert trawl(*arguments)[0] == 0
+    before = load("d").clone()
+    code, _, err = trawl(*arguments)
+    assert code == 0
+    assert "d has its 200 frames already, so nothing was collected" in err
+    assert (load("d") == before).all()
+    assert info("d")["complete"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--policy", "cli_policies:slow"], "with --policy random, and can't be gone on with as"),
+        (["--format", "parquet"], "with --format memmap"),
+        (["--seed", 2], "with --seed 1"),
+        (["--max-frames-per-traj", 3], "with --max-frames-per-traj None"),
+    ],
+)
+def test_only_the_same_goes_on(change, words, trawl):
+    trawl("collect", "Pendulum-v1", "--frames", 100, "--seed", 1, "--out", "d")
+    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 200, "--out", "d", "--resume",
+                         *change)  # fmt: skip
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert len(load("d")) == 100
+
+
+def test_another_environment_does_not_go_on(trawl):
+    trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d")
+    code, _, err = trawl("collect", "CartPole-v1", "--frames", 200, "--out", "d", "--resume")
+    assert code == 2
+    assert "d was collected with ENV Pendulum-v1" in err
+
+
+def test_to_resume_a_place_is_needed(trawl):
+    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--resume")
+    assert code == 2
+    assert "give that too" in err
+    assert not os.path.exists("runs")
+
+
+def test_what_is_no_dataset_is_not_touched(trawl):
+    os.mkdir("d")
+    open("d/mine", "w").close()
+    code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d", "--resume")
+    assert code == 2
+    assert "is no dataset to go on with" in err
+    assert os.listdir("d") == ["mine"]

@@ -1,0 +1,175 @@
+"""Parquet datasets, and who else reads them."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from sink_parts import frames, write
+
+from trawl.data import ParquetSink, info, load
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def written(tmp_path):
+    batch = frames(0, 100, image=torch.arange(600).reshape(100, 2, 3).to(torch.uint8))
+    write(ParquetSink, tmp_path / "d", [batch[:40], batch[40:]])
+    return tmp_path / "d" / "frames", batch
+
+
+def test_a_row_is_a_frame(written):
+    directory, batch = written
+    table = pq.read_table(directory)
+    assert table["next.reward"].to_pylist() == batch["next", "reward"].flatten().tolist()
+    assert table["observation"].to_pylist() == batch["observation"].tolist()
+    assert table["image"].to_pylist() == batch["image"].flatten(1).tolist()
+    assert str(table.schema.field("observation").type) == "fixed_size_list<element: float>[2]"
+    about = table.schema.field("image").metadata
+    assert about == {b"shape": b"[2, 3]", b"dtype": b"uint8"}
+
+
+def test_pandas_reads_it(written):
+    pandas = pytest.importorskip("pandas")
+    directory, batch = written
+    table = pandas.read_parquet(directory)
+    assert table["next.reward"].sum() == batch["next", "reward"].sum()
+    assert table["observation"][3].tolist() == [3, -3]
+    lengths = table.groupby("collector.traj_ids").size()
+    assert lengths.tolist() == [7] * 14 + [2]
+
+
+def test_polars_reads_it(written):
+    polars = pytest.importorskip("polars")
+    directory, batch = written
+    table = polars.read_parquet(directory / "*.parquet")
+    assert table["next.reward"].sum() == batch["next", "reward"].sum()
+    assert table.schema["observation"] == polars.Array(polars.Float32, 2)
+    assert table["observation"][3].to_list() == [3, -3]
+
+
+def test_duckdb_reads_it(written):
+    duckdb = pytest.importorskip("duckdb")
+    directory, batch = written
+    query = f"""select sum("next.reward"), count(*), max(observation[1])
+                from '{directory}/*.parquet' where "collector.traj_ids" < 10"""
+    kept = batch[batch["collector", "traj_ids"] < 10]
+    assert duckdb.sql(query).fetchall() == [(kept["next", "reward"].sum(), 70, 69)]
+
+
+def test_datasets_of_hugging_face_read_it(written, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    directory, batch = written
+    found = datasets.load_dataset(
+        "parquet", data_files=f"{directory}/*.parquet", split="train", cache_dir=str(tmp_path)
+    )
+    assert found["next.reward"][:] == batch["next", "reward"].flatten().tolist()
+    assert found[3]["observation"] == [3, -3]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int16, torch.int64, torch.uint16, torch.uint64, torch.float16,
+     torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.float64, torch.complex64,
+     torch.complex128],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (1, 1)], ids=str)
+def test_dtypes_and_shapes_are_kept(dtype, shape, tmp_path):
+    value = torch.randn(6, *shape, dtype=torch.complex64 if dtype.is_complex else torch.float32) * 3
+    value = (value if dtype.is_complex or dtype.is_floating_point else value.abs()).to(dtype)
+    write(ParquetSink, tmp_path / "d", [frames(0, 6, value=value)])
+    loaded = load(tmp_path / "d")["value"]
+    assert (loaded.dtype, loaded.shape) == (dtype, value.shape)
+    assert loaded.tolist() == value.tolist()
+
+
+def test_what_is_no_number_is_kept(tmp_path):
+    value = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
+    write(ParquetSink, tmp_path / "d", [frames(0, 4, value=value)])
+    assert load(tmp_path / "d")["value"].view(torch.int32).equal(value.view(torch.int32))
+
+
+def test_odd_shapes_and_names_are_kept(tmp_path):
+    more = {"nothing": torch.empty(4, 0), "a/b": torch.ones(4), ("deep", "er", "x"): torch.ones(4)}
+    write(ParquetSink, tmp_path / "d", [frames(0, 4).update(more)])
+    loaded = load(tmp_path / "d")
+    assert loaded["nothing"].shape == (4, 0)
+    assert loaded["a/b"].shape == loaded["deep", "er", "x"].shape == (4,)
+
+
+def test_names_that_would_be_one_are_refused(tmp_path):
+    batch = frames(0, 4).update({"a.b": torch.ones(4), ("a", "b"): torch.ones(4)})
+    with (
+        pytest.raises(ValueError, match=r"would both be the column 'a\.b'"),
+        ParquetSink(tmp_path / "d") as sink,
+    ):
+        sink.write(batch)
+
+
+def test_files_are_written_as_they_fill(tmp_path):
+    with ParquetSink(tmp_path / "d", commit_bytes=4000, commit_seconds=1000) as sink:
+        for start in range(0, 700, 7):
+            sink.write(frames(start, 7))
+            assert sink.frames + sink.waiting == start + 7
+            assert sink.waiting < 100, "more is held in memory than was said"
+        assert len(load(tmp_path / "d")) == sink.frames > 600
+    names = sorted(os.listdir(tmp_path / "d" / "frames"))
+    assert names == [f"{number:08d}.parquet" for number in range(len(names))]
+    assert 7 < len(names) < 20
+    assert load(tmp_path / "d")["number"].tolist() == list(range(700))
+
+
+def test_files_are_written_after_some_time(tmp_path):
+    with ParquetSink(tmp_path / "d", commit_seconds=0) as sink:
+        sink.write(frames(0, 7))
+        assert (sink.frames, sink.waiting) == (7, 0)
+
+
+def test_commit_writes_what_waits(tmp_path):
+    with ParquetSink(tmp_path / "d") as sink:
+        sink.write(frames(0, 7))
+        assert (sink.frames, sink.waiting) == (0, 7)
+        sink.commit()
+        assert len(load(tmp_path / "d")) == sink.frames == 7
+    assert info(tmp_path / "d")["complete"]
+
+
+@pytest.mark.parametrize("name", ["commit_bytes", "commit_seconds"])
+def test_limits_are_not_negative(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} must not be negative, but it is -1"):
+        ParquetSink(tmp_path / "d", **{name: -1})
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path):
+    code = """if True:
+        import sys
+        sys.modules["pyarrow"] = None  # as if it were not there
+        from trawl.data import MemmapSink, MinariSink, ParquetSink
+        for kind in (ParquetSink, MinariSink):
+            try:
+                kind("d")
+            except ImportError as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'trawl-rl[parquet]'" in done.stdout
+    assert "pip install 'trawl-rl[minari]'" in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_library_imports_none_of_them():
+    code = """if True:
+        import sys
+        import trawl.data
+        from trawl import Collector
+        Collector
+        assert not {"pyarrow", "minari", "pandas", "h5py"} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,88 @@
+"""Processes that are killed while they write, and disks that are full."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from sink_parts import SINKS
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_what_was_committed_outlives_a_kill(kind, tmp_path):
+    done = subprocess.run(
+        [sys.executable, HERE / "crash_script.py", kind, tmp_path / "d", "1"],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "15 kills" in done.stdout
+
+
+# Runs in a mount namespace of its own, on a disk of 1 MB.
+ON_A_SMALL_DISK = """
+import errno, os, subprocess, sys
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "disk"], check=True)
+from crash_script import OPTIONS, checking, numbered
+from sink_parts import SINKS
+from trawl.data import info, load
+kind = sys.argv[1]
+open("disk/filler", "wb").write(bytes(500_000))
+sink, at = SINKS[kind]("disk/d", **OPTIONS[kind]), 0
+try:
+    while True:
+        sink.write(numbered(at, 50))
+        at += 50
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+    assert error.filename == "disk/d" and "bytes free)" in error.strerror, error
+kept = info("disk/d")["frames"]
+assert kept == sink.frames > 100
+checking(kind, "disk/d")
+try:
+    sink.close(complete=False)
+except OSError as error:  # what waits can't be written either
+    assert error.errno == errno.ENOSPC, error
+assert sink.closed
+assert sink.frames >= kept and not info("disk/d")["complete"]
+checking(kind, "disk/d")
+os.remove("disk/filler")
+with SINKS[kind]("disk/d", resume=True, **OPTIONS[kind]) as sink:
+    at = sink.frames
+    sink.write(numbered(at, 99))
+assert info("disk/d")["frames"] == at + 99 and info("disk/d")["complete"]
+# The episode that was cut ends with the flag that says so, whatever comes after it.
+assert load("disk/d")["number"].tolist() == list(range(at + 99))
+"""
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_full_disk_is_told_and_harms_nothing(kind, tmp_path):
+    (tmp_path / "disk").mkdir()
+    alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    mount = "mount -t tmpfs -o size=1m tmpfs disk"
+    try:
+        trial = subprocess.run([*alone, "sh", "-c", mount], cwd=tmp_path, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if trial.returncode:
+        pytest.skip("no disk may be mounted here")
+    done = subprocess.run(
+        [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DISK), kind],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
