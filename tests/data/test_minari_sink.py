@@ -113,6 +113,19 @@ def test_entries_that_minari_does_not_know_are_infos(tmp_path):
     assert episode.infos["log_prob"].shape == (LENGTH + 1, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 2)], ids=str)
+def test_spaces_are_those_of_the_frames(shape, dtype, tmp_path):
+    action = torch.randint(0, 2, (14, *shape)).to(dtype)
+    write(MinariSink, tmp_path / "d", [frames(0, 14).set("action", action)])
+    loaded = load(tmp_path / "d")["action"]
+    assert loaded.dtype == dtype
+    assert torch.equal(loaded, action)
+    dataset = minari.MinariDataset(tmp_path / "d" / "data")
+    assert dataset.action_space.shape == shape
+    assert dataset.observation_space == gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
 def test_images_are_kept_exactly(tmp_path):
     images = torch.randint(0, 256, (301, 40, 40, 3)).to(torch.uint8)
     batch = frames(0, 300, pixels=images[:-1]).exclude("observation", ("next", "observation"))

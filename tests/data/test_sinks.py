@@ -312,3 +312,33 @@ def test_a_sink_that_fails_ends_the_collection(tmp_path):
 def test_what_is_no_sink_is_refused(sink, lacks):
     with pytest.raises(TypeError, match=rf"sink must have a method {lacks}\(\)"):
         Collector(make, frames_per_batch=20, sink=sink)
+
+
+@pytest.mark.parametrize("layout", ["cat", "padded"])
+@pytest.mark.parametrize("how", ["one", "sync"])
+def test_whole_trajectories_are_written_as_they_are_delivered(how, layout, kind, tmp_path):
+    cls, env, options = COLLECTORS[how]
+    sink = kind(tmp_path / "d")
+    with cls(env, frames_per_batch=20, total_frames=80, sink=sink, trajs_per_batch=3,
+             traj_format=layout, **options) as collector:  # fmt: skip
+        ids = [batch["collector", "traj_ids"].flatten().unique().numel() for batch in collector]
+    loaded = load(tmp_path / "d")
+    found = loaded["collector", "traj_ids"]
+    assert len(found.unique()) == 3 * len(ids) > 3
+    last = torch.cat([found[1:] != found[:-1], torch.tensor([True])])
+    assert torch.equal(last, loaded["next", "done"].flatten())
+
+
+def test_whole_trajectories_for_a_buffer_are_written(tmp_path):
+    class Buffer:
+        frames = 0
+
+        def extend(self, batch):
+            self.frames += batch.numel()
+
+    buffer, sink = Buffer(), MemmapSink(tmp_path / "d")
+    with Collector(make, frames_per_batch=20, total_frames=60, replay_buffer=buffer, sink=sink,
+                   trajs_per_batch=1) as collector:  # fmt: skip
+        for _ in collector:
+            pass
+    assert buffer.frames == len(load(tmp_path / "d")) > 50

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.data.sinks.entries import Entry, from_numbers, to_numbers
-from trawl.envs.spaces import SpaceCodec
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf
 from trawl.keys import Key, nested, next_of, show_key
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -67,9 +67,7 @@ class EpisodeCodec:
         """Of a space, with discrete values as the frames have them: one-hot, or indices."""
         codecs = [SpaceCodec(space, root, categorical) for categorical in (False, True)]
         for codec in codecs:
-            found = [self.entries.get(leaf.key) for leaf in codec.leaves]
-            shapes = [tuple(leaf.spec.shape) for leaf in codec.leaves]
-            if [entry and entry.shape for entry in found] == shapes:
+            if all(_is_of(self.entries.get(leaf.key), leaf) for leaf in codec.leaves):
                 return codec
         wanted = {show_key(leaf.key): tuple(leaf.spec.shape) for leaf in codecs[0].leaves}
         there = {show_key(key): entry.shape for key, entry in self.entries.items()}
@@ -88,15 +86,15 @@ class EpisodeCodec:
             cut: whether it ends because collection did: as truncated.
         """
         leaves = self.observations.leaves
-        before = [self._array(rows, leaf.key, leaf.dtype) for leaf in leaves]
-        after = [self._array(rows, next_of(leaf.key), leaf.dtype) for leaf in leaves]
+        before = [self._array(rows, leaf.key, leaf) for leaf in leaves]
+        after = [self._array(rows, next_of(leaf.key), leaf) for leaf in leaves]
         for leaf, one, other in zip(leaves, before, after, strict=True):
             if not np.array_equal(one[1:], other[:-1], equal_nan=one.dtype.kind == "f"):
                 raise ValueError(
                     f"observation {show_key(leaf.key)} of a step is another than that after the "
                     "step before, so that an episode of Minari can't hold both"
                 )
-        acted = [self._array(rows, leaf.key, leaf.dtype) for leaf in self.actions.leaves]
+        acted = [self._array(rows, leaf.key, leaf) for leaf in self.actions.leaves]
         pairs = zip(before, after, strict=True)
         whole = [np.concatenate([one, other[-1:]]) for one, other in pairs]
         done, terminated, truncated = self._ends(rows)
@@ -110,15 +108,14 @@ class EpisodeCodec:
             "infos": {entry.column: self._info(entry, rows) for entry in self.infos} or None,
         }
 
-    def _array(self, rows: TensorDictBase, key: Key, dtype: np.dtype[Any]) -> NDArray[Any]:
-        entry = self.entries[key]
-        array = to_numbers(rows.get(key)).reshape(len(rows), *entry.shape)
-        if not np.can_cast(array.dtype, dtype, "safe"):
+    def _array(self, rows: TensorDictBase, key: Key, leaf: SpaceLeaf) -> NDArray[Any]:
+        array = to_numbers(rows.get(key)).reshape(len(rows), *leaf.spec.shape)
+        if not np.can_cast(array.dtype, leaf.dtype, "safe"):
             raise ValueError(
-                f"entry {show_key(key)} is {entry.dtype}, but its space says {dtype}, which can't "
-                "hold it exactly"
+                f"entry {show_key(key)} is {self.entries[key].dtype}, but its space says "
+                f"{leaf.dtype}, which can't hold it exactly"
             )
-        return array.astype(dtype, copy=False)
+        return array.astype(leaf.dtype, copy=False)
 
     def _ends(self, rows: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Where the trajectory is done, terminated and truncated."""
@@ -171,6 +168,14 @@ class EpisodeCodec:
 
     def _tensor(self, key: Key, array: Any) -> Tensor:
         return from_numbers(self.entries[key], np.asarray(array).reshape(len(array), -1))
+
+
+def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
+    """Whether an entry holds what a leaf of a space does; a lone number may have any shape."""
+    shape = tuple(leaf.spec.shape)
+    if entry is None:
+        return False
+    return entry.shape == shape or (entry.size == 1 and int(np.prod(shape)) == 1)
 
 
 def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:

@@ -106,7 +106,9 @@ class ParquetSink(Sink):
         rows = torch.cat(list(parts))
         new = self._place / "unfinished.parquet"
         with open(new, "wb") as file:
-            parquet.write_table(to_table(rows, self._entries), file)
+            # Measured: quicker than the defaults, and smaller for floats.
+            table = to_table(rows, self._entries)
+            parquet.write_table(table, file, compression="zstd", use_dictionary=False)
         # A file of this number may be there already: of a commit that came to nothing.
         os.replace(new, self._frames_at / _name(self._files))
         self._files += 1
