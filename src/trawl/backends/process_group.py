@@ -5,9 +5,10 @@ So a rank that dies can be replaced, and no other is concerned.
 
 from __future__ import annotations
 
-import socket
+import pickle
 import struct
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.launch import Launcher
+from trawl.backends.lifeline import Lifeline, Lifelines, Line
+from trawl.backends.network import LOOPBACK, is_loopback, listening, own_address
 from trawl.backends.remote import RemoteBackend, RemoteWorker
-from trawl.backends.remote_packing import Packed
+from trawl.backends.remote_packing import KILL, Packed
 from trawl.backends.remote_rank import Rank
 
 # Much of it has no types.
 dist: Any = torch.distributed
-LOOPBACK = "127.0.0.1"
 NAMES = ("gloo", "nccl", "mpi", "ucc")
 # A message begins with a tensor of this size; what is small is in it.
 _FRAME = 2048
@@ -36,8 +38,12 @@ _FRAME = 2048
 _HEAD = struct.Struct("!BQI")
 _MOST_SIZES = 64
 FOREVER = timedelta(days=3650)
+# Seconds in which what listens to workers is to end with them.
+_LISTENING = 2.0
 # What a rank says of itself in the store before it joins; or what is said of it.
 STATE, _COMING, _GONE = "state", b"coming", b"gone"
+# What it is to do, by a function of the address that it has.
+_TASK = "task"
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,13 @@ class Address:
         limit = timedelta(seconds=self.timeout)
         return dist.TCPStore(self.host, self.port, None, False, limit, False)
 
+    def names(self) -> Any:
+        """The same, for the names of this meeting alone."""
+        return dist.PrefixStore(self.prefix, self.client())
+
     def link(self, rank: int) -> Link:
         """A connection to the other rank of two; waits for it."""
-        store = dist.PrefixStore(self.prefix, self.client())
+        store = self.names()
         if rank == 0:
             # It may be known before, that nobody comes.
             if store.get(STATE) != _COMING:
@@ -76,6 +86,9 @@ class Address:
         options._timeout = timedelta(seconds=self.timeout)
         options._threads = 1
         return Link(dist.ProcessGroupGloo(store, rank, 2, options), 1 - rank)
+
+
+Task = Callable[[Address], int]
 
 
 class Link:
@@ -147,15 +160,6 @@ def over(memory: Any) -> Tensor:
     return torch.frombuffer(bytearray(memory) if readonly else memory, dtype=torch.uint8)
 
 
-def own_address(host: str, port: int) -> str:
-    """The address of this machine in the network in which a host is."""
-    family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent by that.
-        probe.connect(place)
-        return str(probe.getsockname()[0])
-
-
 def check_name(name: str) -> None:
     """Refuses a kind of process group that isn't there.
 
@@ -183,20 +187,17 @@ class ProcessGroupRank(Rank):
 
     Args:
         link: the connection.
+        lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self, link: Link) -> None:
-        super().__init__()
+    def __init__(self, link: Link, lifeline: Lifeline | None) -> None:
+        super().__init__(lifeline)
         self._link = link
-        self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def run(self) -> int:
         """Lives the life of a worker; gives its exit status."""
-        self._thread.start()
-        status = self.live()
-        # Its end is that the driver lets go.
-        self._thread.join(5.0)
-        return status
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self.live()
 
     def _listen(self) -> None:
         try:
@@ -212,30 +213,17 @@ class ProcessGroupRank(Rank):
 
 def run_rank_at(address: Address) -> int:
     """Joins the driver that waits at an address, and works for it; gives the exit status."""
-    return ProcessGroupRank(address.link(1)).run()
+    task: Task = pickle.loads(address.names().get(_TASK))
+    return task(address)
+
+
+def _join_group(line: Line | None, address: Address) -> int:
+    """What a rank is to do: it is in a process group with the driver."""
+    lifeline = None if line is None else line.connect(address.prefix)
+    return ProcessGroupRank(address.link(1), lifeline).run()
 
 
 # --- in the driver
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address, and at no other.
-
-    Raises:
-        OSError: if it is in use.
-    """
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(place)
-        found.listen(4096)
-    except OSError as error:
-        found.close()
-        raise OSError(
-            error.errno, f"{host}:{port} can't be listened at: {error.strerror}"
-        ) from None
-    return found
 
 
 def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
@@ -267,6 +255,7 @@ class ProcessGroupBackend(RemoteBackend):
         timeout: seconds that a rank may take to join.
         prefix: what names in the store begin with.
         store: whether the store is made here; otherwise it is there already.
+        link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
     """
 
     def __init__(
@@ -277,17 +266,23 @@ class ProcessGroupBackend(RemoteBackend):
         timeout: float = 300.0,
         prefix: str = "trawl",
         store: bool = True,
+        link_timeout: float | None = None,
     ) -> None:
         super().__init__(launcher)
         self._prefix = prefix
         self._launches: dict[int, int] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[MetWorker, threading.Thread] = {}
         self._store: Any = None
+        self._lifelines: Lifelines | None = None
         if store:
             self._store, port = hosted_store(host, port or 0, timeout)
         self._where = host, port or 0, timeout
         if self._store is None:
             self._store = Address(*self._where, prefix).client()
+        own = own_address(host, self.port)
+        # No link leads from this machine to itself.
+        if link_timeout is not None and not is_loopback(own):
+            self._lifelines = Lifelines(own, link_timeout)
 
     @property
     def port(self) -> int:
@@ -297,29 +292,48 @@ class ProcessGroupBackend(RemoteBackend):
     @override
     def _new_worker(self, index: int) -> RemoteWorker:
         address = self._new_address(index)
-        return _Rank(index, self, address, partial(run_rank_at, address))
+        self._set_task(address, partial(_join_group, self._line))
+        return _Rank(index, self, address)
 
     def _new_address(self, index: int) -> Address:
         """Where the next rank for a worker meets this process."""
         launches = self._launches[index] = self._launches.get(index, -1) + 1
         return Address(*self._where, prefix=f"{self._prefix}/{index + 1}/{launches}")
 
+    def _set_task(self, address: Address, task: Task) -> None:
+        """Says what the rank that comes to an address is to do."""
+        self._store.set(f"{address.prefix}/{_TASK}", pickle.dumps(task))
+
+    @property
+    def _line(self) -> Line | None:
+        """Where the lifelines of workers lead to, if they are to have any."""
+        return None if self._lifelines is None else self._lifelines.line
+
     @override
     def _let_go(self) -> None:
-        for thread in self._threads:
-            thread.join(2.0)
+        deadline = time.monotonic() + _LISTENING
+        for worker, thread in self._threads.items():
+            # One that is out of reach is listened to until the system gives up its connection.
+            if not worker.out_of_reach:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if self._lifelines is not None:
+            self._lifelines.close()
         self._store = None
 
-    def listen(self, target: Callable[[], None]) -> None:
-        """Runs what listens to a worker."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(threading.Thread(target=target, daemon=True))
-        self._threads[-1].start()
+    def meet(self, worker: MetWorker, name: str, listen: Callable[[], None]) -> None:
+        """Runs what listens to a worker, which has this name; and holds its lifeline."""
+        if self._lifelines is not None:
+            self._lifelines.watch(name, worker.lose)
+        living = {other: thread for other, thread in self._threads.items() if thread.is_alive()}
+        self._threads = {**living, worker: threading.Thread(target=listen, daemon=True)}
+        self._threads[worker].start()
 
-    def give_up(self, prefix: str) -> None:
-        """Says that nobody comes to a meeting."""
-        if self._store is not None:
-            self._store.set(f"{prefix}/{STATE}", _GONE)
+    def give_up(self, name: str, linked: bool) -> None:
+        """Nothing more comes from a worker; if it was not met, nobody comes to the meeting."""
+        if self._lifelines is not None:
+            self._lifelines.forget(name)
+        if not linked and self._store is not None:
+            self._store.set(f"{name}/{STATE}", _GONE)
 
 
 class MetWorker(RemoteWorker):
@@ -329,33 +343,37 @@ class MetWorker(RemoteWorker):
         index: its number.
         backend: where it lives.
         address: where it is met.
-        run: what runs in its process.
+
+    Attributes:
+        out_of_reach: whether the machine that it is on is.
     """
 
-    def __init__(
-        self,
-        index: int,
-        backend: ProcessGroupBackend,
-        address: Address,
-        run: Callable[[], int],
-    ) -> None:
+    def __init__(self, index: int, backend: ProcessGroupBackend, address: Address) -> None:
         super().__init__(index, backend)
         self._group = backend
         self._address = address
-        self._run = run
+        self.out_of_reach = False
         if not backend.launcher.replaces:
-            self._why = f"(rank {index + 1}, which somebody else started) {self._why}"
+            self._who = f"(rank {index + 1}, which somebody else started) "
 
     @override
     def begin(self) -> None:
-        self._process = self._backend.launcher.start(self.index, self._run, self.exited)
-        self._group.listen(self._listen)
+        run = partial(run_rank_at, self._address)
+        self._process = self._backend.launcher.start(self.index, run, self.exited)
+        self._group.meet(self, self._address.prefix, self._listen)
 
     @override
     def let_go(self) -> None:
         super().let_go()
-        if not self._linked:
-            self._group.give_up(self._address.prefix)
+        self._group.give_up(self._address.prefix, self._linked)
+
+    def lose(self, why: str | None) -> None:
+        """Its machine is out of reach."""
+        self.out_of_reach = True
+        # Should it be reached again, it is to end. Until then this is what the system tries to
+        # send, in vain: that lets it give up the connection, and who waits for more of it.
+        self.put(Packed(KILL))
+        self.cut(why)
 
     @abstractmethod
     def _listen(self) -> None:

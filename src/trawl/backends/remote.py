@@ -181,6 +181,7 @@ class RemoteWorker(Worker):
         self._linked = self._cut = self._late = False
         self._exit: str | None = None
         self._why = "lost its connection"
+        self._who = ""
 
     # --- what a subclass does
 
@@ -280,7 +281,7 @@ class RemoteWorker(Worker):
         reason = self._exit or self._why
         if self.ended is not None and self._exit is None:
             reason = f"exited with status {self.ended}"
-        return Death(self, reason, self.told_to_stop and self.ended == 0)
+        return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)
 
     def read(self, packed: Packed) -> Event | None:
         """The event that a message is."""

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
+from trawl.backends.lifeline import Lifeline
 from trawl.backends.remote_packing import (
     ENDED,
     FAILED,
@@ -29,7 +30,8 @@ from trawl.backends.remote_packing import (
     pack,
 )
 
-# Seconds in which a worker whose driver is gone may close its environments.
+# Seconds in which a worker whose driver is gone may close its environments; and in which a driver
+# is to let go of a worker that has ended.
 _CLOSING = 5.0
 
 
@@ -42,12 +44,18 @@ class Rank(Port):
 
     A subclass sends (:meth:`transmit`), and gives what comes to :meth:`receive`, from a thread of
     its own: so an order to stop is heard while the worker works.
+
+    Args:
+        lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline: Lifeline | None = None) -> None:
+        self._lifeline = lifeline
         self._inbox: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
         self._number = 0
-        self._lost = False
+        self._losing = threading.Lock()
+        self._lost = threading.Event()
+        self._last: threading.Timer | None = None
         self._sending = self._late = self._over = False
 
     @abstractmethod
@@ -72,16 +80,19 @@ class Rank(Port):
             self._inbox.put(packed)
 
     def lose(self) -> None:
-        """The driver is gone, or has closed the connection: nobody needs this worker any more."""
-        if self._over:
-            self._lost = True
-            return
-        last = threading.Timer(_CLOSING, os.kill, (os.getpid(), signal.SIGKILL))
-        last.daemon = True
-        self._last = last
-        self._lost = True
-        last.start()
-        self._break_off()
+        """The driver is gone, or has closed the connection: nobody needs this worker any more.
+
+        More than one thread may notice it.
+        """
+        with self._losing:
+            again = self._lost.is_set()
+            self._lost.set()
+            if again or self._over:
+                return
+            self._last = threading.Timer(_CLOSING, os.kill, (os.getpid(), signal.SIGKILL))
+            self._last.daemon = True
+            self._last.start()
+            self._break_off()
 
     def _break_off(self) -> None:
         # The signal breaks off what is done now, but may be caught by it: the message may not.
@@ -130,6 +141,8 @@ class Rank(Port):
         status = 0
         with _stoppable(self._told_to_stop):
             try:
+                if self._lifeline is not None:
+                    self._lifeline.watch(self.lose)
                 self._work()
             except Stopped:
                 pass
@@ -140,9 +153,12 @@ class Rank(Port):
             with contextlib.suppress(Stopped):
                 self._tell(pack(ENDED, status))
             # What comes now is no matter of the program that this rank is a part of.
-            self._over = True
-            if self._lost:
+            with contextlib.suppress(Stopped), self._losing:
+                self._over = True
+            if self._last is not None:
                 self._last.cancel()
+        # Its end is that the driver lets go.
+        self._lost.wait(_CLOSING)
         return status
 
     def _work(self) -> None:

@@ -22,9 +22,10 @@ from torch.futures import Future
 from typing_extensions import override
 
 from trawl.backends.launch import Launcher
+from trawl.backends.lifeline import Lifeline, Line
+from trawl.backends.network import LOOPBACK, interface_at, own_address
 from trawl.backends.process_group import (
     FOREVER,
-    LOOPBACK,
     STATE,
     Address,
     MetWorker,
@@ -43,7 +44,6 @@ DEFAULT_TENSORPIPE_OPTIONS = {
     "_transports": ["shm", "uv"],
     "_channels": ["basic"],
 }
-_LOOPBACKS = (LOOPBACK, "localhost", "::1")
 # What an agent says of itself in the store, by TensorPipe's names.
 _OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
 _READY, _END = b"ready", "end"
@@ -82,20 +82,24 @@ class Node:
                 "close the collector that has it, or call torch.distributed.rpc.shutdown()"
             )
         options = rpc.TensorPipeRpcBackendOptions(**self.options)
-        with _at_loopback(self.address.host):
-            agent = rpc.TensorPipeAgent(store, self.name, self.number, None, options, {}, [])
+        agent = rpc.TensorPipeAgent(store, self.name, self.number, None, options, {}, [])
         dist.autograd._init(self.number)
-        api._init_rpc_states(agent)
+        # It listens from here on.
+        with _at_interface(own_address(self.address.host, self.address.port)):
+            api._init_rpc_states(agent)
         return agent
 
 
 @contextmanager
-def _at_loopback(host: str) -> Iterator[None]:
-    """Within it an agent listens at the loopback address, if its driver is found there."""
-    name = "TP_SOCKET_IFNAME"
+def _at_interface(address: str) -> Iterator[None]:
+    """Within it an agent listens at an address, unless the user has named an interface.
+
+    By itself it would do so where this machine's name leads, which may be another network.
+    """
+    name, there = "TP_SOCKET_IFNAME", interface_at(address)
     before = os.environ.get(name)
-    if host in _LOOPBACKS and before is None:
-        os.environ[name] = "lo"
+    if before is None and there is not None:
+        os.environ[name] = there
     try:
         yield
     finally:
@@ -130,10 +134,11 @@ class RpcRank(Rank):
 
     Args:
         address: where it meets the driver.
+        lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self, address: Address) -> None:
-        super().__init__()
+    def __init__(self, address: Address, lifeline: Lifeline | None) -> None:
+        super().__init__(lifeline)
         self._address = address
         self._lock = threading.Lock()
         self._next_number = 0
@@ -161,8 +166,12 @@ class RpcRank(Rank):
             store = self._address.client()
             store.set_timeout(FOREVER)
             store.get(f"{self._address.prefix}/{_END}")
-        self._asked.put(None)
         self.lose()
+
+    @override
+    def lose(self) -> None:
+        self._asked.put(None)
+        super().lose()
 
     @override
     def transmit(self, packed: Packed) -> None:
@@ -176,18 +185,18 @@ class RpcRank(Rank):
             self._question = self._asked.get()
 
 
-def run_node(node: Node) -> int:
-    """Joins the driver, and works for it; gives the exit status."""
+def _join_rpc(
+    number: int, name: str, options: Mapping[str, Any], line: Line | None, address: Address
+) -> int:
+    """What a node is to do: it works for the driver, which calls it; gives the exit status."""
     global _rank
-    own = dist.PrefixStore(node.address.prefix, node.address.client())
-    rank = _rank = RpcRank(node.address)
-    node.agent(own)
+    lifeline = None if line is None else line.connect(address.prefix)
+    own = address.names()
+    rank = _rank = RpcRank(address, lifeline)
+    Node(number, name, address, options).agent(own)
     own.set(STATE, _READY)
-    watch = threading.Thread(target=rank.watch, daemon=True)
-    watch.start()
+    threading.Thread(target=rank.watch, daemon=True).start()
     status = rank.live()
-    # Its end is that the driver lets go.
-    watch.join(5.0)
     _rank = None
     _shut_down()
     return status
@@ -227,6 +236,7 @@ class RpcBackend(ProcessGroupBackend):
         timeout: seconds that a node may take to join.
         prefix: what names in the store begin with.
         store: whether the store is made here; otherwise it is there already.
+        link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
         options: arguments of ``TensorPipeRpcBackendOptions``.
     """
 
@@ -238,11 +248,12 @@ class RpcBackend(ProcessGroupBackend):
         timeout: float = 300.0,
         prefix: str = "trawl",
         store: bool = True,
+        link_timeout: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._membership = threading.Lock()
         self._agent: Any = None
-        super().__init__(launcher, host, port, timeout, prefix, store)
+        super().__init__(launcher, host, port, timeout, prefix, store, link_timeout)
         self._numbers = itertools.count(1)
         self._options = {**DEFAULT_TENSORPIPE_OPTIONS, **(options or {})}
         node = Node(0, DRIVER, Address(*self._where, prefix=prefix), self._options)
@@ -265,8 +276,9 @@ class RpcBackend(ProcessGroupBackend):
         # An agent keeps the address that belongs to a name.
         again = address.prefix.rsplit("/", 1)[1]
         name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
-        node = Node(number, name, address, self._options)
-        return _Node(index, self, node)
+        task = partial(_join_rpc, number, name, self._options, self._line)
+        self._set_task(address, task)
+        return _Node(index, self, Node(number, name, address))
 
     def admit(self, node: Node) -> Any:
         """Lets the agent know a node that has joined; what calls to it are addressed to."""
@@ -277,7 +289,7 @@ class RpcBackend(ProcessGroupBackend):
             if self._agent is None:
                 raise RuntimeError("this backend is closed")
             name = f"addrs/{node.name}"
-            self._own.set(name, node.address.client().get(f"{node.address.prefix}/{name}"))
+            self._own.set(name, node.address.names().get(name))
             self._agent._update_group_membership(info, [], {}, True)
         return info
 
@@ -299,16 +311,21 @@ class RpcBackend(ProcessGroupBackend):
 
 class _Node(MetWorker):
     def __init__(self, index: int, backend: RpcBackend, node: Node) -> None:
-        super().__init__(index, backend, node.address, partial(run_node, node))
+        super().__init__(index, backend, node.address)
         self._rpc = backend
         self._node = node
+        self._answers: SimpleQueue[Future[Any] | None] = SimpleQueue()
+
+    @override
+    def cut(self, why: str | None = None) -> None:
+        super().cut(why)
+        self._answers.put(None)
 
     @override
     def _listen(self) -> None:
-        address = self._address
         try:
-            store = address.client()
-            if store.get(f"{address.prefix}/{STATE}") != _READY:
+            store = self._address.names()
+            if store.get(STATE) != _READY:
                 raise RuntimeError("its process has ended")
             info = self._rpc.admit(self._node)
         except Exception as error:
@@ -318,14 +335,21 @@ class _Node(MetWorker):
         talk = threading.Thread(target=self._talk, args=(info,), daemon=True)
         talk.start()
         with contextlib.suppress(RuntimeError):
-            while self.ended is None:
-                self.heard(_received(*_call(info, _from_node).wait()))
+            while self.ended is None and (packed := self._asked(info)) is not None:
+                self.heard(packed)
         self.put(None)
         talk.join(5.0)
         self._rpc.dismiss(info)
         with contextlib.suppress(RuntimeError):
-            store.set(f"{address.prefix}/{_END}", b"")
+            store.set(_END, b"")
         self.cut()
+
+    def _asked(self, info: Any) -> Packed | None:
+        """The next message; None if there will be none."""
+        # The future itself can't be waited for: it never comes if the machine is out of reach.
+        _call(info, _from_node).add_done_callback(self._answers.put)
+        answer = self._answers.get()
+        return None if answer is None else _received(*answer.wait())
 
     def _talk(self, info: Any) -> None:
         number = 0

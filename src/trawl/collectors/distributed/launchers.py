@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trawl.backends.launch import Launcher, LocalLauncher, OutsideLauncher
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor
-from trawl.backends.process_group import LOOPBACK, Address, run_rank_at
+from trawl.backends.network import LOOPBACK, listening, own_address
+from trawl.backends.process_group import Address, run_rank_at
 
 if TYPE_CHECKING:
     from trawl.collectors.distributed.process_group_config import RemoteOptions
@@ -187,7 +188,7 @@ def _run_delayed(
 ) -> Any:
     from datetime import timedelta
 
-    from trawl.backends.process_group import dist, listening
+    from trawl.backends.process_group import dist
 
     mains, workers = executor(of_main, DEFAULT_SLURM_CONF_MAIN), executor(of_workers)
     here = LOOPBACK if mains.cluster == "local" else socket.gethostname()
@@ -211,8 +212,6 @@ def _as_main(
     main: Callable[[], Any], count: int, port: int | None, told: tuple[str, int], timeout: float
 ) -> Any:
     """The job of the function: it tells where it is, and calls it."""
-    from trawl.backends.process_group import listening, own_address
-
     host = own_address(*told)
     if port is None:
         with listening(host, 0) as found:

@@ -9,7 +9,8 @@ from torch import nn
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.process_group import LOOPBACK, ProcessGroupBackend
+from trawl.backends.network import LOOPBACK
+from trawl.backends.process_group import ProcessGroupBackend
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions, signature
 from trawl.collectors.distributed.launchers import Meeting, meeting
@@ -105,6 +106,7 @@ class DistributedCollector(RemoteCollector):
             self.remote.timeout,
             place.prefix,
             place.store,
+            self.remote.link_timeout,
         )
 
     @override

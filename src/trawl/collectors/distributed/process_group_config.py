@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from trawl.backends.lifeline import LEAST_SECONDS
 from trawl.backends.process_group import check_name
 from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterOptions
@@ -32,6 +34,9 @@ class RemoteOptions(ClusterOptions):
         address: the address of this machine at which they do. None: the loopback address, where
             no other machine finds it; with Slurm, its name.
         timeout: seconds that a worker may take to be started and to join.
+        link_timeout: seconds for which the machine of a worker may be out of reach, after which
+            that worker counts as dead, and it ends by itself: as when a link is cut, or power is.
+            At least 2; None: for ever. (A process that dies is noticed at once.)
     """
 
     launcher: str | None = "submitit"
@@ -39,6 +44,7 @@ class RemoteOptions(ClusterOptions):
     tcp_port: int | None = None
     address: str | None = None
     timeout: float = 300.0
+    link_timeout: float | None = 30.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,16 +62,25 @@ class RemoteOptions(ClusterOptions):
             object.__setattr__(self, "tcp_port", check_number("tcp_port", number, 1))
             if number > 65_535:
                 raise ValueError(f"tcp_port must be at most 65535, but it is {number}")
-        seconds = self.timeout
-        if isinstance(seconds, bool) or not isinstance(seconds, Real):
-            raise TypeError(f"timeout must be a number of seconds, but it is {seconds!r}")
-        if not seconds > 0:
-            raise ValueError(f"timeout must be seconds above 0, but it is {seconds!r}")
+        if not _seconds("timeout", self.timeout) > 0:
+            raise ValueError(f"timeout must be seconds above 0, but it is {self.timeout!r}")
+        limit = self.link_timeout
+        if limit is not None and not LEAST_SECONDS <= _seconds("link_timeout", limit) < math.inf:
+            raise ValueError(
+                f"link_timeout must be at least {LEAST_SECONDS:g} seconds, or None for no limit, "
+                f"but it is {limit!r}"
+            )
 
     @property
     def outside(self) -> bool:
         """Whether somebody else starts the workers."""
         return self.launcher in ("env", "submitit_delayed", None)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
+    return float(value)
 
 
 @dataclass(frozen=True)

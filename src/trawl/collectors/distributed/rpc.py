@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.process_group import LOOPBACK
+from trawl.backends.network import LOOPBACK
 from trawl.backends.rpc import RpcBackend
 from trawl.collectors.distributed.cluster import signature
 from trawl.collectors.distributed.launchers import Meeting
@@ -39,11 +39,6 @@ class RPCOptions(RemoteOptions):
             raise TypeError(
                 f"tensorpipe_options must be a mapping, but it is {type(given).__name__}"
             )
-        if self.launcher in ("env", "submitit_delayed", None):
-            raise ValueError(
-                f"launcher={self.launcher!r} is for process groups (DistributedCollector): with "
-                "RPC launcher must be 'mp' or 'submitit'"
-            )
 
     @property
     def agent(self) -> dict[str, Any]:
@@ -60,9 +55,10 @@ class RPCCollector(RemoteCollector):
     PyTorch keeps its RPC in maintenance mode: it will not get better. A
     :class:`~trawl.collectors.distributed.DistributedCollector` does the same without it.
 
-    A node that dies is replaced. With ``sync=True`` batches are made by all workers together, one
-    behind the other (``cat_results=0``); otherwise by one each, in the order in which they are
-    finished. There can be one such collector in a process at a time.
+    A node that dies is replaced, if the ``launcher`` can start another. With ``sync=True`` batches
+    are made by all workers together, one behind the other (``cat_results=0``); otherwise by one
+    each, in the order in which they are finished. There can be one such collector in a process at
+    a time.
 
     Args:
         create_env_fn: what each worker makes its environment of (as
@@ -99,6 +95,7 @@ class RPCCollector(RemoteCollector):
             self.remote.timeout,
             place.prefix,
             place.store,
+            self.remote.link_timeout,
             self.remote.agent,
         )
 

@@ -1,0 +1,141 @@
+"""Hosts that are simulated: network namespaces, each with its own address, joined by a switch.
+
+A namespace has no name: it lives as long as a process in it. Each is kept by a process that ends
+when its input does, so nothing is left behind, however the tests end::
+
+    with network(2) as (one, other):
+        ranks = other.start(["python", "-c", "..."])
+        other.cut()     # packets are lost from now on, and nobody is told
+        other.mend()
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+_NEEDED = ("ip", "nsenter", "unshare")
+
+
+class Namespace:
+    """A network of its own.
+
+    Args:
+        within: a namespace whose rights are enough to make this one; None for those of this
+            process.
+    """
+
+    def __init__(self, within=None):
+        root = os.geteuid() == 0
+        self._user = not root or (within is not None and within._user)
+        self._command = within.entered() if within is not None else []
+        rights = ["--map-root-user"] if within is None and not root else []
+        self._keeper = subprocess.Popen(
+            [*self._command, "unshare", *rights, "--net", "sh", "-c", "echo $$; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = self._keeper.stdout.readline()
+        if not said:
+            raise OSError(self._keeper.communicate()[1].strip())
+        self.pid = int(said)
+        self._inode = os.stat(f"/proc/{self.pid}/ns/net").st_ino
+
+    def entered(self):
+        """What a command begins with that is to run here."""
+        user = ["--user", "--preserve-credentials"] if self._user else []
+        return ["nsenter", "--target", str(self.pid), "--net", *user, "--"]
+
+    def ip(self, *lines):
+        """Runs commands of ``ip``."""
+        subprocess.run(
+            [*self.entered(), "ip", "-batch", "-"],
+            input="\n".join(lines),
+            text=True,
+            check=True,
+            capture_output=True,
+        )
+
+    def start(self, command, **options):
+        """Starts a process here."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        return subprocess.Popen([*self.entered(), *command], **options)
+
+    def processes(self):
+        """The processes that live here, whoever started them."""
+        found = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode:
+                    found.add(int(pid))
+        return found - {self.pid}
+
+    def close(self):
+        """Ends all that lives here."""
+        while left := self.processes():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._keeper.communicate()
+
+
+class Host(Namespace):
+    """A machine with an address, on a switch."""
+
+    def __init__(self, switch, number):
+        super().__init__(switch)
+        self.address = f"10.77.0.{number}"
+        self._switch = switch
+        self._port = f"port{number}"
+        switch.ip(
+            f"link add {self._port} type veth peer name eth0 netns {self.pid}",
+            f"link set {self._port} master switch up",
+        )
+        self.ip(
+            f"address add {self.address}/24 dev eth0",
+            "link set eth0 up",
+            "link set lo up",
+        )
+
+    def python(self, code, *, path=(), **environment):
+        """Starts Python here, with a program."""
+        found = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
+        return self.start(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": found, **environment}
+        )
+
+    def cut(self):
+        """Cuts its link: what is sent to it or by it is lost."""
+        self._switch.ip(f"link set {self._port} down")
+
+    def mend(self):
+        """Mends its link."""
+        self._switch.ip(f"link set {self._port} up")
+
+
+@contextmanager
+def network(count):
+    """So many hosts on one switch."""
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"hosts can't be simulated: there is no {', '.join(missing)}")
+    with contextlib.ExitStack() as stack:
+        try:
+            switch = Namespace()
+            stack.callback(switch.close)
+            switch.ip("link add switch type bridge", "link set switch up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            pytest.skip(f"hosts can't be simulated: network namespaces are refused ({reason})")
+        hosts = []
+        for number in range(1, count + 1):
+            hosts.append(Host(switch, number))
+            stack.callback(hosts[-1].close)
+        yield hosts
