@@ -3,18 +3,20 @@
 A namespace has no name: it lives as long as a process in it. Each is kept by a process that ends
 when its input does, so nothing is left behind, however the tests end::
 
-    with network(2) as (one, other):
-        ranks = other.start(["python", "-c", "..."])
+    with network(nursery, 2) as (one, other):
+        program = other.python("print('ready', flush=True)")
+        program.hears()
         other.cut()     # packets are lost from now on, and nobody is told
         other.mend()
 """
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
-import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -32,7 +34,8 @@ class Namespace:
 
     def __init__(self, within=None):
         root = os.geteuid() == 0
-        self._user = not root or (within is not None and within._user)
+        #: What kinds of namespaces a process here is in, in the order in which they are entered.
+        self.kinds = ["net"] if root else ["user", "net"]
         self._command = within.entered() if within is not None else []
         rights = ["--map-root-user"] if within is None and not root else []
         self._keeper = subprocess.Popen(
@@ -50,8 +53,8 @@ class Namespace:
 
     def entered(self):
         """What a command begins with that is to run here."""
-        user = ["--user", "--preserve-credentials"] if self._user else []
-        return ["nsenter", "--target", str(self.pid), "--net", *user, "--"]
+        kinds = [f"--{kind}" for kind in self.kinds]
+        return ["nsenter", "--preserve-credentials", "--target", str(self.pid), *kinds, "--"]
 
     def ip(self, *lines):
         """Runs commands of ``ip``."""
@@ -63,11 +66,6 @@ class Namespace:
             capture_output=True,
         )
 
-    def start(self, command, **options):
-        """Starts a process here."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        return subprocess.Popen([*self.entered(), *command], **options)
-
     def processes(self):
         """The processes that live here, whoever started them."""
         found = set()
@@ -76,6 +74,16 @@ class Namespace:
                 if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode:
                     found.add(int(pid))
         return found - {self.pid}
+
+    def empties(self, timeout):
+        """Whether all processes here end by themselves in so many seconds."""
+        deadline = time.monotonic() + timeout
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+                os.close(handle)
+        return not self.processes()
 
     def close(self):
         """Ends all that lives here."""
@@ -89,9 +97,10 @@ class Namespace:
 class Host(Namespace):
     """A machine with an address, on a switch."""
 
-    def __init__(self, switch, number):
+    def __init__(self, nursery, switch, number):
         super().__init__(switch)
         self.address = f"10.77.0.{number}"
+        self._nursery, self._programs = nursery, []
         self._switch = switch
         self._port = f"port{number}"
         switch.ip(
@@ -104,12 +113,17 @@ class Host(Namespace):
             "link set lo up",
         )
 
-    def python(self, code, *, path=(), **environment):
-        """Starts Python here, with a program."""
-        found = os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
-        return self.start(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": found, **environment}
-        )
+    def python(self, code, **environment):
+        """Starts a program here."""
+        namespaces = [f"/proc/{self.pid}/ns/{kind}" for kind in self.kinds]
+        self._programs.append(self._nursery.start(code, namespaces, environment))
+        return self._programs[-1]
+
+    def close(self):
+        """Ends all that lives here."""
+        super().close()
+        for program in self._programs:
+            program.close()
 
     def cut(self):
         """Cuts its link: what is sent to it or by it is lost."""
@@ -121,8 +135,8 @@ class Host(Namespace):
 
 
 @contextmanager
-def network(count):
-    """So many hosts on one switch."""
+def network(nursery, count):
+    """So many hosts on one switch; their programs come from a nursery."""
     missing = [name for name in _NEEDED if shutil.which(name) is None]
     if missing:
         pytest.skip(f"hosts can't be simulated: there is no {', '.join(missing)}")
@@ -136,6 +150,6 @@ def network(count):
             pytest.skip(f"hosts can't be simulated: network namespaces are refused ({reason})")
         hosts = []
         for number in range(1, count + 1):
-            hosts.append(Host(switch, number))
+            hosts.append(Host(nursery, switch, number))
             stack.callback(hosts[-1].close)
         yield hosts

@@ -1,0 +1,53 @@
+"""What programs of the tests run on simulated hosts."""
+
+import hashlib
+import sys
+
+import cloudpickle
+
+from trawl.backends.launch import Launcher, Process
+from trawl.collectors.distributed import DistributedCollector
+from trawl.collectors.distributed.launchers import Meeting
+
+
+def say(*words):
+    """Tells the test something."""
+    print(*words, flush=True)
+
+
+def hear():
+    """Waits for the test to say something."""
+    return sys.stdin.readline().strip()
+
+
+def digest(collector, count):
+    """What so many batches of a seed are, in a word."""
+    found = hashlib.sha256()
+    with collector:
+        collector.set_seed(7)
+        for _ in range(count):
+            batch = collector.next()
+            for key in sorted(batch.keys(True, True), key=str):
+                found.update(f"{key} {tuple(batch[key].shape)}".encode())
+                found.update(batch[key].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+class AskingLauncher(Launcher):
+    """Asks the test to start workers, wherever; as a queue of jobs may, it tells of no end."""
+
+    def start(self, index, run, ended):
+        say(cloudpickle.dumps(run).hex())
+        return _OutOfHand()
+
+
+class _OutOfHand(Process):
+    def kill(self):
+        pass
+
+
+class AskingCollector(DistributedCollector):
+    """A collector whose workers are started so."""
+
+    def _new_backend(self):
+        return self._backend_at(Meeting(AskingLauncher(), self.remote.address))

@@ -1,0 +1,173 @@
+"""Process groups and RPC on several hosts, and links between them that are cut."""
+
+import re
+
+import pytest
+from distributed_parts import CLASSES, policy
+from hosts_parts import digest
+from network import network
+
+from trawl.collectors import MultiSyncCollector
+
+NAMES = [cls.__name__ for cls in CLASSES]
+BEGIN = """
+import os, time, warnings
+from distributed_parts import *
+from hosts_parts import *
+from trawl.errors import WorkerDied
+"""
+RANK = """
+import os, sys
+from trawl.collectors.distributed import run_rank
+"""
+
+
+def place(driver, port, count, rank):
+    """The environment of a rank, of so many."""
+    return {
+        "MASTER_ADDR": driver.address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "RANK": str(rank),
+    }
+
+
+# The collectors that are made one after the other, each with the number of its hosts, and its port.
+ROUNDS = [
+    (name, count, 29_500 + 10 * count + k) for count in (2, 4) for k, name in enumerate(NAMES)
+]
+
+OF_ALL = f"""
+for number, (name, count, port) in enumerate({ROUNDS}):
+    os.environ |= {{"MASTER_PORT": str(port), "WORLD_SIZE": str(count)}}
+    options = {{"num_workers": count - 1, "frames_per_batch": 40 * (count - 1)}}
+    collector = make(globals()[name], launcher="env", sync=True, cat_results=0, **options)
+    if number == 0:
+        say("made")
+        hear()
+        say("collects")
+    say(name, count, digest(collector, 10), collector.stats()["frames"])
+"""
+OF_RANK = f"""
+for _, count, port in {ROUNDS}:
+    if int(os.environ["RANK"]) < count:
+        os.environ |= {{"MASTER_PORT": str(port), "WORLD_SIZE": str(count)}}
+        assert run_rank() == 0
+"""
+
+
+def of_local_workers(count):
+    options = {"num_workers": count - 1, "frames_per_batch": 40 * (count - 1), "cat_results": 0}
+    inline = MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options)
+    return digest(inline, 10)
+
+
+def test_two_and_four_hosts(nursery):
+    """Batches are those of local workers; a link that is cut for a moment changes nothing."""
+    with network(nursery, 4) as (here, *others):
+        driver = here.python(BEGIN + OF_ALL, **place(here, 1, 4, 0))
+        ranks = [
+            host.python(RANK + OF_RANK, **place(here, 1, 4, number))
+            for number, host in enumerate(others, 1)
+        ]
+        assert driver.hears() == "made"
+        others[0].cut()
+        driver.say("collect")
+        assert driver.hears() == "collects"
+        others[0].mend()
+        for name, count, _ in ROUNDS:
+            frames = 10 * 40 * (count - 1)
+            assert driver.hears() == f"{name} {count} {of_local_workers(count)} {frames}"
+        assert [one.end(20) for one in (driver, *ranks)] == [0] * 4
+        assert not any(host.processes() for host in (here, *others))
+
+
+CUT = """
+with make({name}, launcher="env", sync=True, num_workers=1, link_timeout=2) as collector:
+    frames = collector.next().numel()
+    say("cut")
+    hear()
+    began = time.monotonic()
+    try:
+        for _ in range(1000):
+            frames += collector.next().numel()
+    except WorkerDied as error:
+        say(error)
+    say(time.monotonic() - began < 5, frames == collector.stats()["frames"])
+    began = time.monotonic()
+say(time.monotonic() - began < 5)
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_link_to_a_rank_of_ones_own(nursery, name):
+    """It is noticed in time, on both sides; what can't be mended is told."""
+    with network(nursery, 2) as (here, other):
+        driver = here.python(BEGIN + CUT.format(name=name), **place(here, 29_500, 2, 0))
+        rank = other.python(RANK + "sys.exit(run_rank())", **place(here, 29_500, 2, 1))
+        assert driver.hears() == "cut"
+        other.cut()
+        driver.say("it is cut")
+        died = r"worker 0 \(rank 1, which somebody else started\) was out of reach for 2 s"
+        assert re.match(died, driver.hears())
+        assert driver.hears() == "True True"
+        assert driver.hears() == "True"
+        assert rank.end(20) == 0
+        assert driver.end(20) == 0
+        assert not here.processes() | other.processes()
+
+
+REPLACED = """
+options = {{"launcher": "mp", "address": {address!r}, "link_timeout": 2}}
+with make(AskingCollector, sync=True, total_frames=4000, **options) as collector:
+    frames = collector.next().numel()
+    say("cut")
+    hear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frames += sum(batch.numel() for batch in collector)
+    say(*(warning.message for warning in caught))
+    say(frames, collector.stats()["frames"], collector.stats()["restarts"])
+"""
+START = "import pickle; pickle.loads(bytes.fromhex({run!r}))()"
+
+
+def test_a_cut_link_to_a_worker_that_can_be_replaced(nursery):
+    """Another host takes its place, and the one that is out of reach ends by itself."""
+    with network(nursery, 4) as (here, *others):
+        driver = here.python(BEGIN + REPLACED.format(address=here.address))
+        for host in others[:2]:
+            host.python(START.format(run=driver.hears()))
+        assert driver.hears() == "cut"
+        others[0].cut()
+        driver.say("it is cut")
+        others[2].python(START.format(run=driver.hears()))
+        taken = "worker 0 was out of reach for 2 s (link_timeout); another takes its place"
+        assert driver.hears().startswith(taken)
+        assert driver.hears() == "4000 4000 1"
+        assert driver.end(20) == 0
+        for host in (here, *others):
+            assert host.empties(20)
+
+
+UNNOTICED = """
+with make(DistributedCollector, launcher="env", sync=True, num_workers=1) as collector:
+    collector.next()
+    say("cut")
+    hear()
+    began = time.monotonic()
+    collector.shutdown(timeout=1)
+    say(time.monotonic() - began < 10)
+"""
+
+
+def test_shutdown_while_a_link_is_cut(nursery):
+    """It takes no longer than it may, though nothing was noticed yet."""
+    with network(nursery, 2) as (here, other):
+        driver = here.python(BEGIN + UNNOTICED, **place(here, 29_500, 2, 0))
+        other.python(RANK + "run_rank()", **place(here, 29_500, 2, 1))
+        assert driver.hears() == "cut"
+        other.cut()
+        driver.say("it is cut")
+        assert driver.hears() == "True"
+        assert driver.end(20) == 0
