@@ -4,15 +4,17 @@ import hashlib
 import sys
 
 import cloudpickle
+from distributed_parts import policy
 
 from trawl.backends.launch import Launcher, Process
+from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
 from trawl.collectors.distributed.launchers import Meeting
 
 
 def say(*words):
     """Tells the test something."""
-    print(*words, flush=True)
+    print(*words, file=sys.__stdout__, flush=True)
 
 
 def hear():
@@ -23,14 +25,20 @@ def hear():
 def digest(collector, count):
     """What so many batches of a seed are, in a word."""
     found = hashlib.sha256()
-    with collector:
-        collector.set_seed(7)
-        for _ in range(count):
-            batch = collector.next()
-            for key in sorted(batch.keys(True, True), key=str):
-                found.update(f"{key} {tuple(batch[key].shape)}".encode())
-                found.update(batch[key].contiguous().numpy().tobytes())
+    collector.set_seed(7)
+    for _ in range(count):
+        batch = collector.next()
+        for key in sorted(batch.keys(True, True), key=str):
+            found.update(f"{key} {tuple(batch[key].shape)}".encode())
+            found.update(batch[key].contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+def of_local_workers(count):
+    """The same, of so many workers in this process."""
+    options = {"num_workers": count, "frames_per_batch": 40 * count, "cat_results": 0}
+    with MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options) as here:
+        return digest(here, 10)
 
 
 class AskingLauncher(Launcher):

@@ -18,14 +18,16 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-_NEEDED = ("ip", "nsenter", "unshare")
+_KEEP = "echo $$; exec cat"
+_NEEDED = ("ip", "mount", "nsenter", "unshare")
 
 
 class Namespace:
-    """A network of its own.
+    """A network of its own, and mounts.
 
     Args:
         within: a namespace whose rights are enough to make this one; None for those of this
@@ -35,11 +37,11 @@ class Namespace:
     def __init__(self, within=None):
         root = os.geteuid() == 0
         #: What kinds of namespaces a process here is in, in the order in which they are entered.
-        self.kinds = ["net"] if root else ["user", "net"]
+        self.kinds = ["net", "mnt"] if root else ["user", "net", "mnt"]
         self._command = within.entered() if within is not None else []
         rights = ["--map-root-user"] if within is None and not root else []
         self._keeper = subprocess.Popen(
-            [*self._command, "unshare", *rights, "--net", "sh", "-c", "echo $$; exec cat"],
+            [*self._command, "unshare", *rights, "--net", "--mount", "sh", "-c", _KEEP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,7 +55,8 @@ class Namespace:
 
     def entered(self):
         """What a command begins with that is to run here."""
-        kinds = [f"--{kind}" for kind in self.kinds]
+        options = {"mnt": "mount"}
+        kinds = [f"--{options.get(kind, kind)}" for kind in self.kinds]
         return ["nsenter", "--preserve-credentials", "--target", str(self.pid), *kinds, "--"]
 
     def ip(self, *lines):
@@ -66,24 +69,25 @@ class Namespace:
             capture_output=True,
         )
 
-    def processes(self):
-        """The processes that live here, whoever started them."""
-        found = set()
+    def processes(self, named=""):
+        """The processes that live here, whoever started them: their commands, if they have this."""
+        found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode:
-                    found.add(int(pid))
-        return found - {self.pid}
+                if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode and int(pid) != self.pid:
+                    found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        # One that has ended, and was not waited for, has no command.
+        return {pid: command for pid, command in found.items() if command and named in command}
 
-    def empties(self, timeout):
-        """Whether all processes here end by themselves in so many seconds."""
+    def left(self, timeout, named=""):
+        """Those of these processes that do not end by themselves in so many seconds."""
         deadline = time.monotonic() + timeout
-        for pid in self.processes():
+        for pid in self.processes(named):
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(pid)
                 select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
                 os.close(handle)
-        return not self.processes()
+        return list(self.processes(named).values())
 
     def close(self):
         """Ends all that lives here."""
@@ -124,6 +128,11 @@ class Host(Namespace):
         super().close()
         for program in self._programs:
             program.close()
+
+    def own(self, folder):
+        """Gives it a folder of its own, which is empty, in the place of one that all see."""
+        command = [*self.entered(), "mount", "-t", "tmpfs", "tmpfs", folder]
+        subprocess.run(command, check=True)
 
     def cut(self):
         """Cuts its link: what is sent to it or by it is lost."""

@@ -7,6 +7,8 @@ its output, input and errors, and of the namespaces that it is to be in. It tell
 import array
 import contextlib
 import ctypes
+import gc
+import importlib
 import json
 import os
 import select
@@ -23,16 +25,25 @@ _MOST = 1 << 16
 
 
 class Nursery:
-    """The process that programs are forked from, as the tests see it."""
+    """The process that programs are forked from, as the tests see it.
 
-    def __init__(self):
+    Args:
+        modules: what they need beside what all need.
+        environment: what they have in their environment.
+    """
+
+    def __init__(self, *modules, **environment):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from nursery import serve; serve({theirs.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"import nursery; nursery.serve({theirs.fileno()}, {modules})",
+                ],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             )
 
     def start(self, code, namespaces, environment):
@@ -117,10 +128,12 @@ class Program:
 # --- what runs there
 
 
-def serve(fd):
+def serve(fd, modules):
     """Forks programs, until nobody is there to ask for any."""
-    import hosts_parts  # noqa: F401
-
+    for module in ("hosts_parts", *modules):
+        importlib.import_module(module)
+    # What is there from the beginning is no garbage at the end: to look for it takes a second.
+    gc.freeze()
     with socket.socket(fileno=fd) as asked:
         living = {}
         while True:
@@ -149,9 +162,11 @@ def _become(code, environment, fds):
     """Makes this process a program."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    here = os.getcwd()
     for namespace in fds[_STREAMS:]:
         if libc.setns(namespace, 0):
             raise OSError(ctypes.get_errno(), "no such namespace")
+    os.chdir(here)
     for number, fd in enumerate(fds[:_STREAMS]):
         os.dup2(fd, number)
     for fd in fds:

@@ -60,7 +60,7 @@ class Line:
 
 
 class Lifeline:
-    """A worker's end; it is held as long as the process lives.
+    """A worker's end; it is held until the driver lets go, or the process ends.
 
     Args:
         end: the connection.
@@ -74,7 +74,7 @@ class Lifeline:
         threading.Thread(target=self._wait, args=(lost,), daemon=True).start()
 
     def _wait(self, lost: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):
+        with self._end, contextlib.suppress(OSError):
             self._end.recv(1)
         lost()
 

@@ -26,7 +26,7 @@ from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Lifelines, Line
 from trawl.backends.network import LOOPBACK, is_loopback, listening, own_address
 from trawl.backends.remote import RemoteBackend, RemoteWorker
-from trawl.backends.remote_packing import KILL, Packed
+from trawl.backends.remote_packing import Packed
 from trawl.backends.remote_rank import Rank
 
 # Much of it has no types.
@@ -343,16 +343,12 @@ class MetWorker(RemoteWorker):
         index: its number.
         backend: where it lives.
         address: where it is met.
-
-    Attributes:
-        out_of_reach: whether the machine that it is on is.
     """
 
     def __init__(self, index: int, backend: ProcessGroupBackend, address: Address) -> None:
         super().__init__(index, backend)
         self._group = backend
         self._address = address
-        self.out_of_reach = False
         if not backend.launcher.replaces:
             self._who = f"(rank {index + 1}, which somebody else started) "
 
@@ -366,14 +362,6 @@ class MetWorker(RemoteWorker):
     def let_go(self) -> None:
         super().let_go()
         self._group.give_up(self._address.prefix, self._linked)
-
-    def lose(self, why: str | None) -> None:
-        """Its machine is out of reach."""
-        self.out_of_reach = True
-        # Should it be reached again, it is to end. Until then this is what the system tries to
-        # send, in vain: that lets it give up the connection, and who waits for more of it.
-        self.put(Packed(KILL))
-        self.cut(why)
 
     @abstractmethod
     def _listen(self) -> None:

@@ -168,6 +168,11 @@ class RemoteWorker(Worker):
     Args:
         index: its number.
         backend: where it lives.
+
+    Attributes:
+        told_to_stop: whether it was told to.
+        ended: the status that it said it ended with; None before.
+        out_of_reach: whether nothing can be said to it.
     """
 
     def __init__(self, index: int, backend: RemoteBackend) -> None:
@@ -178,6 +183,7 @@ class RemoteWorker(Worker):
         self._owner = os.getpid()
         self.told_to_stop = False
         self.ended: int | None = None
+        self.out_of_reach = False
         self._linked = self._cut = self._late = False
         self._exit: str | None = None
         self._why = "lost its connection"
@@ -220,7 +226,7 @@ class RemoteWorker(Worker):
         if self._process is not None:
             self._process.kill()
         if self._process is None or not self._process.tells:
-            _after(_GONE, self.cut, "was killed")
+            _after(_GONE, self.lose, "was killed")
 
     def put(self, packed: Packed | None) -> None:
         """Sends a message; None ends the thread that sends."""
@@ -255,6 +261,20 @@ class RemoteWorker(Worker):
             # It may live, but nobody could tell it anything.
             self._process.kill()
         self._backend.check(self)
+
+    def lose(self, why: str | None) -> None:
+        """It can't be reached: it counts as dead, whatever it does.
+
+        Args:
+            why: the reason of its death; None if there is nothing more to say.
+        """
+        if self._cut:
+            return
+        self.out_of_reach = True
+        # Should it be reached again, it is to end. Until then this is what the system tries to
+        # send, in vain: that lets it give up the connection, and who waits for more of it.
+        self.put(Packed(KILL))
+        self.cut(why)
 
     def exited(self, reason: str) -> None:
         """The process has ended."""

@@ -1,0 +1,122 @@
+"""A Ray cluster of several hosts, and a link between them that is cut."""
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+
+import pytest
+from hosts_parts import of_local_workers
+from network import network
+from nursery import Nursery
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(300)
+PORT = 6379
+# Ray notices in seconds what takes it minutes by default; and the hosts have no secrets.
+SETTINGS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "2",
+    "RAY_grpc_client_keepalive_time_ms": "1000",
+    "RAY_grpc_client_keepalive_timeout_ms": "1000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    found = Nursery("ray.scripts.scripts", "trawl.backends.ray_backend", **SETTINGS)
+    yield found
+    found.close()
+
+
+@contextmanager
+def cluster(hosts):
+    """A cluster of hosts, the first of which is its head."""
+    head, *others = hosts
+    # Names of sockets there may not be long.
+    folder = tempfile.mkdtemp(prefix="ray")
+    try:
+        for host in hosts:
+            host.own(folder)
+        first = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
+        assert start(head, *first, f"--temp-dir={folder}").end(100) == 0
+        for host in others:
+            # Ray gives a node 30 s, whatever else is started meanwhile: one at a time.
+            assert start(host, f"--address={head.address}:{PORT}").end(100) == 0
+        yield f"{head.address}:{PORT}"
+    finally:
+        for host in hosts:
+            host.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(host, *options):
+    """Makes a host a node, as the command ``ray start`` does."""
+    own = [f"--node-ip-address={host.address}", "--num-cpus=1"]
+    command = ["ray", "start", *own, f"--object-store-memory={100 << 20}", *options]
+    return host.python(
+        f"import sys; sys.argv = {command}; from ray.scripts.scripts import main; main()"
+    )
+
+
+PROGRAM = """
+import sys, warnings
+from distributed_parts import policy
+from hosts_parts import *
+sys.stdout = sys.stderr
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from trawl.collectors.distributed import RayCollector
+
+ray.init(address={address!r}, log_to_driver=False)
+found = {{node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}}
+nodes = [found[address] for address in {others}]
+
+def made(count, **options):
+    # An actor of each host is to be there, as long as that can be reached.
+    places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes[:count]]
+    return RayCollector(
+        ["Pendulum-v1"] * count, policy(), sync=True, cat_results=0, frames_per_batch=40 * count,
+        remote_configs=[{{"memory": 0, "scheduling_strategy": place}} for place in places])
+
+def where(collector):
+    return [member.worker.node for member in collector._fleet.members]
+
+with made(1) as collector:
+    say(where(collector) == nodes[:1], digest(collector, 10))
+with made(3) as collector:
+    say(where(collector) == nodes, digest(collector, 10))
+    hear()
+    frames = 10 * 120
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        while not collector.stats()["restarts"]:
+            frames += collector.next().numel()
+    frames += collector.next().numel()
+    say(*[str(one.message) for one in caught if "another takes its place" in str(one.message)])
+    say(frames == collector.stats()["frames"], where(collector)[2] != nodes[2])
+say("over")
+"""
+
+
+def test_two_and_four_hosts_and_a_cut_link(nursery):
+    """Batches are those of local workers; what is out of reach is replaced, and ends by itself."""
+    with network(nursery, 4) as hosts, cluster(hosts) as address:
+        here, *others = hosts
+        code = PROGRAM.format(address=address, others=[host.address for host in others])
+        driver = here.python(code)
+        assert driver.hears() == f"True {of_local_workers(1)}"
+        assert driver.hears() == f"True {of_local_workers(3)}"
+        assert others[-1].processes("ray::RayActor")
+        others[-1].cut()
+        driver.say("it is cut")
+        assert driver.hears().startswith("worker 2 died: ")
+        assert driver.hears() == "True True"
+        assert driver.hears() == "over"
+        assert driver.end(30) == 0
+        # Of Ray's own processes there, some stay for longer.
+        assert others[-1].left(60, named="ray::RayActor") == []
