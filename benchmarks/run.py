@@ -5,18 +5,20 @@
     python benchmarks/run.py --cases pendulum sync2
     python benchmarks/run.py --group multi          # those of many processes
     python benchmarks/run.py --group weights        # what new weights cost
+    python benchmarks/run.py --group clusters       # those of Ray, process groups and RPC
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
 has a process of its own, which is stopped, with its workers, while it is another's turn. Absolute
 speeds depend on the machine and on what else it does; the ratios are what counts. Needs, besides
-Trawl: envpool, matplotlib, psutil, rich, stable-baselines3, tianshou, torchrl and tyro; a peer
+Trawl: envpool, matplotlib, psutil, ray, rich, stable-baselines3, tianshou, torchrl and tyro; a peer
 that is missing is left out with a note.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +66,27 @@ WeightsName = Literal[
     "updating_sync",
     "updating_async",
 ]
+ClustersName = Literal[
+    "ray_sync",
+    "ray_async",
+    "group_sync",
+    "group_async",
+    "rpc_sync",
+    "rpc_async",
+    "ray_images",
+    "ray_first_batch",
+    "ray_weights_8",
+]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
     "weights": get_args(WeightsName),
-    "all": (*get_args(SingleName), *get_args(MultiName), *get_args(WeightsName)),
+    "clusters": get_args(ClustersName),
+    "all": tuple(
+        name
+        for group in (SingleName, MultiName, WeightsName, ClustersName)
+        for name in get_args(group)
+    ),
 }
 
 
@@ -76,10 +94,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[SingleName | MultiName | WeightsName, ...] = ()
+    cases: tuple[SingleName | MultiName | WeightsName | ClustersName, ...] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "all"] = "all"
-    """The cases of one process, those of many, those of new weights, or all."""
+    group: Literal["single", "multi", "weights", "clusters", "all"] = "all"
+    """The cases of one process, those of many, those of new weights, of clusters, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -94,6 +112,8 @@ class Options:
     """Where the numbers of many processes go."""
     weights_json: Path = RESULTS / "weights.json"
     """Where the numbers of weights go."""
+    clusters_json: Path = RESULTS / "clusters.json"
+    """Where the numbers of clusters go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -126,11 +146,15 @@ def main(options: Options) -> None:
     multi = [name for name in names if name in GROUPS["multi"]]
     if single:
         compare(single, options, console)
-    weights = [name for name in names if name in GROUPS["weights"]]
     if multi:
         compare_multi(multi, options, console)
-    if weights:
-        compare_weights(weights, options, console)
+    for group, title, path in (
+        ("weights", "New weights", options.weights_json),
+        ("clusters", "Clusters", options.clusters_json),
+    ):
+        chosen = [name for name in names if name in GROUPS[group]]
+        if chosen:
+            compare_races(group, title, chosen, path, options, console)
 
 
 def compare(names: list[str], options: Options, console: Console) -> None:
@@ -190,23 +214,25 @@ def compare_multi(names: list[str], options: Options, console: Console) -> None:
         console.print(f"Written: {options.growth}")
 
 
-def compare_weights(names: list[str], options: Options, console: Console) -> None:
-    """Run the cases of weights, print the tables, write the file."""
+def compare_races(
+    group: str, title: str, names: list[str], path: Path, options: Options, console: Console
+) -> None:
+    """Run cases of a group that has no picture, print the tables, write the file."""
     from multi import report
     from multi.race import measure
     from report import write_json
-    from weights.cases import RACES
 
+    races = importlib.import_module(f"{group}.cases").RACES
     results = []
     for name in names:
         with console.status(name):
-            results.append(measure(RACES[name](), options.rounds, options.seconds))
-    for table in report.tables(results, [], {}, "New weights"):
+            results.append(measure(races[name](), options.rounds, options.seconds))
+    for table in report.tables(results, [], {}, title):
         console.print(table)
     if options.quick:
         return
-    write_json(options.weights_json, report.as_json(results, {}, _settings(options)))
-    console.print(f"\nWritten: {options.weights_json}")
+    write_json(path, report.as_json(results, {}, _settings(options)))
+    console.print(f"\nWritten: {path}")
 
 
 def _settings(options: Options) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import psutil
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 60.0
+SAID = "\nIts output ends with:\n"
 
 
 class Contestant(Protocol):
@@ -48,13 +49,16 @@ class Host:
 
     Args:
         build: Makes the contestant. It is pickled, and called there.
+        patience: Seconds without an answer after which it has failed; None: no limit.
 
     Raises:
         ImportError: if the contestant is not installed.
         RuntimeError: if it fails.
     """
 
-    def __init__(self, build: Callable[[], Contestant]) -> None:
+    def __init__(self, build: Callable[[], Contestant], patience: float | None = None) -> None:
+        self._patience = patience
+        self._grace = GRACE_SECONDS
         ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the host
         with theirs:
@@ -88,7 +92,7 @@ class Host:
         family = self._family()
         self._connection.close()  # which it waits for
         try:
-            self._process.wait(GRACE_SECONDS)
+            self._process.wait(self._grace)
         except subprocess.TimeoutExpired:
             print("\nA contender did not end by itself.", file=sys.stderr)
         _, left = psutil.wait_procs(family, timeout=5)
@@ -102,13 +106,17 @@ class Host:
         try:
             # Not `send`, which would hand over a network's parameters as shared memory.
             self._connection.send_bytes(pickle.dumps(question))
-            kind, answer = self._connection.recv()
+            if self._connection.poll(self._patience):
+                kind, answer = self._connection.recv()
+            else:
+                kind, answer = "failed", f"no answer within {self._patience:g} s"
+                self._grace = 0.0
         except (EOFError, ConnectionError):
             kind, answer = "failed", "the process ended"
         if kind == "missing":
             raise ImportError(answer)
         if kind == "failed":
-            raise RuntimeError(f"{answer}\nIts output ends with:\n{self._said()}")
+            raise RuntimeError(f"{answer}{SAID}{self._said()}")
         return answer
 
     def _said(self) -> str:

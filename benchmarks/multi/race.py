@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harness import HAND, TRAWL, check_same_work
-from multi.host import Contestant, Host
+from multi.host import SAID, Contestant, Host
 
 Values = dict[str, list[float]]
 
@@ -36,11 +36,13 @@ class Contender:
         name: Shown in the report.
         build: Makes the contestant, in a process of its own; `ImportError` leaves it out.
         note: How it is configured.
+        may_fail: A failure leaves it out, and is reported.
     """
 
     name: str
     build: Callable[[], Contestant]
     note: str = ""
+    may_fail: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Race:
     Attributes:
         fresh: What counts is how a contender starts: in each round it is made anew.
         stretch: A turn is so many times as long as other races' turns.
+        patience: Seconds without an answer after which a contender has failed; None: no limit.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Race:
     goals: tuple[Goal, ...] = ()
     fresh: bool = False
     stretch: float = 1.0
+    patience: float | None = None
 
 
 @dataclass(frozen=True)
@@ -146,15 +150,39 @@ def _turns(race: Race, rounds: int, seconds: float) -> Result:
                 hosts[contender.name] = host
                 result.add(contender.name, _measured(race, host.facts))
         _check(race, hosts)
-        for host in hosts.values():
-            host.turn(seconds)  # warm-up: caches, lazy initialisation, page faults
+        for name in list(hosts):
+            _turn(result, hosts, name, seconds)  # warm-up: caches, lazy initialisation, page faults
         for turn in range(rounds):
-            for name in list(hosts) if turn % 2 == 0 else reversed(hosts):
-                result.add(name, _measured(race, hosts[name].turn(seconds)))
+            for name in list(hosts) if turn % 2 == 0 else list(reversed(hosts)):
+                measured = _turn(result, hosts, name, seconds)
+                if measured is not None:
+                    result.add(name, _measured(race, measured))
     finally:
         for host in hosts.values():
             host.close()
     return result
+
+
+def _turn(
+    result: Result, hosts: dict[str, Host], name: str, seconds: float
+) -> dict[str, float] | None:
+    """What a contender measured; None if it failed and may: it is out then."""
+    try:
+        return hosts[name].turn(seconds)
+    except RuntimeError as error:
+        contender = next(one for one in result.race.contenders if one.name == name)
+        _failed(contender, result, error)
+        hosts.pop(name).close()
+        return None
+
+
+def _failed(contender: Contender, result: Result, error: RuntimeError) -> None:
+    """A contender failed: an error for all, unless it may."""
+    if not contender.may_fail:
+        raise RuntimeError(f"{result.race.name}, {contender.name}: {error}") from None
+    lines = [line for line in str(error).partition(SAID)[0].splitlines() if line.strip()]
+    result.missing[contender.name] = f"failed: {lines[-1]}"
+    result.values.pop(contender.name, None)
 
 
 def _starts(race: Race, rounds: int) -> Result:
@@ -173,11 +201,11 @@ def _starts(race: Race, rounds: int) -> Result:
 def _open(contender: Contender, result: Result) -> Host | None:
     """The contender in its process; None if it is not installed."""
     try:
-        return Host(contender.build)
+        return Host(contender.build, result.race.patience)
     except ImportError as error:
         result.missing[contender.name] = str(error)
     except RuntimeError as error:
-        raise RuntimeError(f"{result.race.name}, {contender.name}: {error}") from None
+        _failed(contender, result, error)
     return None
 
 
