@@ -7,7 +7,7 @@ what it sends weights by are its defaults.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from weights import models
 FRAMES = 1000
 ACTORS = 8
 # Seconds without an answer after which a peer counts as hung.
-PATIENCE = 120.0
+PATIENCE = 180.0
 MULTI = "MultiCollector"
 SCHEME, UPDATER = "RayWeightSyncScheme", "RayWeightUpdater"
 TITLES: dict[peers.Where, str] = {
@@ -123,18 +123,11 @@ def first_batch() -> Race:
 
 def weights() -> Race:
     """Ten million parameters for eight actors."""
-    makes: Sequence[Callable[[], Any]] = [work.pendulum] * ACTORS
+    makes = [work.pendulum] * ACTORS
     wrapped = [local.wrapped(work.pendulum)] * ACTORS
-
-    def ours(policy: Any) -> Callable[[], Any]:
-        return peers.trawl("ray", "sync", makes, policy, ACTORS)
-
-    def theirs(policy: Any) -> Callable[[], Any]:
-        return peers.torchrl("ray", "sync", wrapped, policy, ACTORS)
-
-    def updated(policy: Any) -> Callable[[], Any]:
-        return peers.torchrl_updater(wrapped, policy, ACTORS)
-
+    ours = partial(_fed, partial(peers.trawl, "ray", "sync", makes))
+    theirs = partial(_fed, partial(peers.torchrl, "ray", "sync", wrapped))
+    updated = partial(_fed, partial(peers.torchrl_updater, wrapped))
     names = {SCHEME: f"{TORCHRL}, scheme", UPDATER: f"{TORCHRL}, updater"}
     prepared = {SCHEME: theirs, UPDATER: updated}
     return Race(
@@ -154,6 +147,11 @@ def weights() -> Race:
         tuple(Goal(measure, 2.0, name) for name in names.values() for measure in ("acted", "call")),
         patience=PATIENCE,
     )
+
+
+def _fed(prepare: Callable[..., Callable[[], Any]], policy: Any) -> Callable[[], Any]:
+    """The collector of a policy that gets new weights, with batches of one frame of each actor."""
+    return prepare(policy, ACTORS)
 
 
 RACES: dict[str, Callable[[], Race]] = {

@@ -23,7 +23,16 @@ ENDLESS = 2**60
 def trawl(
     where: Where, kind: Kind, makes: Sequence[Make], policy: Any, frames: int, **options: Any
 ) -> Callable[[], Any]:
-    """Trawl's collector with its defaults."""
+    """Trawl's collector with its defaults; for Ray, on a cluster that is started for it."""
+    made = constructor(where, kind, makes, policy, frames, **options)
+    _prepare(where, len(makes))
+    return made
+
+
+def constructor(
+    where: Where, kind: Kind, makes: Sequence[Make], policy: Any, frames: int, **options: Any
+) -> Callable[[], Any]:
+    """The same, for a cluster that runs."""
     from trawl.collectors import distributed
 
     made, own = {
@@ -31,7 +40,6 @@ def trawl(
         "group": (distributed.DistributedCollector, {"launcher": "mp"}),
         "rpc": (distributed.RPCCollector, {"launcher": "mp"}),
     }[where]
-    _prepare(where, len(makes))
     return partial(
         made,
         list(makes),
