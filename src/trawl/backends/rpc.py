@@ -38,10 +38,11 @@ from trawl.backends.remote_packing import ENDED, Packed
 from trawl.backends.remote_rank import Rank
 
 DRIVER = "COLLECTOR_DRIVER"
-#: What the agents are made with, if nothing else is asked for.
+#: What the agents are made with, if nothing else is asked for. TensorPipe's other transport, by
+#: shared memory, looks for messages without a pause, in each process: workers would lack that time.
 DEFAULT_TENSORPIPE_OPTIONS = {
     "num_worker_threads": 16,
-    "_transports": ["shm", "uv"],
+    "_transports": ["uv"],
     "_channels": ["basic"],
 }
 # What an agent says of itself in the store, by TensorPipe's names.

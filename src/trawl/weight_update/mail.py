@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.weight_update.board import Version, stamped
@@ -123,7 +124,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def _filled(self, shipment: Shipment, before: Packet | None) -> tuple[Packet, bool]:
         """A message with weights; and whether that needed nothing of the one before."""
-        buffer = np.empty(shipment.packing.nbytes, dtype=np.uint8)
+        buffer = self._buffer(shipment.packing.nbytes)
         slot = Slot(shipment.packing, buffer)
         shipment.write(slot, self._posts)
         more = b"" if shipment.extra or before is None else before.extra
@@ -132,6 +133,10 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             slot.complete_by(Slot(shipment.packing, before.opened()))
         extra = stamped(shipment.extra, self._posts) or more
         return self._packet(shipment.packing, buffer, extra), complete
+
+    def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory that weights are written to. Packets have it, and so it is new each time."""
+        return np.empty(nbytes, dtype=np.uint8)
 
     def _data(self, worker: int) -> Any:
         known = self._latest.get(worker)
