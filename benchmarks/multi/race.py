@@ -108,9 +108,12 @@ class Result:
         return statistics.median(rounds) if rounds else None
 
     def ratios(self, measure: str, to: str, name: str = TRAWL) -> list[float]:
-        """How many times as good as `to` the contender `name` was in each round."""
+        """How many times as good as `to` the contender `name` was in each round.
+
+        Nothing, if one of them did not take part, or if it is nothing that one of them needs.
+        """
         ours, theirs = (self.values.get(who, {}).get(measure, []) for who in (name, to))
-        if not (ours and theirs):
+        if not (ours and theirs and all(ours) and all(theirs)):
             return []
         better = self.race.measures[measure].better
         return [better(one, other) for one, other in zip(ours, theirs, strict=True)]

@@ -7,8 +7,8 @@ The text between ``<!-- speed:begin -->`` and ``<!-- speed:end -->`` is replaced
 how many times as fast as the others Trawl is, in docs/performance.md by every contender's speed.
 There, what is between ``<!-- multi:begin -->`` and ``<!-- multi:end -->`` becomes the speed of many
 processes, and between ``<!-- weights:begin -->`` and ``<!-- weights:end -->`` the cost of new
-weights. The results are what ``benchmarks/run.py`` writes, and so are the pictures that go with
-them.
+weights; and what is between those of ``clusters`` the speed of clusters. The results are what
+``benchmarks/run.py`` writes, and so are the pictures that go with them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "single.json"
 MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
+CLUSTERS = ROOT / "benchmarks" / "results" / "clusters.json"
 PICTURE = "![Frames per second, the hand-written loop being 1]({}/speed.png)"
 GROWTH = "![Speed, start and memory by the number of workers and the size of observations]({})"
 TRAWL = "Trawl"
@@ -183,6 +184,8 @@ def _ratios(
     """How many times as good Trawl was, in each round; nothing if there is nothing to compare."""
     if trawl is None or other is trawl or not trawl["rounds"].get(key):
         return []
+    if not all(trawl["rounds"][key] + other["rounds"][key]):
+        return []  # one of them needs nothing of it
     pairs = list(zip(trawl["rounds"][key], other["rounds"][key], strict=True))
     return [theirs / ours if less else ours / theirs for ours, theirs in pairs]
 
@@ -225,6 +228,7 @@ def write(
     root: Path = ROOT,
     multi: dict[str, Any] | None = None,
     weights: dict[str, Any] | None = None,
+    clusters: dict[str, Any] | None = None,
 ) -> None:
     """Writes the tables into the two pages under ``root``."""
     for name, table in (("README.md", short_table), ("docs/performance.md", full_table)):
@@ -234,6 +238,8 @@ def write(
             page = replaced(page, multi_table(multi), "multi")
         if weights is not None and table is full_table:
             page = replaced(page, weights_table(weights), "weights")
+        if clusters is not None and table is full_table:
+            page = replaced(page, weights_table(clusters), "clusters")
         path.write_text(page, encoding="utf-8")
 
 
@@ -242,10 +248,15 @@ if __name__ == "__main__":
     parser.add_argument("--results", type=Path, default=RESULTS, help="default: %(default)s")
     parser.add_argument("--multi", type=Path, default=MULTI, help="default: %(default)s")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="default: %(default)s")
+    parser.add_argument("--clusters", type=Path, default=CLUSTERS, help="default: %(default)s")
     given = parser.parse_args()
     more = {
         name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in (("multi", given.multi), ("weights", given.weights))
+        for name, path in (
+            ("multi", given.multi),
+            ("weights", given.weights),
+            ("clusters", given.clusters),
+        )
         if path.exists()
     }
     write(json.loads(given.results.read_text(encoding="utf-8")), **more)

@@ -45,6 +45,17 @@ def test_every_race_can_be_chosen_and_reported() -> None:
     assert set(written["cases"]) == set(RACES)
 
 
+def test_nothing_is_not_compared() -> None:
+    from clusters.cases import images
+    from multi.race import Result
+
+    result = Result(images())
+    for name, own in (("Trawl", 0.0), ("TorchRL", 56.0)):
+        result.add(name, {"speed": 4.0 if own == 0 else 1.0, "cpu": 1.0, "own": own})
+    assert result.ratios("own", "TorchRL") == []
+    assert [verdict.met for verdict in result.verdicts()] == [True, True]
+
+
 class Silent:
     """A contestant whose turns take too long."""
 
