@@ -111,31 +111,12 @@ class _Pickler(pickle.Pickler):
 
     @override
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(obj) is not torch.Tensor or not _is_plain(obj):
+        if "torch" not in sys.modules:
             return NotImplemented
-        flat = obj.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (flat, obj.dtype, obj.shape)
+        # Imported here, as a message may be one without tensors, in a process without PyTorch.
+        from trawl.backends.folding import reduced
 
-
-def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor is nothing but numbers in this process's memory."""
-    import torch
-
-    return bool(
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not (tensor.is_conj() or tensor.is_neg())
-        and tensor.numel()
-    )
-
-
-def _tensor(flat: Bytes, dtype: Any, shape: tuple[int, ...]) -> Any:
-    import torch
-
-    return torch.from_numpy(flat).view(dtype).view(shape)
+        return NotImplemented if (made := reduced(obj)) is None else made
 
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]

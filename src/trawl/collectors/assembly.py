@@ -65,7 +65,7 @@ class Part:
             sent_block = Lease(ready.layout, tensors_in(ready.layout, self.done.block))
             return as_batch(sent_block, hidden, None)
         if self.done.batch is not None:
-            sent: TensorDictBase = pickle.loads(self.done.batch)
+            sent: TensorDictBase = pickle.loads(self.done.batch, buffers=self.done.beside)
             return sent.clear_device_()
         place = self.place
         if place.lease is None or place.joint is None:

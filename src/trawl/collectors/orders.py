@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,7 @@ class Done:
         weights: how many updates of its weights the worker had been sent by then.
         trajectory: the id of the next trajectory that begins.
         batch: the batch itself, if it is not in memory that the order named; pickled.
+        beside: the memory of large tensors in that.
         block: the same, if it is of the worker's layout: the bytes of that.
         facts: figures for the statistics.
         random: whether its actions were random.
@@ -119,6 +120,7 @@ class Done:
     batch: bytes | None
     facts: Mapping[str, Any]
     random: bool = False
+    beside: Sequence[Any] = ()
     block: Any = None
 
 

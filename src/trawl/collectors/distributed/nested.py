@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import cloudpickle
 import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.base import Port
+from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.orders import Collect, Done, Ready
@@ -80,7 +80,7 @@ class NestedService(CollectorService):
             return self._told(order, collector._frames - before, None)
         self._number(batch)
         frames = count_frames(batch, batch.shape[-1])
-        return self._told(order, frames, cloudpickle.dumps(batch))
+        return self._told(order, frames, *fold(batch))
 
     def _number(self, batch: TensorDictBase) -> None:
         ids = batch.get(TRAJ_IDS, None)
@@ -94,7 +94,9 @@ class NestedService(CollectorService):
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
         return {**fleet.members[0].facts, **own, "worker_restarts": fleet.restarts}
 
-    def _told(self, order: Collect, frames: int, batch: bytes | None) -> Done:
+    def _told(
+        self, order: Collect, frames: int, batch: bytes | None, beside: Sequence[Any] = ()
+    ) -> Done:
         collector = self.collector
         return Done(
             number=order.number,
@@ -104,6 +106,7 @@ class NestedService(CollectorService):
             weights=collector._receivers[POLICY].count,
             trajectory=self._next,
             batch=batch,
+            beside=beside,
             facts=self._facts(),
             random=order.random,
         )
