@@ -12,7 +12,9 @@ from trawl.backends.folding import fold
 
 def test_large_tensors_lie_beside_and_nothing_of_them_is_copied():
     large, small = torch.arange(2000.0), torch.arange(3)
-    batch = TensorDict({"large": large, "small": small, ("next", "word"): NonTensorData("word")}, [])
+    batch = TensorDict(
+        {"large": large, "small": small, ("next", "word"): NonTensorData("word")}, []
+    )
     data, beside = fold(batch)
     assert [array.ctypes.data for array in beside] == [large.data_ptr()]
     assert len(data) < large.numel()

@@ -60,8 +60,8 @@ def load(
         ...         pass
         >>> load(directory).shape
         torch.Size([200])
-        >>> [len(batch) for batch in load(directory, batch_size=90)]
-        [90, 90, 20]
+        >>> print(*(len(batch) for batch in load(directory, batch_size=90)))
+        90 90 20
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, or None for all, but it is {batch_size}")
