@@ -264,7 +264,8 @@ class RpcBackend(ProcessGroupBackend):
         except BaseException:
             self._closed = True
             self.launcher.close()
-            self._store = self._own = None
+            super()._let_go()
+            self._own = None
             raise
 
     @override
