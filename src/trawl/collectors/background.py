@@ -29,13 +29,21 @@ class Background:
         turn: refers to what does one piece of work, and returns whether there is more. The
             thread ends when that is gone: it keeps nobody alive.
         name: name of the thread.
+        ready: whether the next turn may begin; asked again after :meth:`wake`. It keeps nobody
+            alive that ``turn`` doesn't.
 
     Attributes:
         running: whether there is more to do.
     """
 
-    def __init__(self, turn: WeakMethod[Callable[[], bool]], name: str) -> None:
+    def __init__(
+        self,
+        turn: WeakMethod[Callable[[], bool]],
+        name: str,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.running = True
+        self._ready = ready
         self._turn = turn
         self._changed = threading.Condition()
         self._holders = 0
@@ -61,7 +69,9 @@ class Background:
             return
         with self._changed:
             # Who holds again and again would never let it work otherwise.
-            self._changed.wait_for(lambda: not (self._owed and self.running) or self._stopping)
+            self._changed.wait_for(
+                lambda: not (self._owed and self.running and self._ready()) or self._stopping
+            )
             self._holders += 1
         try:
             with self._changed:
@@ -86,6 +96,11 @@ class Background:
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"collection did not stop within {timeout} s")
+
+    def wake(self) -> None:
+        """Says that it may be ready now."""
+        with self._changed:
+            self._changed.notify_all()
 
     def let_go(self) -> None:
         """Begins no other turn; the one that it is at goes on."""
@@ -117,7 +132,7 @@ class Background:
     def _begin_turn(self) -> bool:
         with self._changed:
             # Who wants to hold comes first: the thread would win every race for a lock.
-            self._changed.wait_for(lambda: self._stopping or not self._holders)
+            self._changed.wait_for(lambda: self._stopping or (not self._holders and self._ready()))
             self._owed = False
             self.running = self._busy = self.running and not self._stopping
             return self._busy

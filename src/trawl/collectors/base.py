@@ -16,6 +16,7 @@ from torch import nn
 from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import Delivery
+from trawl.collectors.flow import Flow
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
 from trawl.collectors.weights import WeightControl
@@ -60,6 +61,7 @@ class BaseCollector(WeightControl):
         self._batches = 0
         self._failed = False
         self._background: Background | None = None
+        self._flow: Flow | None = None
         self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
@@ -232,13 +234,58 @@ class BaseCollector(WeightControl):
                     return
             self._check_open("start()")
             name = f"{type(self).__name__}.start"
-            self._background = Background(WeakMethod(self._background_turn), name)
+            self._flow = flow = self._new_flow()
+            turn = WeakMethod(self._background_turn)
+            self._background = Background(turn, name, flow.room if flow else lambda: True)
+
+    def _new_flow(self) -> Flow | None:
+        """What holds collection in the background back, if it is to wait for the learner."""
+        config = self.config
+        if config.samples_per_insert is None:
+            return None
+        ahead = config.inserts_ahead
+        if ahead is None:
+            ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
+        # What was collected before counts for nothing.
+        flow = Flow(config.samples_per_insert, ahead + self._frames)
+        flow.inserted = self._frames
+        return flow
+
+    @property
+    def _frames_at_a_time(self) -> int:
+        """Frames of the batches that are made at the same time."""
+        return self.requested_frames_per_batch
 
     def _background_turn(self) -> bool:
         with suppress(CollectorClosed):
             if self._has_budget():
                 self._collect_or_close()
+        if self._flow is not None:
+            self._flow.inserted = self._frames
         return self._has_budget()
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Draws a batch from the replay buffer, and counts it for ``samples_per_insert``.
+
+        Args:
+            *args: arguments of the buffer's ``sample``.
+            **kwargs: the same, by name.
+
+        Returns:
+            What the buffer gives.
+
+        Raises:
+            RuntimeError: if there is no replay buffer.
+        """
+        buffer = self.config.replay_buffer
+        if buffer is None:
+            raise RuntimeError("sample() needs a replay buffer to draw from: give replay_buffer=")
+        drawn = buffer.sample(*args, **kwargs)
+        if self._flow is not None and self._background is not None:
+            batch = drawn[0] if isinstance(drawn, tuple) else drawn
+            self._flow.sampled += batch.numel()
+            self._background.wake()
+        return drawn
 
     def is_running(self) -> bool:
         """Whether collection goes on in the background."""

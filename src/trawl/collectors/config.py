@@ -63,6 +63,11 @@ class CollectorConfig:
             :class:`~trawl.data.Sink`, or anything with ``write(batch)`` and
             ``close(complete=...)``. The collector closes it as it is shut down.
         extend_buffer: extends the buffer by batches; False adds single steps.
+        samples_per_insert: samples that a learner draws, by ``collector.sample``, for each frame
+            that ``start()`` collects: collection waits for it. None: it waits for nobody.
+        inserts_ahead: frames that may be collected before the learner has sampled for them; None
+            for those of ``init_random_frames`` and two batches (of each worker that delivers
+            batches of its own).
         trust_policy: uses the policy as it is: a function of a TensorDict.
         compile_policy: compiles the policy; a mapping gives arguments of ``torch.compile``.
         cudagraph_policy: runs the policy as a CUDA graph (policy on a CUDA device).
@@ -111,6 +116,8 @@ class CollectorConfig:
     replay_buffer: Any = None
     sink: Any = None
     extend_buffer: bool = True
+    samples_per_insert: float | None = None
+    inserts_ahead: int | None = None
     trust_policy: bool | None = None
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
@@ -156,6 +163,7 @@ class CollectorConfig:
         self._check_splitting()
         self._check_buffer()
         self._check_sink()
+        self._check_flow()
 
     def _check_callables(self) -> None:
         for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
@@ -294,6 +302,20 @@ class CollectorConfig:
                     f"sink must have a method {needed}(), as trawl.data.MemmapSink has, but "
                     f"{type(self.sink).__name__} has none"
                 )
+
+    def _check_flow(self) -> None:
+        ratio, ahead = self.samples_per_insert, self.inserts_ahead
+        if ratio is not None:
+            if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not ratio > 0:
+                raise ValueError(
+                    f"samples_per_insert must be a number above 0, but it is {ratio!r}"
+                )
+            if self.replay_buffer is None:
+                raise ValueError("samples_per_insert needs a replay_buffer that is sampled from")
+        if ahead is not None:
+            object.__setattr__(self, "inserts_ahead", check_number("inserts_ahead", ahead, 1))
+            if ratio is None:
+                raise ValueError("inserts_ahead needs samples_per_insert")
 
     @property
     def endless(self) -> bool:

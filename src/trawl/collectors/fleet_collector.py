@@ -380,7 +380,15 @@ class FleetCollector(FleetControl):
             self._record(batch)
 
     def _wanted(self) -> bool:
-        return self._has_budget(self._schedule.frames_under_way)
+        under_way = self._schedule.frames_under_way
+        if self._flow is not None and self.is_running() and not self._flow.room(under_way):
+            return False
+        return self._has_budget(under_way)
+
+    @property
+    @override
+    def _frames_at_a_time(self) -> int:
+        return self.requested_frames_per_batch * (1 if self.sync else self.num_workers)
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames

@@ -43,6 +43,8 @@ _PARENTS = frozenset(
         "replay_buffer",
         "sink",
         "extend_buffer",
+        "samples_per_insert",
+        "inserts_ahead",
         "weight_updater",
         "weight_sync_schemes",
         "weight_recv_schemes",

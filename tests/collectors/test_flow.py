@@ -1,0 +1,140 @@
+"""Collection in the background that waits for who samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multi_parts import CLASSES, envs, make
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors.flow import Flow
+
+PATIENCE = 60
+SAMPLE = 8
+
+
+def buffer() -> Any:
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+    return ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=SAMPLE)
+
+
+def collector(cls: Any, **options: Any) -> Any:
+    """A collector of batches of 10 frames; with workers, of each, or of all together."""
+    options = {"frames_per_batch": 10, "replay_buffer": buffer(), **options}
+    if cls is Collector:
+        return Collector(envs(1)[0], **options)
+    return make(cls, **options)
+
+
+def settled(made: Any, frames: int) -> int:
+    """Frames in the buffer, once there are so many and no more are under way."""
+    deadline = time.monotonic() + PATIENCE
+    while made.config.replay_buffer.write_count < frames:
+        assert time.monotonic() < deadline, "nothing more comes"
+        time.sleep(0.001)
+    with made.pause():
+        return made.config.replay_buffer.write_count
+
+
+@pytest.mark.parametrize("cls", [Collector, *CLASSES])
+def test_collection_waits_for_who_samples(cls):
+    made = collector(cls, samples_per_insert=2, inserts_ahead=25)
+    made.start()
+    try:
+        assert settled(made, 30) == 30
+        for number in range(1, 30):
+            assert made.sample().numel() == SAMPLE
+            allowed = 25 + number * SAMPLE / 2
+            expected = 10 * math.ceil(allowed / 10)
+            assert settled(made, expected) == expected
+        assert made.is_running()
+    finally:
+        made.async_shutdown()
+
+
+def test_frames_ahead_are_those_of_two_batches_if_nothing_is_said():
+    made = collector(MultiSyncCollector, samples_per_insert=1, init_random_frames=40)
+    made.start()
+    try:
+        assert settled(made, 60) == 60
+    finally:
+        made.async_shutdown()
+
+
+def test_what_was_collected_before_counts_for_nothing():
+    made = collector(Collector, samples_per_insert=1, inserts_ahead=20, total_frames=1000)
+    for _ in range(7):
+        made.next()
+    made.start()
+    try:
+        assert settled(made, 90) == 90
+    finally:
+        made.async_shutdown()
+
+
+def test_a_collector_that_waits_can_be_ended():
+    made = collector(Collector, samples_per_insert=1, inserts_ahead=20)
+    made.start()
+    settled(made, 20)
+    made.async_shutdown(timeout=PATIENCE)
+    assert not made.is_running()
+
+
+def test_iteration_waits_for_nobody():
+    made = collector(Collector, samples_per_insert=1, inserts_ahead=10, total_frames=50)
+    with made:
+        for _ in made:
+            pass
+    assert made.config.replay_buffer.write_count == 50
+
+
+def test_without_a_ratio_samples_are_just_drawn():
+    with collector(Collector, total_frames=20) as made:
+        for _ in made:
+            pass
+        assert made.sample().shape == (SAMPLE,)
+
+
+def test_sampling_needs_a_buffer():
+    with (
+        Collector(envs(1)[0], frames_per_batch=10) as made,
+        pytest.raises(RuntimeError, match=r"sample\(\) needs a replay buffer"),
+    ):
+        made.sample()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_per_insert": 0}, "samples_per_insert must be a number above 0, but it is 0"),
+        ({"samples_per_insert": True}, "samples_per_insert must be a number above 0"),
+        ({"samples_per_insert": "2"}, "samples_per_insert must be a number above 0"),
+        ({"samples_per_insert": 1, "replay_buffer": None}, "needs a replay_buffer"),
+        ({"inserts_ahead": 10}, "inserts_ahead needs samples_per_insert"),
+        ({"samples_per_insert": 1, "inserts_ahead": 0}, "inserts_ahead must be at least 1"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        collector(Collector, **options)
+
+
+@given(
+    ratio=st.floats(0.01, 100),
+    ahead=st.integers(1, 1000),
+    batch=st.integers(1, 100),
+    draws=st.lists(st.integers(1, 300), max_size=30),
+)
+def test_frames_are_never_further_ahead_than_a_batch(ratio, ahead, batch, draws):
+    flow = Flow(ratio, ahead)
+    for drawn in [0, *draws]:
+        flow.sampled += drawn
+        while flow.room():
+            flow.inserted += batch
+        assert 0 <= flow.inserted - flow.sampled / ratio - ahead < batch + 1e-6
