@@ -1,0 +1,166 @@
+"""Behaviour cloning on CartPole-v1, in one file, from a dataset that ``trawl collect`` writes.
+
+A controller written by hand plays the environment, and its frames go into a Minari dataset, by the
+command line as any user would do it. Then nothing is played any more: a small network learns from
+the episodes on disk what the controller does, and is judged by whole episodes at the end.
+
+Run it from the root of the repository::
+
+    python examples/offline.py
+    python examples/offline.py --seed 3 --data runs/mine-v0
+    python examples/offline.py --help
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import minari
+import torch
+import tyro
+from torch import Tensor, nn
+
+from trawl.collectors import Collector
+from trawl.envs import GymEnv
+
+
+@dataclass
+class Config:
+    """What can be set from the command line."""
+
+    env_id: str = "CartPole-v1"
+    """Gymnasium environment (the controller is made for this one)."""
+    seed: int = 0
+    """Seeds the collection, the network, the shuffling and the evaluation."""
+    data: Path | None = None
+    """Where the dataset goes, or is already; None: a temporary folder."""
+    frames: int = 5_000
+    """Frames to collect."""
+    epochs: int = 10
+    """Passes over the dataset."""
+    minibatch_size: int = 64
+    """Frames per gradient step."""
+    hidden_size: int = 64
+    """Width of the two hidden layers."""
+    learning_rate: float = 1e-3
+    """Step size of Adam."""
+    target_return: float = 450.0
+    """What counts as learned."""
+    eval_episodes: int = 50
+    """Episodes of the evaluation."""
+    num_threads: int = 1
+    """Threads PyTorch may use; networks this small run fastest on one."""
+
+
+@dataclass
+class Result:
+    """What a run came to."""
+
+    solved: bool
+    """Whether the target was reached."""
+    mean_return: float
+    """Mean return of the clone."""
+    data_return: float
+    """Mean return of the episodes in the dataset."""
+    frames: int
+    """Frames in the dataset."""
+    seconds: float
+    """Time for all of it."""
+
+
+def controller(observation: Tensor) -> Tensor:
+    """Pushes the cart under the pole; one-hot, as ``trawl collect`` has discrete actions."""
+    position, velocity, angle, turning = observation.unbind(-1)
+    right = 0.05 * position + 0.1 * velocity + angle + 0.5 * turning > 0
+    return nn.functional.one_hot(right.long(), 2)
+
+
+def expert() -> Any:
+    """What ``--policy offline:expert`` names."""
+    return controller
+
+
+def collect(config: Config, directory: Path) -> None:
+    """Writes the dataset, as one would on the command line."""
+    command = [
+        *(sys.executable, "-m", "trawl", "collect", config.env_id),
+        *("--policy", "offline:expert", "--frames", str(config.frames)),
+        *("--seed", str(config.seed), "--format", "minari", "--out", str(directory)),
+    ]
+    examples = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": examples})
+
+
+def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed: int) -> float:
+    """Mean return of whole episodes."""
+
+    def policy(observation: Tensor) -> Tensor:
+        return network(observation).argmax(-1)
+
+    with Collector(
+        [make_env] * episodes,
+        policy,
+        frames_per_batch=episodes * 100,
+        trajs_per_batch=episodes,
+        traj_format="padded",
+    ) as collector:
+        collector.set_seed(seed)
+        batch = collector.next()
+    reward = batch["next", "reward"].squeeze(-1)
+    return float((reward * batch["collector", "mask"]).sum(-1).mean())
+
+
+def main(config: Config) -> Result:
+    """Collect, clone, evaluate."""
+    torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.seed)
+    began = time.perf_counter()
+
+    directory = config.data or Path(tempfile.mkdtemp()) / "cartpole-expert-v0"
+    if not directory.exists():
+        collect(config, directory)
+    dataset = minari.MinariDataset(directory / "data")
+    episodes = list(dataset.iterate_episodes())
+    # The last observation of an episode is one that nobody acted on.
+    observation = torch.cat([torch.tensor(e.observations[:-1]) for e in episodes]).float()
+    action = torch.cat([torch.tensor(e.actions) for e in episodes]).long()
+    data_return = sum(float(e.rewards.sum()) for e in episodes) / len(episodes)
+    print(f"{len(episodes)} episodes, {len(action):,} frames, mean return {data_return:.1f}")
+
+    network = nn.Sequential(
+        nn.Linear(observation.shape[-1], config.hidden_size),
+        nn.Tanh(),
+        nn.Linear(config.hidden_size, config.hidden_size),
+        nn.Tanh(),
+        nn.Linear(config.hidden_size, int(dataset.action_space.n)),
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    for epoch in range(config.epochs):
+        right = 0
+        for index in torch.randperm(len(action)).split(config.minibatch_size):
+            logits = network(observation[index])
+            loss = nn.functional.cross_entropy(logits, action[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            right += int((logits.argmax(-1) == action[index]).sum())
+        print(f"epoch {epoch + 1:>3} | {right / len(action):6.1%} as the controller", flush=True)
+
+    make_env = partial(GymEnv, config.env_id, categorical_action_encoding=True)
+    mean_return = evaluate(make_env, network, config.eval_episodes, config.seed)
+    print(f"mean return of the clone {mean_return:.1f}")
+    solved = mean_return >= config.target_return
+    seconds = time.perf_counter() - began
+    return Result(solved, mean_return, data_return, len(action), seconds)
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(Config)))

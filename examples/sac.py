@@ -1,0 +1,263 @@
+"""SAC on Pendulum-v1, in one file, with a Trawl collector that works beside the learner.
+
+A worker process steps the environment into a replay buffer that it shares with this process
+(``collector.start()``), while this process learns. ``samples_per_insert`` keeps the two in step:
+the worker waits when the learner falls behind. What makes it SAC (two critics, the squashed
+Gaussian actor, the temperature) is written out below.
+
+Now and then the actor plays a few whole episodes, without noise. Training stops as soon as their
+mean return reaches the target (-200: the pendulum is swung up and held), or when the frame budget
+is spent.
+
+Run it from the root of the repository::
+
+    python examples/sac.py
+    python examples/sac.py --seed 3
+    python examples/sac.py --help
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import tyro
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+
+from trawl.collectors import Collector, MultiAsyncCollector
+from trawl.envs import GymEnv
+
+
+@dataclass
+class Config:
+    """What can be set from the command line."""
+
+    env_id: str = "Pendulum-v1"
+    """Gymnasium environment (vector observations, bounded continuous actions)."""
+    seed: int = 0
+    """Seeds the networks, the noise, the replay and the environments."""
+    target_return: float = -200.0
+    """Stop once the mean return of an evaluation gets here."""
+    total_frames: int = 30_000
+    """Frame budget."""
+    workers: int = 1
+    """Processes that collect."""
+    frames_per_batch: int = 50
+    """Frames that a worker puts into the buffer at a time."""
+    random_frames: int = 1_000
+    """Frames of random actions at the start."""
+    samples_per_insert: float = 256.0
+    """Samples drawn for each frame: with minibatches of 256, a gradient step a frame."""
+    minibatch_size: int = 256
+    """Frames per gradient step."""
+    hidden_size: int = 128
+    """Width of the two hidden layers, of the actor and of the critics alike."""
+    learning_rate: float = 1e-3
+    """Step size of Adam."""
+    gamma: float = 0.99
+    """Discount."""
+    tau: float = 0.005
+    """Share of the critics that their slow copies take over with each step."""
+    send_every: int = 50
+    """Gradient steps between two times that the workers are sent the actor's weights."""
+    eval_every: int = 1_000
+    """Gradient steps between evaluations."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation."""
+    num_threads: int = 1
+    """Threads PyTorch may use."""
+
+
+@dataclass
+class Result:
+    """What a run came to."""
+
+    solved: bool
+    """Whether the target was reached."""
+    mean_return: float
+    """Mean return of the last evaluation."""
+    frames: int
+    """Frames collected to learn from."""
+    seconds: float
+    """Time until then."""
+    curve: list[tuple[int, float]]
+    """Gradient steps and mean return at each evaluation."""
+
+
+def mlp(num_inputs: int, hidden_size: int, num_outputs: int) -> nn.Sequential:
+    """Two hidden layers."""
+    return nn.Sequential(
+        nn.Linear(num_inputs, hidden_size),
+        nn.ReLU(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.ReLU(),
+        nn.Linear(hidden_size, num_outputs),
+    )
+
+
+class Actor(nn.Module):
+    """A Gaussian, squashed by tanh to the bounds of the actions."""
+
+    def __init__(self, num_observations: int, num_actions: int, bound: float, hidden: int) -> None:
+        super().__init__()
+        self.network = mlp(num_observations, hidden, 2 * num_actions)
+        self.bound = bound
+        self.noisy = True
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """An action, and its log-probability."""
+        mean, log_std = self.network(observation).chunk(2, -1)
+        log_std = log_std.clamp(-20.0, 2.0)
+        noise = torch.randn_like(mean) if self.noisy else torch.zeros_like(mean)
+        raw = mean + log_std.exp() * noise
+        log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        # What tanh and the bounds change in the density.
+        log_prob = log_prob - 2.0 * (math.log(2.0) - raw - nn.functional.softplus(-2.0 * raw))
+        return self.bound * raw.tanh(), (log_prob - math.log(self.bound)).sum(-1)
+
+
+def as_policy(actor: Actor) -> TensorDictModule:
+    """The actor as collectors use it: the log-probability is not kept."""
+    return TensorDictModule(actor, in_keys=["observation"], out_keys=["action", "_"])
+
+
+def evaluate(make_env: partial[GymEnv], actor: Actor, episodes: int, seed: int) -> float:
+    """Mean return of whole episodes without noise."""
+    quiet = copy.deepcopy(actor)
+    quiet.noisy = False
+    with Collector(
+        [make_env] * episodes,
+        as_policy(quiet),
+        frames_per_batch=episodes * 200,
+        trajs_per_batch=episodes,
+        traj_format="padded",
+    ) as collector:
+        collector.set_seed(seed)
+        batch = collector.next()
+    reward = batch["next", "reward"].squeeze(-1)
+    return float((reward * batch["collector", "mask"]).sum(-1).mean())
+
+
+class Learner:
+    """The networks, and a step of learning."""
+
+    def __init__(self, actor: Actor, critics: nn.ModuleList, num_actions: int, config: Config):
+        self.actor, self.critics = actor, critics
+        self.slow = copy.deepcopy(critics).requires_grad_(False)
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        self.aim = -float(num_actions)
+        self.gamma, self.tau = config.gamma, config.tau
+        adam = partial(torch.optim.Adam, lr=config.learning_rate, fused=True)
+        self.actor_optimizer = adam(actor.parameters())
+        self.critic_optimizer = adam(critics.parameters())
+        self.alpha_optimizer = adam([self.log_alpha])
+
+    def step(self, batch: TensorDict) -> None:
+        """Learns from a minibatch."""
+        observation, action = batch["observation"], batch["action"]
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            following = batch["next", "observation"]
+            next_action, next_log_prob = self.actor(following)
+            worth = lowest(self.slow, following, next_action) - alpha * next_log_prob
+            alive = ~batch["next", "terminated"].squeeze(-1)
+            goal = batch["next", "reward"].squeeze(-1) + self.gamma * alive * worth
+        inputs = torch.cat([observation, action], -1)
+        loss = sum((critic(inputs).squeeze(-1) - goal).square().mean() for critic in self.critics)
+        descend(self.critic_optimizer, loss)
+
+        new_action, log_prob = self.actor(observation)
+        self.critics.requires_grad_(False)
+        descend(
+            self.actor_optimizer,
+            (alpha * log_prob - lowest(self.critics, observation, new_action)).mean(),
+        )
+        self.critics.requires_grad_(True)
+        descend(self.alpha_optimizer, -(self.log_alpha * (log_prob.detach() + self.aim)).mean())
+        with torch.no_grad():
+            slow, quick = list(self.slow.parameters()), list(self.critics.parameters())
+            torch._foreach_lerp_(slow, quick, self.tau)
+
+
+def lowest(critics: nn.ModuleList, observation: Tensor, action: Tensor) -> Tensor:
+    """The lower of what two critics say."""
+    inputs = torch.cat([observation, action], -1)
+    first, second = (critic(inputs).squeeze(-1) for critic in critics)
+    return torch.min(first, second)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """A gradient step."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def main(config: Config) -> Result:
+    """Train until the target is reached or the frames are spent."""
+    torch.set_num_threads(config.num_threads)
+    torch.manual_seed(config.seed)
+    began = time.perf_counter()
+
+    make_env = partial(GymEnv, config.env_id)
+    probe = make_env()
+    num_observations = probe.observation_spec["observation"].shape[-1]
+    num_actions, bound = probe.action_spec.shape[-1], float(probe.action_spec.high.max())
+    probe.close()
+    actor = Actor(num_observations, num_actions, bound, config.hidden_size)
+    inputs = num_observations + num_actions
+    critics = nn.ModuleList(mlp(inputs, config.hidden_size, 1) for _ in range(2))
+    learner = Learner(actor, critics, num_actions, config)
+
+    replay = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(config.total_frames),
+        batch_size=config.minibatch_size,
+        shared=True,
+    )
+    collector = MultiAsyncCollector(
+        [make_env] * config.workers,
+        as_policy(actor),
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        init_random_frames=config.random_frames,
+        replay_buffer=replay,
+        samples_per_insert=config.samples_per_insert,
+    )
+    collector.set_seed(config.seed)
+    collector.start()
+    while len(replay) < config.random_frames:
+        collector.stats()  # raises what went wrong there
+        time.sleep(0.01)
+
+    mean_return, solved, curve, steps = float("nan"), False, [], 0
+    last = int(config.total_frames * config.samples_per_insert / config.minibatch_size)
+    while not solved and steps < last:
+        learner.step(collector.sample())
+        steps += 1
+        if steps % config.send_every == 0:
+            collector.update_policy_weights_()
+        if steps % config.eval_every == 0:
+            mean_return = evaluate(make_env, actor, config.eval_episodes, config.seed + steps)
+            curve.append((steps, mean_return))
+            solved = mean_return >= config.target_return
+            seconds = time.perf_counter() - began
+            print(
+                f"frames {len(replay):>7,} | steps {steps:>7,} | mean return {mean_return:7.1f}"
+                f" | {steps / seconds:>6,.0f} steps/s",
+                flush=True,
+            )
+
+    frames = len(replay)
+    collector.async_shutdown()
+    return Result(solved, mean_return, frames, time.perf_counter() - began, curve)
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(Config)))
