@@ -1,0 +1,68 @@
+"""The examples of SAC and of offline learning work, in short."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports an example by its name."""
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    # On the path, so that workers find it as well.
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    found: list[str] = []
+
+    def load(name: str) -> Any:
+        found.append(name)
+        return importlib.import_module(name)
+
+    yield load
+    for name in found:
+        del sys.modules[name]
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)
+
+
+# A network that has learned nothing balances the pole for some 10 steps.
+def test_a_clone_acts_as_the_controller_does(
+    example: Callable[[str], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    offline = example("offline")
+    data = tmp_path / "cartpole-expert-v0"
+    result = offline.main(offline.Config(frames=2_000, epochs=8, eval_episodes=10, data=data))
+    assert result.frames == 2_000
+    assert result.data_return == 500
+    assert result.mean_return > 100
+    assert "epoch   8" in capfd.readouterr().out
+    # The dataset is there, and is not collected again.
+    again = offline.main(offline.Config(epochs=0, eval_episodes=10, data=data))
+    assert again.frames == 2_000
+    assert again.mean_return < 100
+
+
+def test_sac_takes_its_steps_while_a_worker_collects(example: Callable[[str], Any]) -> None:
+    sac = example("sac")
+    config = sac.Config(
+        total_frames=600,
+        random_frames=200,
+        minibatch_size=32,
+        samples_per_insert=32,
+        eval_every=200,
+        eval_episodes=2,
+    )
+    result = sac.main(config)
+    assert result.frames == 600
+    assert [steps for steps, _ in result.curve] == [200, 400, 600]
+    # The worst return of an episode is about -2000, the best 0.
+    assert all(-2100 < mean_return < 0 for _, mean_return in result.curve)
+    assert not result.solved
