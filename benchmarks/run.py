@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -225,14 +226,16 @@ def compare_races(
     races = importlib.import_module(f"{group}.cases").RACES
     results = []
     for name in names:
+        start = time.perf_counter()
         with console.status(name):
             results.append(measure(races[name](), options.rounds, options.seconds))
+        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
+        if not options.quick:  # each time, as a later case may fail
+            write_json(path, report.as_json(results, {}, _settings(options)))
     for table in report.tables(results, [], {}, title):
         console.print(table)
-    if options.quick:
-        return
-    write_json(path, report.as_json(results, {}, _settings(options)))
-    console.print(f"\nWritten: {path}")
+    if not options.quick:
+        console.print(f"\nWritten: {path}")
 
 
 def _settings(options: Options) -> dict[str, Any]:
