@@ -79,9 +79,10 @@ def test_workers_with_workers(kind, count):
         numbers = NumberedEnv.numbers(row)
         assert numbers[:, 2].tolist() == list(range(LENGTHS[numbers[0, 1] % 3]))
         seen.append(tuple(numbers[0, :2].tolist()))
-    # Two environments of each number: each episode comes from both, but for the last ones.
+    # Two environments of each number: each episode comes from both, but for the last ones, and
+    # for those that one of them came to much sooner.
     assert all(seen.count(one) <= 2 for one in seen)
-    assert sum(seen.count(one) == 2 for one in seen) > 30
+    assert sum(seen.count(one) == 2 for one in seen) > (30 if kind == "sync" else 0)
 
 
 def test_actors_that_are_added():
