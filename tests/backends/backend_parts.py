@@ -3,7 +3,6 @@
 import gc
 import os
 
-
 _CONNECTIONS = ("socket:", "anon_inode:")
 
 
