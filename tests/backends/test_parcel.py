@@ -142,7 +142,7 @@ def test_what_can_not_be_packed():
     with pytest.raises(TypeError, match="pickle"):
         Parcel([torch.zeros(3).share_memory_(), threading.Lock()])
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
     assert context.get_spawning_popen() is popen
 
 
@@ -155,7 +155,7 @@ def test_descriptors_are_let_go_of():
     assert len(parcel.fds) == 10
     del parcel, tensors
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 class Unreadable:
@@ -175,7 +175,7 @@ def test_what_can_not_be_unpacked():
     with pytest.raises(LookupError):
         through(Unreadable(torch.zeros(3).share_memory_()))
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_shared_module_of_many_parts():

@@ -50,7 +50,7 @@ def test_descriptors_are_closed_with_the_last_user():
     assert descriptors() > before
     del memories, arrays
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_mapping_that_fails_leaves_no_descriptor():
@@ -61,4 +61,4 @@ def test_a_mapping_that_fails_leaves_no_descriptor():
     with pytest.raises(PermissionError):
         SharedMemory(write, 100)
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before

@@ -175,7 +175,9 @@ def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: s
     crew = Crew(tmp_path)
 
     def run() -> None:
-        function = {name: Once(tmp_path / "called", 0, fail)}
+        # A factory that does not fail would have to make a policy.
+        once = fail if name == "policy_factory" else Once(tmp_path / "called", 0, fail)
+        function = {name: once}
         with collector_of(crew, sync, total_frames=-1, **function) as collector:
             crew.run(collector)
 
