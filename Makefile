@@ -15,9 +15,8 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; fflush() } \
 	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
 
-# Tests start processes of their own, and wait for them half of the time: more test workers than
-# small machines have processors, and one thread in each process.
-WORKERS ?= 4
+# Tests start processes of their own: few test workers, and one thread in each process.
+WORKERS ?= 2
 ARGS ?=
 
 .PHONY: help demo test check format docs bench chaos clean
