@@ -19,6 +19,7 @@ from trawl.backends.failure import Failure
 from trawl.backends.memory import map_once
 from trawl.backends.parcel import unpack
 from trawl.backends.wire import Closed, Wire
+from trawl.lean import import_lean
 
 BOARD_BYTES = 64
 
@@ -67,6 +68,7 @@ def _stop(signum: int, frame: Any) -> None:
 
 def _work(port: _ProcessPort) -> None:
     global _ending
+    import_lean()
     service = port.first()(port)
     try:
         try:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ray_wire import Packed, pack, unpack
+from trawl.lean import import_lean
 
 # Calls that an actor carries out at a time: one that waits for something to take, and messages.
 CONCURRENCY = 8
@@ -220,6 +221,7 @@ class _Life:
             service.close()
 
     def _made(self) -> Service:
+        import_lean()
         make: Callable[[Port], Service] = unpack(self._make)
         return make(_RayPort(self))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trawl.cli.errors import CliError, Stopped, message_of
 from trawl.cli.notes import notes, tell
+from trawl.lean import import_lean
 
 if TYPE_CHECKING:
     from trawl.cli.arguments import Collect, Show
@@ -89,6 +90,7 @@ def _parse(argv: Sequence[str]) -> Collect | Show | int:
 def _run(command: Collect | Show) -> int:
     from trawl.cli.arguments import Collect
 
+    import_lean()
     if isinstance(command, Collect):
         from trawl.cli.collect import collect
 

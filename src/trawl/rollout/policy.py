@@ -118,9 +118,8 @@ class Policy:
         Returns:
             The values that the policy wrote, by key.
         """
-        given = dict(root.items(True, True, is_leaf=_is_leaf))
         try:
-            result = self.module(root if self.device is None else root.to(self.device))
+            found = self._call_on_tensors(root) or self._call(root)
         except Exception as error:
             add_note(
                 error,
@@ -134,20 +133,44 @@ class Policy:
                     "(x.float()), or its weights (policy.double())",
                 )
             raise
+        self.writes = tuple(found)
+        return found
+
+    def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
+        """What it writes, if that can be had without a TensorDict.
+
+        A TensorDictModule imports pandas to see whether it has been given something of its: that
+        takes a new process as long as the rest of its first batch.
+        """
+        if self.device is not None:
+            return None
+        try:
+            plan = make_plan(self.module, self.exploration, unrolled=False)
+        except NotPlannable:
+            return None
+        given, batch = _entries(root), root.batch_size
+        if not given.keys() >= set(plan.reads):
+            return None
+        made = plan.call(*(given[key] for key in plan.reads))
+        values = [made] if len(plan.writes) == 1 else made
+        if not all(_is_tensor(v) and v.shape[: len(batch)] == batch for v in values):
+            return None
+        found = dict(zip(plan.writes, values, strict=True))
+        return {key: value for key, value in found.items() if value is not given.get(key)}
+
+    def _call(self, root: TensorDictBase) -> dict[Key, Any]:
+        """What it writes to a TensorDict."""
+        given_to = root if self.device is None else root.to(self.device)
+        given = _entries(given_to)
+        result = self.module(given_to)
         if not is_tensor_collection(result):
             raise TypeError(
                 f"policy must return a TensorDict, but {_name(self.module)} returned "
                 f"{type(result).__name__}"
             )
+        found = {k: v for k, v in _entries(result).items() if v is not given.get(k)}
         if self.device is not None:
-            result = result.to("cpu")
-            given = {k: v for k, v in given.items() if k in set(self.in_keys)}
-        found = {
-            as_key(key): value
-            for key, value in result.items(True, True, is_leaf=_is_leaf)
-            if key not in given or value is not given[key]
-        }
-        self.writes = tuple(found)
+            found = {k: v.cpu() if _is_tensor(v) else v for k, v in found.items()}
         return found
 
     def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
@@ -322,6 +345,10 @@ def _is_leaf(cls: type) -> bool:
     from tensordict import NonTensorData, NonTensorStack
 
     return issubclass(cls, (NonTensorData, NonTensorStack)) or not issubclass(cls, TensorDictBase)
+
+
+def _entries(values: Any) -> dict[Key, Any]:
+    return {as_key(key): v for key, v in values.items(True, True, is_leaf=_is_leaf)}
 
 
 def _is_tensor(value: Any) -> bool:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from trawl.collectors.distributed.launchers import run_rank
+from trawl.lean import import_lean
 
 if __name__ == "__main__":
+    import_lean()
+    from trawl.collectors.distributed.launchers import run_rank
+
     sys.exit(run_rank())
