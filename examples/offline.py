@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,8 +55,8 @@ class Config:
     """Step size of Adam."""
     target_return: float = 450.0
     """What counts as learned."""
-    eval_episodes: int = 50
-    """Episodes of the evaluation."""
+    eval_episodes: int = 20
+    """Episodes of the evaluation after each pass."""
     num_threads: int = 1
     """Threads PyTorch may use; networks this small run fastest on one."""
 
@@ -73,7 +74,9 @@ class Result:
     frames: int
     """Frames in the dataset."""
     seconds: float
-    """Time for all of it."""
+    """Time for all of it, without the evaluations."""
+    curve: list[tuple[int, float]]
+    """Passes over the dataset, and mean return after them."""
 
 
 def controller(observation: Tensor) -> Tensor:
@@ -118,7 +121,7 @@ def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed:
     return float((reward * batch["collector", "mask"]).sum(-1).mean())
 
 
-def main(config: Config) -> Result:
+def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> Result:
     """Collect, clone, evaluate."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
@@ -143,7 +146,9 @@ def main(config: Config) -> Result:
         nn.Linear(config.hidden_size, int(dataset.action_space.n)),
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
-    for epoch in range(config.epochs):
+    make_env = partial(GymEnv, config.env_id, categorical_action_encoding=True)
+    mean_return, curve = float("nan"), []
+    for epoch in range(1, config.epochs + 1):
         right = 0
         for index in torch.randperm(len(action)).split(config.minibatch_size):
             logits = network(observation[index])
@@ -152,14 +157,19 @@ def main(config: Config) -> Result:
             loss.backward()
             optimizer.step()
             right += int((logits.argmax(-1) == action[index]).sum())
-        print(f"epoch {epoch + 1:>3} | {right / len(action):6.1%} as the controller", flush=True)
+        paused = time.perf_counter()
+        mean_return = evaluate(make_env, network, config.eval_episodes, config.seed)
+        curve.append((epoch, mean_return))
+        print(
+            f"epoch {epoch:>3} | {right / len(action):6.1%} as the controller"
+            f" | mean return {mean_return:6.1f}",
+            flush=True,
+        )
+        began += time.perf_counter() - paused
 
-    make_env = partial(GymEnv, config.env_id, categorical_action_encoding=True)
-    mean_return = evaluate(make_env, network, config.eval_episodes, config.seed)
-    print(f"mean return of the clone {mean_return:.1f}")
     solved = mean_return >= config.target_return
     seconds = time.perf_counter() - began
-    return Result(solved, mean_return, data_return, len(action), seconds)
+    return Result(solved, mean_return, data_return, len(action), seconds, curve)
 
 
 if __name__ == "__main__":

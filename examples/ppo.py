@@ -6,6 +6,9 @@ environments with the actor and hands over batches of shape ``(num_envs, steps)`
 Everything that makes it PPO (generalised advantage estimation, the clipped objective, the update
 loop) is written out below and meant to be read from top to bottom.
 
+With ``--recurrent`` the agent is not shown how fast the cart and the pole move, and remembers what
+it saw instead, in a GRU whose state the collector hands on from step to step.
+
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.
 
@@ -14,6 +17,7 @@ Run it from the root of the repository::
     python examples/ppo.py
     python examples/ppo.py --seed 3 --num-envs 32
     python examples/ppo.py --workers 2
+    python examples/ppo.py --recurrent
     python examples/ppo.py --help
 
 or, with ``examples`` on the path, call it::
@@ -26,8 +30,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 import tyro
 from tensordict import TensorDict
@@ -41,7 +50,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from trawl.collectors import Collector, MultiSyncCollector
+from trawl.data import split_trajectories
 from trawl.envs import GymEnv
+
+LEARNED_FROM = ("observation", "action", "action_log_prob", "advantage", "target")
 
 
 @dataclass
@@ -60,6 +72,8 @@ class Config:
     """Environments stepped as one batch; with workers, by all of them together."""
     workers: int = 0
     """Processes that the environments are shared out among; 0: they are stepped in this one."""
+    recurrent: bool = False
+    """Whether velocities are hidden from the agent, and it has a memory."""
     num_steps: int = 64
     """Steps each environment makes per batch."""
     num_epochs: int = 10
@@ -104,6 +118,8 @@ class Result:
     """Time spent waiting for the collector."""
     learn_seconds: float
     """Time spent in everything else."""
+    curve: list[tuple[int, float]]
+    """Frames and mean return of the last 100 episodes, now and then."""
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
@@ -119,10 +135,90 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
     return nn.Sequential(*layers[:-1])
 
 
-def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
-    """Wrap the actor: read "observation", write "logits", "action" and "action_log_prob"."""
+class Agent(nn.Module):
+    """An actor and a critic that see one observation."""
+
+    in_keys = ("observation",)
+    out_keys = ("logits",)
+
+    def __init__(self, num_observations: int, num_actions: int, hidden_size: int) -> None:
+        super().__init__()
+        self.actor = mlp(num_observations, hidden_size, num_actions, output_gain=0.01)
+        self.critic = mlp(num_observations, hidden_size, 1, output_gain=1.0)
+
+    def acting(self) -> nn.Module:
+        """What turns ``in_keys`` into ``out_keys`` at each step."""
+        return self.actor
+
+    def worths(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
+        """Values of the observations and of the following ones, each of the batch's shape."""
+        value = self.critic(batch["observation"]).squeeze(-1)
+        return value, self.critic(batch["next", "observation"]).squeeze(-1)
+
+    def rows(self, batch: TensorDict) -> TensorDict:
+        """The batch in pieces that may be shuffled: here, frames."""
+        return batch.select(*LEARNED_FROM).flatten()
+
+    def forward(self, rows: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
+        """The frames of these pieces, their logits and their values."""
+        return rows, self.actor(rows["observation"]), self.critic(rows["observation"]).squeeze(-1)
+
+
+class RecurrentAgent(Agent):
+    """An actor and a critic that see what a GRU makes of all observations of the episode so far."""
+
+    in_keys = ("observation", "memory")
+    out_keys = ("logits", ("next", "memory"))
+
+    def __init__(self, num_observations: int, num_actions: int, hidden_size: int) -> None:
+        super().__init__(hidden_size, num_actions, hidden_size)
+        self.gru = nn.GRU(num_observations, hidden_size, batch_first=True)
+
+    def acting(self) -> nn.Module:
+        return Remembering(self.gru, self.actor)
+
+    def worths(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
+        # What the GRU made of an observation is the memory that it left to the next step.
+        following = batch["next"]
+        later = remember(self.gru, following["observation"], following["memory"])
+        return self.critic(following["memory"]).squeeze(-1), self.critic(later).squeeze(-1)
+
+    def rows(self, batch: TensorDict) -> TensorDict:
+        # Pieces of one episode each, padded to the longest; "mask" says what is no padding.
+        return split_trajectories(batch).select(*LEARNED_FROM, "memory", "mask")
+
+    def forward(self, rows: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
+        begin = rows["memory"][:, 0].unsqueeze(0).contiguous()
+        mask = rows["mask"]
+        made = self.gru(rows["observation"], begin)[0][mask]
+        return rows[mask], self.actor(made), self.critic(made).squeeze(-1)
+
+
+class Remembering(nn.Module):
+    """One step of the GRU, and the actor on what it made."""
+
+    def __init__(self, gru: nn.GRU, actor: nn.Module) -> None:
+        super().__init__()
+        self.gru, self.actor = gru, actor
+
+    def forward(self, observation: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the memory for the next step."""
+        memory = remember(self.gru, observation, memory)
+        return self.actor(memory), memory
+
+
+def remember(gru: nn.GRU, observation: Tensor, memory: Tensor) -> Tensor:
+    """One step of a GRU, for any batch shape."""
+    made, _ = gru(
+        observation.reshape(-1, 1, observation.shape[-1]), memory.reshape(1, -1, memory.shape[-1])
+    )
+    return made.reshape(memory.shape)
+
+
+def make_policy(agent: Agent) -> ProbabilisticTensorDictSequential:
+    """Wrap the actor: write "logits", "action" and "action_log_prob", and hand a memory on."""
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(actor, in_keys=["observation"], out_keys=["logits"]),
+        TensorDictModule(agent.acting(), in_keys=[*agent.in_keys], out_keys=[*agent.out_keys]),
         ProbabilisticTensorDictModule(
             in_keys=["logits"],
             out_keys=["action"],
@@ -135,9 +231,7 @@ def make_policy(actor: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 @torch.no_grad()
-def gae(
-    batch: TensorDict, critic: nn.Module, gamma: float, gae_lambda: float
-) -> tuple[Tensor, Tensor]:
+def gae(batch: TensorDict, agent: Agent, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     """Advantages and value targets of a ``(num_envs, num_steps)`` batch.
 
     A step that terminated the episode has no future, so nothing is bootstrapped there. A step
@@ -145,8 +239,7 @@ def gae(
     true last observation, which the batch keeps in ("next", "observation"). Either way the sum
     over later steps is cut, since the next row belongs to another episode.
     """
-    value = critic(batch["observation"]).squeeze(-1)
-    next_value = critic(batch["next", "observation"]).squeeze(-1)
+    value, next_value = agent.worths(batch)
     reward = batch["next", "reward"].squeeze(-1)
     alive = ~batch["next", "terminated"].squeeze(-1)
     same_episode = ~batch["next", "done"].squeeze(-1)
@@ -177,49 +270,69 @@ def finished_returns(batch: TensorDict, running: Tensor) -> list[float]:
     return returns
 
 
-def main(config: Config) -> Result:
+class Positions(gym.ObservationWrapper):
+    """CartPole without its velocities: where the cart is, and the angle of the pole."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        assert isinstance(space, gym.spaces.Box)
+        self.observation_space = gym.spaces.Box(space.low[::2], space.high[::2], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Every second number of CartPole's observation is a velocity."""
+        return observation[::2]
+
+
+def make_env(config: Config) -> GymEnv:
+    """One environment."""
+    env = gym.make(config.env_id)
+    return GymEnv(Positions(env) if config.recurrent else env, categorical_action_encoding=True)
+
+
+def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCollector:
+    """Batches of shape ``(num_envs, num_steps)``."""
+    make = partial(make_env, config)
+    frames_per_batch = config.num_envs * config.num_steps
+    if not config.workers:
+        # It acts with the learner's very weights, so nothing has to be sent after an update.
+        return Collector(
+            [make] * config.num_envs,
+            policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=config.total_frames,
+        )
+    if config.num_envs % config.workers:
+        raise ValueError(f"{config.num_envs} environments can't be shared by {config.workers}")
+    return MultiSyncCollector(
+        [[make] * (config.num_envs // config.workers)] * config.workers,
+        policy,
+        frames_per_batch=frames_per_batch,
+        total_frames=config.total_frames,
+        cat_results=0,  # the workers' environments behind each other: (num_envs, num_steps)
+        update_at_each_batch=True,  # each batch is collected with the weights of then
+    )
+
+
+def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
     """Train until the target is reached or the frames are spent."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
 
-    def make_env() -> GymEnv:
-        return GymEnv(config.env_id, categorical_action_encoding=True)
-
-    probe = make_env()
+    probe = make_env(config)
     num_observations = probe.observation_spec["observation"].shape[-1]
     num_actions = probe.action_spec.n
     probe.close()
+    kind = RecurrentAgent if config.recurrent else Agent
+    agent = kind(num_observations, num_actions, config.hidden_size)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
 
-    actor = mlp(num_observations, config.hidden_size, num_actions, output_gain=0.01)
-    critic = mlp(num_observations, config.hidden_size, 1, output_gain=1.0)
-    parameters = [*actor.parameters(), *critic.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=1e-5, fused=True)
-
-    frames_per_batch = config.num_envs * config.num_steps
-    collector: Collector | MultiSyncCollector
-    if config.workers:
-        if config.num_envs % config.workers:
-            raise ValueError(f"{config.num_envs} environments can't be shared by {config.workers}")
-        collector = MultiSyncCollector(
-            [[make_env] * (config.num_envs // config.workers)] * config.workers,
-            make_policy(actor),
-            frames_per_batch=frames_per_batch,
-            total_frames=config.total_frames,
-            cat_results=0,  # the workers' environments behind each other: (num_envs, num_steps)
-            update_at_each_batch=True,  # each batch is collected with the weights of then
-        )
-    else:
-        # It acts with these very weights, so nothing has to be sent to it after an update.
-        collector = Collector(
-            [make_env] * config.num_envs,
-            make_policy(actor),
-            frames_per_batch=frames_per_batch,
-            total_frames=config.total_frames,
-        )
+    collector = make_collector(config, make_policy(agent))
     collector.set_seed(config.seed)
 
     running = torch.zeros(config.num_envs)
     last_returns: deque[float] = deque(maxlen=100)
+    curve: list[tuple[int, float]] = []
     frames, episodes, next_log = 0, 0, config.log_every
     mean_return, solved = float("nan"), False
     collect_seconds, learn_seconds = 0.0, 0.0
@@ -245,45 +358,44 @@ def main(config: Config) -> Result:
                 f" ({frames / collect_seconds:,.0f} while collecting)",
                 flush=True,
             )
+            curve.append((frames, mean_return))
             next_log = frames + config.log_every
         if solved:
             break
 
-        # Learn from the batch: flatten it, then take clipped steps on shuffled minibatches.
+        # Learn from the batch: in pieces that may be shuffled, take clipped steps on minibatches.
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * max(0.0, 1.0 - frames / config.total_frames)
-        advantage, target = gae(batch, critic, config.gamma, config.gae_lambda)
-        observation = batch["observation"].flatten(0, 1)
-        action = batch["action"].flatten()
-        old_log_prob = batch["action_log_prob"].flatten()
-        advantage, target = advantage.flatten(), target.flatten()
+        batch["advantage"], batch["target"] = gae(batch, agent, config.gamma, config.gae_lambda)
+        rows = agent.rows(batch)
+        size = -(-len(rows) * config.minibatch_size // batch.numel())
 
         for _ in range(config.num_epochs):
-            for index in torch.randperm(frames_per_batch).split(config.minibatch_size):
-                log_probs = actor(observation[index]).log_softmax(-1)
-                log_prob = log_probs.gather(-1, action[index].unsqueeze(-1)).squeeze(-1)
-                ratio = (log_prob - old_log_prob[index]).exp()
-                gain = advantage[index]
+            for index in torch.randperm(len(rows)).split(size):
+                part, logits, value = agent(rows[index])
+                log_probs = logits.log_softmax(-1)
+                log_prob = log_probs.gather(-1, part["action"].unsqueeze(-1)).squeeze(-1)
+                ratio = (log_prob - part["action_log_prob"]).exp()
+                gain = part["advantage"]
                 gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
 
                 # The lower of the two keeps the ratio from gaining by leaving the clip range.
                 clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
                 policy_loss = -torch.min(ratio * gain, clipped * gain).mean()
-                value = critic(observation[index]).squeeze(-1)
-                value_loss = (value - target[index]).square().mean()
+                value_loss = (value - part["target"]).square().mean()
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
                 loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
 
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+                nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
                 optimizer.step()
 
         learn_seconds += time.perf_counter() - clock
         clock = time.perf_counter()
 
     collector.shutdown()
-    return Result(solved, mean_return, frames, episodes, collect_seconds, learn_seconds)
+    return Result(solved, mean_return, frames, episodes, collect_seconds, learn_seconds, curve)
 
 
 if __name__ == "__main__":

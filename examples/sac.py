@@ -21,8 +21,10 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import tyro
@@ -86,7 +88,7 @@ class Result:
     frames: int
     """Frames collected to learn from."""
     seconds: float
-    """Time until then."""
+    """Time until then, without the evaluations."""
     curve: list[tuple[int, float]]
     """Gradient steps and mean return at each evaluation."""
 
@@ -200,7 +202,22 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def main(config: Config) -> Result:
+def make_collector(
+    config: Config, make_env: partial[GymEnv], policy: nn.Module, replay: TensorDictReplayBuffer
+) -> MultiAsyncCollector:
+    """What fills the buffer, in processes of its own."""
+    return MultiAsyncCollector(
+        [make_env] * config.workers,
+        policy,
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        init_random_frames=config.random_frames,
+        replay_buffer=replay,
+        samples_per_insert=config.samples_per_insert,
+    )
+
+
+def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
     """Train until the target is reached or the frames are spent."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
@@ -221,15 +238,7 @@ def main(config: Config) -> Result:
         batch_size=config.minibatch_size,
         shared=True,
     )
-    collector = MultiAsyncCollector(
-        [make_env] * config.workers,
-        as_policy(actor),
-        frames_per_batch=config.frames_per_batch,
-        total_frames=config.total_frames,
-        init_random_frames=config.random_frames,
-        replay_buffer=replay,
-        samples_per_insert=config.samples_per_insert,
-    )
+    collector = make_collector(config, make_env, as_policy(actor), replay)
     collector.set_seed(config.seed)
     collector.start()
     while len(replay) < config.random_frames:
@@ -244,19 +253,20 @@ def main(config: Config) -> Result:
         if steps % config.send_every == 0:
             collector.update_policy_weights_()
         if steps % config.eval_every == 0:
+            paused = time.perf_counter()
             mean_return = evaluate(make_env, actor, config.eval_episodes, config.seed + steps)
             curve.append((steps, mean_return))
             solved = mean_return >= config.target_return
-            seconds = time.perf_counter() - began
             print(
                 f"frames {len(replay):>7,} | steps {steps:>7,} | mean return {mean_return:7.1f}"
-                f" | {steps / seconds:>6,.0f} steps/s",
+                f" | {steps / (paused - began):>6,.0f} steps/s",
                 flush=True,
             )
+            began += time.perf_counter() - paused
 
-    frames = len(replay)
+    seconds, frames = time.perf_counter() - began, len(replay)
     collector.async_shutdown()
-    return Result(solved, mean_return, frames, time.perf_counter() - began, curve)
+    return Result(solved, mean_return, frames, seconds, curve)
 
 
 if __name__ == "__main__":

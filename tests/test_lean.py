@@ -27,7 +27,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from trawl import Collector
 
-assert "tensordict.nn" in sys.modules
 policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 with Collector("Pendulum-v1", policy, frames_per_batch=100) as collector:
     assert collector.next().shape == (100,)
@@ -69,6 +68,8 @@ finders = list(sys.meta_path)
 """
         + BEGIN
         + """
+import tensordict.nn
+assert "torch._dynamo" not in sys.modules
 assert (torch.compiler.allow_in_graph, torch.compiler.assume_constant_result) == marks
 assert gc.isenabled()
 import torch._dynamo

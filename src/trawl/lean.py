@@ -8,94 +8,110 @@ the compiler is told when somebody imports it.
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_COMPILER = "torch._dynamo"
+_TENSORDICT, _COMPILER = "tensordict", "torch._dynamo"
 # Functions of `torch.compiler` that take a function, give it back, and import the compiler.
 _MARKS = ("allow_in_graph", "assume_constant_result")
 
+# A call that is to be made once the compiler is there.
+_Later = list[tuple[Callable[[Any], Any], Any]]
+
 
 def import_lean() -> None:
-    """Imports tensordict without the compiler, unless one of the two is there already.
+    """From now on tensordict is imported without the compiler, unless one of the two is there.
 
-    It changes `torch.compiler` for as long as it takes: for a process's beginning, while nothing
-    else is under way.
+    While tensordict is imported, `torch.compiler` is changed: this is for processes that begin, and
+    have no other threads that compile.
     """
-    if "tensordict" in sys.modules or _COMPILER in sys.modules:
-        return
-    # Nearly all that imports make stays for good, and is not worth looking through for garbage.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        _import_without_compiler()
-    finally:
-        gc.freeze()
-        if collecting:
-            gc.enable()
-
-
-def _import_without_compiler() -> None:
-    import torch.compiler
-
-    later: list[tuple[Callable[[Any], Any], Any]] = []
-    marks = {name: getattr(torch.compiler, name) for name in _MARKS}
-
-    def postponed(mark: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def note(function: Any) -> Any:
-            later.append((mark, function))
-            return function
-
-        return note
-
-    for name, mark in marks.items():
-        setattr(torch.compiler, name, postponed(mark))
-    finder = _Finder(later)
-    sys.meta_path.insert(0, finder)
-    try:
-        importlib.import_module("tensordict.nn")
-    finally:
-        for name, mark in marks.items():
-            setattr(torch.compiler, name, mark)
+    if _TENSORDICT not in sys.modules and _COMPILER not in sys.modules:
+        sys.meta_path.insert(0, _Finder(_TENSORDICT, _without_compiler))
 
 
 class _Finder(MetaPathFinder):
-    """Sees that the compiler is imported, and has it told then what was to be said."""
+    """Has a module executed within a context, once."""
 
-    def __init__(self, later: list[tuple[Callable[[Any], Any], Any]]) -> None:
-        self._later = later
+    def __init__(self, name: str, around: Callable[[], Any]) -> None:
+        self._name, self._around = name, around
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _COMPILER:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._later)
+            spec.loader = _Loader(spec.loader, self._around)
         return spec
 
 
-class _Telling(Loader):
-    """Loads the compiler as another loader does, and then makes calls."""
+class _Loader(Loader):
+    """Loads a module as another loader does, within a context."""
 
-    def __init__(self, loader: Loader, later: list[tuple[Callable[[Any], Any], Any]]) -> None:
-        self._loader, self._later = loader, later
+    def __init__(self, loader: Loader, around: Callable[[], Any]) -> None:
+        self._loader, self._around = loader, around
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        for mark, function in self._later:
-            mark(function)
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        with self._around():
+            self._loader.exec_module(module)
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    with _no_garbage():
+        import torch.compiler
+
+        if _COMPILER in sys.modules:
+            yield
+            return
+        later: _Later = []
+        marks = {name: getattr(torch.compiler, name) for name in _MARKS}
+        for name, mark in marks.items():
+            setattr(torch.compiler, name, _postponed(mark, later))
+        sys.meta_path.insert(0, _Finder(_COMPILER, lambda: _telling(later)))
+        try:
+            yield
+        finally:
+            for name, mark in marks.items():
+                setattr(torch.compiler, name, mark)
+
+
+def _postponed(mark: Callable[[Any], Any], later: _Later) -> Callable[[Any], Any]:
+    def note(function: Any) -> Any:
+        later.append((mark, function))
+        return function
+
+    return note
+
+
+@contextmanager
+def _telling(later: _Later) -> Iterator[None]:
+    yield
+    for mark, function in later:
+        mark(function)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Nearly all that imports make stays for good, and is not worth looking through for garbage."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()

@@ -45,7 +45,9 @@ def test_a_clone_acts_as_the_controller_does(
     assert result.mean_return > 100
     assert "epoch   8" in capfd.readouterr().out
     # The dataset is there, and is not collected again.
-    again = offline.main(offline.Config(epochs=0, eval_episodes=10, data=data))
+    again = offline.main(
+        offline.Config(epochs=1, learning_rate=0.0, frames=10, eval_episodes=10, data=data)
+    )
     assert again.frames == 2_000
     assert again.mean_return < 100
 

@@ -1,5 +1,6 @@
 """A replay buffer in an actor."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -68,6 +69,27 @@ def test_priorities(cluster):
     buffer.update_priority(torch.arange(2), torch.tensor([1.0, 0.5]))
     assert buffer.stats() == {"size": 0, "write_count": 0, "scores": {0: 1.0, 1: 0.5}}
     buffer.close()
+    buffer.close()
+
+
+class Locked(torchrl_data.ReplayBuffer):
+    """A buffer that tells whether its lock has a name that would outlive it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.lock = multiprocessing.RLock()
+
+    def stats(self):
+        # Without a name it was removed from there when it was made.
+        return {"named": self.lock._semlock.name is not None}
+
+
+def test_an_actor_that_is_killed_leaves_no_semaphore(cluster):
+    buffer = RayReplayBuffer(
+        storage=partial(torchrl_data.ListStorage, 10), replay_buffer_cls=Locked,
+        remote_config=FREE,
+    )  # fmt: skip
+    assert buffer.stats()["named"] is False
     buffer.close()
 
 

@@ -32,11 +32,12 @@ from trawl.backends.remote_rank import Rank
 # Much of it has no types.
 dist: Any = torch.distributed
 NAMES = ("gloo", "nccl", "mpi", "ucc")
-# A message begins with a tensor of this size; what is small is in it.
-_FRAME = 2048
-# What it is, of how many bytes, and how many large buffers follow; then their sizes.
-_HEAD = struct.Struct("!BQI")
-_MOST_SIZES = 64
+# A message begins with a tensor of a size that both sides know: this one, or one up to the other in
+# which the message before would have had room, as they are often alike. What is small is in it.
+_FRAME, _LARGEST_FRAME = 2048, 1 << 18
+# What it is, whether buffers are in it too, bytes of all that is, bytes of the pickle, how many
+# buffers there are, and the size that the next message begins with; then the buffers' sizes.
+_HEAD = struct.Struct("!B?QQIQ")
 FOREVER = timedelta(days=3650)
 # Seconds in which what listens to workers is to end with them.
 _LISTENING = 2.0
@@ -102,8 +103,7 @@ class Link:
     def __init__(self, group: Any, peer: int) -> None:
         self._group = group
         self._peer = peer
-        self._frame = np.zeros(_FRAME, dtype=np.uint8)
-        self._sent = torch.from_numpy(self._frame)
+        self._sent = torch.empty(_FRAME, dtype=torch.uint8)
         self._received = torch.empty(_FRAME, dtype=torch.uint8)
 
     def send(self, packed: Packed) -> None:
@@ -113,20 +113,22 @@ class Link:
             RuntimeError: if the other rank is gone.
         """
         sizes = [len(view) for view in packed.buffers]
-        head = _HEAD.pack(packed.verb, len(packed.body), len(sizes))
-        head += struct.pack(f"!{len(sizes)}Q", *sizes)
-        whole, tensors = head + packed.body, []
-        if len(whole) <= _FRAME:
-            frame = whole
-        else:
-            # The sizes go with the body, if there are too many of them.
-            frame = head if len(sizes) <= _MOST_SIZES else head[: _HEAD.size]
-            tensors.append(over(bytearray(whole[len(frame) :])))
-        self._frame[: len(frame)] = np.frombuffer(frame, dtype=np.uint8)
-        tensors += [over(view) for view in packed.buffers]
-        works = [self._group.send([one], self._peer, 0) for one in (self._sent, *tensors)]
+        least = _HEAD.size + 8 * len(sizes) + len(packed.body)
+        inside = least + sum(sizes) <= _LARGEST_FRAME
+        total = least + sum(sizes) if inside else least
+        following = max(_FRAME, 1 << (total - 1).bit_length()) if inside else _FRAME
+        head = _HEAD.pack(packed.verb, inside, total, len(packed.body), len(sizes), following)
+        parts = [head, struct.pack(f"!{len(sizes)}Q", *sizes), packed.body]
+        whole = over(bytearray().join([*parts, *packed.buffers] if inside else parts))
+        room = len(self._sent)
+        self._sent[:total] = whole[:room]
+        tensors = [self._sent, *([whole[room:]] if total > room else [])]
+        tensors += [] if inside else [over(view) for view in packed.buffers]
+        works = [self._group.send([one], self._peer, 0) for one in tensors]
         for work in works:
             work.wait(FOREVER)
+        if following != room:
+            self._sent = torch.empty(following, dtype=torch.uint8)
 
     def receive(self) -> Packed:
         """The next message; waits for it.
@@ -135,19 +137,24 @@ class Link:
             RuntimeError: if the other rank is gone.
         """
         self._take(self._received)
-        frame = bytes(self._received.numpy())
-        verb, nbytes, count = _HEAD.unpack_from(frame)
-        sizes_end = _HEAD.size + 8 * count
-        if sizes_end + nbytes > _FRAME:
-            begin = sizes_end if count <= _MOST_SIZES else _HEAD.size
-            rest = torch.empty(sizes_end + nbytes - begin, dtype=torch.uint8)
+        data, room = self._received.numpy().tobytes(), len(self._received)
+        verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
+        if total > room:
+            rest = torch.empty(total - room, dtype=torch.uint8)
             self._take(rest)
-            frame = frame[:begin] + rest.numpy().tobytes()
-        sizes = struct.unpack_from(f"!{count}Q", frame, _HEAD.size)
+            data += rest.numpy().tobytes()
+        if following != room:
+            self._received = torch.empty(following, dtype=torch.uint8)
+        sizes = struct.unpack_from(f"!{count}Q", data, _HEAD.size)
+        begin = _HEAD.size + 8 * count
+        body, begin = data[begin : begin + nbytes], begin + nbytes
         buffers = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         for buffer in buffers:
-            self._take(buffer)
-        body = frame[sizes_end : sizes_end + nbytes]
+            if inside:
+                buffer.numpy()[:] = np.frombuffer(data, np.uint8, len(buffer), begin)
+                begin += len(buffer)
+            else:
+                self._take(buffer)
         return Packed(verb, body, [buffer.numpy() for buffer in buffers])
 
     def _take(self, tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
-from trawl.backends.ray_wire import Packed, pack, unpack
+from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
 from trawl.lean import import_lean
 
 # Calls that an actor carries out at a time: one that waits for something to take, and messages.
@@ -72,26 +72,21 @@ class RayActor:
         self._mail.say(Hello(os.getpid(), ray.get_runtime_context().get_node_id()))
         self._life = _Life(self._mail, (make, [], refs))
 
-    def take(self, received: int) -> list[Any]:
-        """What the service said since the last call, as soon as there is something.
+    def exchange(self, letter: bytes, *beside: Any) -> list[Any]:
+        """Brings messages; gives what the service said since the last call, once there is any.
 
         Args:
-            received: how much of it the other side has by now.
+            letter: what :meth:`Letter.packed` has made.
+            *beside: the same.
         """
-        return self._mail.take(received)
+        own, messages = read_letter(letter, beside)
+        self._mail.deliver(own, messages)
+        return self._mail.said()
 
-    def deliver(
-        self, number: int, messages: list[Sequence[Any]], interruption: tuple[int, int]
-    ) -> None:
-        """Brings messages, and the last interruption before them.
-
-        Args:
-            number: counts these calls; they may come in any order.
-            messages: the messages, packed.
-            interruption: its number, and how many there were.
-        """
-        self._mail.interrupt(interruption)
-        self._mail.deliver(number, messages)
+    def deliver(self, letter: bytes, *beside: Any) -> None:
+        """Brings messages; for the arguments see :meth:`exchange`."""
+        own, messages = read_letter(letter, beside)
+        self._mail.deliver(own, messages)
 
     def interrupt(self, interruption: tuple[int, int]) -> None:
         """Brings an interruption."""
@@ -106,10 +101,12 @@ class _Mail:
     """What came and was not handled, what was said and not taken."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._early: dict[int, list[Sequence[Any]]] = {}
+        # One lock: for the service's thread when something came, for calls when something was said.
+        lock = threading.RLock()
+        self._changed, self._spoke = threading.Condition(lock), threading.Condition(lock)
+        self._early: dict[int, list[Packed]] = {}
         self._delivered = 0
-        self._inbox: deque[Sequence[Any]] = deque()
+        self._inbox: deque[Packed] = deque()
         self._outbox: list[Any] = []
         self._said = self._received = 0
         self.interruption = (0, 0)
@@ -117,26 +114,31 @@ class _Mail:
 
     # --- for calls
 
-    def take(self, received: int) -> list[Any]:
+    def deliver(self, letter: Letter, messages: list[Packed]) -> None:
         with self._changed:
-            self._received = received
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._outbox)
-            taken, self._outbox = self._outbox, []
-            return taken
-
-    def deliver(self, number: int, messages: list[Sequence[Any]]) -> None:
-        with self._changed:
-            self._early[number] = messages
+            self._interrupted(letter.interruption)
+            if letter.heard is not None:
+                self._received = letter.heard
+            if messages:
+                self._early[letter.number] = messages
             while self._delivered in self._early:
                 self._inbox += self._early.pop(self._delivered)
                 self._delivered += 1
             self._changed.notify_all()
 
+    def said(self) -> list[Any]:
+        with self._spoke:
+            self._spoke.wait_for(lambda: self._outbox)
+            taken, self._outbox = self._outbox, []
+            return taken
+
     def interrupt(self, interruption: tuple[int, int]) -> None:
         with self._changed:
-            if interruption[1] > self.interruption[1]:
-                self.interruption = interruption
+            self._interrupted(interruption)
+
+    def _interrupted(self, interruption: tuple[int, int]) -> None:
+        if interruption[1] > self.interruption[1]:
+            self.interruption = interruption
 
     def stop(self) -> None:
         with self._changed:
@@ -149,7 +151,7 @@ class _Mail:
         with self._changed:
             self._outbox.append(thing)
             self._said += 1
-            self._changed.notify_all()
+            self._spoke.notify()
 
     def next(self, wait: bool) -> Sequence[Any] | None:
         """The next message; None if there is none, and no time to wait for one."""

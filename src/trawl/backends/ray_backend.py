@@ -9,9 +9,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -20,11 +19,13 @@ from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Mess
 from trawl.backends.failure import Failure
 from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
 from trawl.backends.ray_cluster import Connection, Place
-from trawl.backends.ray_wire import Packed, pack, pack_code, unpack
+from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
 
 # Calls with messages for an actor that are under way at a time. What is sent meanwhile goes
 # together, when one of them has returned.
 _UNDER_WAY = 4
+# Seconds after which workers in step that nobody has told anything are asked what they say.
+_SOON = 0.02
 # Seconds in which actors that were killed are to be gone.
 _DYING = 10.0
 
@@ -50,6 +51,8 @@ class RayBackend(Backend):
         options: options of the actors (``num_cpus``, ``resources``, …), as ``ray.remote`` takes
             them: for all, or in a list by index, which may grow.
         patience: seconds that an actor may wait for its resources; None: as long as it takes.
+        in_step: whether a worker that has answered is told something before it has to do anything.
+            What it says next is asked for by that call then, which saves one of two.
     """
 
     shares_memory = False
@@ -59,7 +62,9 @@ class RayBackend(Backend):
         self,
         options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
         patience: float | None = 30.0,
+        in_step: bool = False,
     ) -> None:
+        self._in_step = in_step
         self._connection = Connection()
         self._options = options
         self._patience = patience
@@ -88,27 +93,16 @@ class RayBackend(Backend):
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
         actor = ray.remote(RayActor).options(**{**asked, **own}).remote(made, refs, list(sys.path))
-        lose: weakref.WeakMethod[Any] = weakref.WeakMethod(self._lose)
-        worker = RayWorker(index, actor, self._connection, asked, place, lose)
+        worker = RayWorker(index, actor, self._connection, asked, place, weakref.ref(self))
         with self._changed:
             self._living.add(worker)
-        self._listen(worker)
+        worker.listen()
         return worker
 
-    def _listen(self, worker: RayWorker) -> None:
-        """Asks a worker for what it says next."""
-        ref = worker.actor.take.remote(worker.heard)
-        # The future keeps the reference: Ray can't do without it.
-        ref.future().add_done_callback(partial(_heard, weakref.ref(self), worker))
-
-    def hear(self, worker: RayWorker, answer: Future[Any]) -> None:
-        """Takes what a worker said, or that it is dead. Called by a thread of Ray's."""
-        error = answer.exception()
-        said = [error] if error is not None else answer.result()
-        if error is None:
-            worker.heard += len(said)
-            if not self._closed and self._connection.alive:
-                self._listen(worker)
+    def hear(self, worker: RayWorker, said: list[Any]) -> None:
+        """Takes what a worker said, or what happened to it. Called by any thread."""
+        if not self._in_step and not self._closed:
+            worker.listen()
         with self._changed:
             self._came.extend((worker, thing) for thing in said)
             self._changed.notify_all()
@@ -121,7 +115,7 @@ class RayBackend(Backend):
                 raise RuntimeError("there is no worker to wait for")
             if not self._came and not self._connection.alive:
                 for worker in self._living:
-                    self._lose(worker)
+                    worker.lose()
             over = self._await(deadline)
             with self._changed:
                 came, self._came = self._came, deque()
@@ -132,19 +126,20 @@ class RayBackend(Backend):
         events, self._events = self._events, []
         return events
 
-    def _lose(self, worker: RayWorker) -> None:
-        """A worker went with the connection to Ray: nothing more is heard of it."""
-        with self._changed:
-            self._came.append((worker, ConnectionError("the connection to Ray was shut down")))
-            self._changed.notify_all()
-
     def _await(self, deadline: float | None) -> bool:
         """Waits until something came; tells whether the time is up."""
+        soon = time.monotonic() + _SOON
         with self._changed:
             while not self._came:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
+                if not all(worker.listening for worker in self._living):
+                    # Who has answered is likely to be asked together with his next order.
+                    if now >= soon or not any(worker.listening for worker in self._living):
+                        self._listen()
+                        continue
+                    limits.append(soon)
                 if deadline is not None and now >= deadline:
                     return True
                 if late and now >= min(late):
@@ -153,6 +148,10 @@ class RayBackend(Backend):
                 left = min(limits) - now if limits else None
                 self._changed.wait(left)
         return deadline is not None and time.monotonic() >= deadline
+
+    def _listen(self) -> None:
+        for worker in self._living:
+            worker.listen()
 
     def _unplaced(self) -> list[RayWorker]:
         return [worker for worker in self._living if worker.pid is None]
@@ -230,12 +229,6 @@ class RayBackend(Backend):
                 worker.kill()
 
 
-def _heard(backend: weakref.ref[RayBackend], worker: RayWorker, answer: Future[Any]) -> None:
-    alive = backend()
-    if alive is not None:
-        alive.hear(worker, answer)
-
-
 class RayWorker(Worker):
     """A worker in an actor.
 
@@ -245,7 +238,7 @@ class RayWorker(Worker):
         place: its wait for a place.
         pid: its process, once it is known; None until it has begun.
         node: the id of the node that it is on.
-        heard: how much came of what it said.
+        listening: whether it was asked for what it says next, or can't be.
         told_to_stop: whether it was told to.
         unreadable: whether it said what can't be read.
         buried: whether its death was told.
@@ -258,7 +251,7 @@ class RayWorker(Worker):
         connection: Connection,
         asked: Mapping[str, Any],
         place: Place,
-        lose: weakref.WeakMethod[Callable[[RayWorker], None]],
+        backend: weakref.ref[RayBackend],
     ) -> None:
         self.index = index
         self.actor = actor
@@ -266,11 +259,11 @@ class RayWorker(Worker):
         self.place = place
         self.pid: int | None = None
         self.node: str | None = None
-        self.heard = 0
         self.told_to_stop = self.unreadable = self.buried = False
-        self._killed = False
+        self.listening = self._killed = False
+        self._heard = 0
         self._connection = connection
-        self._lose = lose
+        self._backend = backend
         self._lock = threading.RLock()
         self._waiting: list[Packed] = []
         self._under_way = self._calls = 0
@@ -287,18 +280,55 @@ class RayWorker(Worker):
             return
         with self._lock:
             self._waiting.append(packed)
-        self._deliver()
+        if not self._exchange():
+            self._deliver()
+
+    def listen(self) -> None:
+        """Asks for what it says next, if that was not done."""
+        if not self.listening and not self.buried and self._connection.alive:
+            self._exchange()
+
+    # Ray is called without the lock: it may just be calling back, and wait for the lock.
+
+    def _exchange(self) -> bool:
+        """Asks for what it says next, and brings what waits; False if it was asked already."""
+        with self._lock:
+            if self.listening:
+                return False
+            self.listening = True
+            letter, beside = self._letter(self._heard)
+        # The future keeps the reference: Ray can't do without it.
+        self.actor.exchange.remote(letter, *beside).future().add_done_callback(self._hear)
+        return True
+
+    def _hear(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        said = [error] if error is not None else answer.result()
+        with self._lock:
+            # Of one that is dead nothing more will be heard.
+            self.listening = error is not None
+            self._heard += len(said)
+        self._tell(said)
+
+    def _tell(self, said: list[Any]) -> None:
+        backend = self._backend()
+        if backend is not None:
+            backend.hear(self, said)
+
+    def _letter(self, heard: int | None) -> tuple[bytes, list[Any]]:
+        """What a call brings: all messages that wait, and what Ray has to see of them."""
+        messages, self._waiting = self._waiting, []
+        number = self._calls
+        self._calls += bool(messages)
+        return Letter(heard, number, self._interruption).packed(messages)
 
     def _deliver(self) -> None:
         with self._lock:
             if self._under_way >= _UNDER_WAY or not self._waiting or not self._reachable:
                 return
-            messages, self._waiting = [tuple(one) for one in self._waiting], []
-            number, self._calls = self._calls, self._calls + 1
             self._under_way += 1
-            interruption = self._interruption
-        ref = self.actor.deliver.remote(number, messages, interruption)
-        ref.future().add_done_callback(self._delivered)
+            letter, beside = self._letter(None)
+        self.actor.deliver.remote(letter, *beside).future().add_done_callback(self._delivered)
 
     def _delivered(self, answer: Future[Any]) -> None:
         answer.exception()
@@ -322,16 +352,15 @@ class RayWorker(Worker):
         if self._reachable:
             self.actor.interrupt.remote(interruption)
 
-    def _lost(self) -> None:
-        """Says so if nobody else can: the connection is gone."""
-        lose = self._lose()
-        if not self.buried and not self._connection.alive and lose is not None:
-            lose(self)
+    def lose(self) -> None:
+        """It went with the connection to Ray: nothing more is heard of it."""
+        if not self.buried and not self._connection.alive:
+            self._tell([ConnectionError("the connection to Ray was shut down")])
 
     @override
     def stop(self) -> None:
         if not self._reachable:
-            self._lost()
+            self.lose()
             return
         self.told_to_stop = True
         if self.pid is None:
@@ -343,7 +372,7 @@ class RayWorker(Worker):
     @override
     def kill(self) -> None:
         if not self._reachable:
-            self._lost()
+            self.lose()
             return
         self._killed = True
         import ray

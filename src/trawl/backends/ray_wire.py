@@ -39,6 +39,39 @@ class Packed(NamedTuple):
     refs: list[Any]
 
 
+class Letter(NamedTuple):
+    """What a call brings to an actor, beside messages.
+
+    Attributes:
+        heard: how much the other side has of what the actor said; None if it does not tell.
+        number: the number of the call among those with messages; they may come in any order.
+        interruption: the last interruption before the messages: its number, how many there were.
+    """
+
+    heard: int | None
+    number: int
+    interruption: tuple[int, int]
+
+    def packed(self, messages: Sequence[Packed]) -> tuple[bytes, list[Any]]:
+        """The letter with messages, and the arrays and references of these, for Ray to see."""
+        heads = [(data, len(arrays), len(refs)) for data, arrays, refs in messages]
+        beside = [
+            part for _, arrays, refs in messages for part in (*arrays, *([ref] for ref in refs))
+        ]
+        return pickle.dumps((self, heads), protocol=5), beside
+
+
+def read_letter(letter: bytes, beside: Sequence[Any]) -> tuple[Letter, list[Packed]]:
+    """What :meth:`Letter.packed` has put together."""
+    own, heads = pickle.loads(letter)
+    parts = iter(beside)
+    messages = [
+        Packed(data, [next(parts) for _ in range(arrays)], [next(parts)[0] for _ in range(refs)])
+        for data, arrays, refs in heads
+    ]
+    return own, messages
+
+
 def pack(content: Any, copy: bool = True) -> Packed:
     """Packs a message.
 

@@ -39,11 +39,9 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
     _settle_signals()
     # What an environment started and left behind comes to this process, to be ended by it.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # A worker will tell what is wrong with what it imports, if it matters there.
-    with contextlib.suppress(Exception):
-        if preload:
-            import_lean()
+    import_lean()
     for name in preload:
+        # A worker will tell what is wrong with it, if it matters there.
         with contextlib.suppress(Exception):
             __import__(name)
     # What is here now is in every worker: their collections need not look at it again. If garbage

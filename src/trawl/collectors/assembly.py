@@ -121,7 +121,11 @@ class Assembly:
         if alike and first is not None:
             self._joint = Joint(first, [one.steps for one in ready], how)
         self._whole: SlabPool | None = None
+        # Where batches that were sent are put together.
+        self._gathered: SlabPool | None = None
         if allocate is None:
+            if whole and self._joint is not None:
+                self._gathered = SlabPool(self._joint.whole, recycle)
             return
         if whole and self._joint is not None:
             self._whole = SlabPool(self._joint.whole, recycle, allocate)
@@ -141,7 +145,8 @@ class Assembly:
     @property
     def in_use(self) -> list[SlabPool]:
         """The pools of memory."""
-        found = {id(pool): pool for pool in (self._whole, *self._pools) if pool is not None}
+        pools = (self._whole, self._gathered, *self._pools)
+        found = {id(pool): pool for pool in pools if pool is not None}
         return list(found.values())
 
     def places(self) -> list[Place]:
@@ -173,9 +178,22 @@ class Assembly:
         if self._whole is not None and lease is not None and not any(p.apart for p in parts):
             batch: TensorDictBase = as_batch(lease, self.hidden, None)
             return self._stamped_all(batch, parts)
+        if full and self._gathered is not None and self._joint is not None:
+            blocks = [part.done.block for part in parts]
+            if all(block is not None for block in blocks):
+                return self._stamped_all(self._copied(self._joint, self._gathered, blocks), parts)
         if full and not self._masked:
             return self._joined({part.index: self.one(part) for part in parts})
         return self._incomplete(parts)
+
+    def _copied(self, joint: Joint, pool: SlabPool, blocks: Sequence[Any]) -> TensorDictBase:
+        """The blocks that workers sent, in one: a TensorDict of each would take longer."""
+        lease = pool.lease()
+        for index, block in enumerate(blocks):
+            sent = tensors_in(joint.layouts[index], block)
+            for key, tensor in joint.part(index, lease.tensors).items():
+                tensor.copy_(sent[key])
+        return as_batch(lease, self.hidden, None)
 
     def _stamped_all(self, batch: TensorDictBase, parts: Sequence[Part]) -> TensorDictBase:
         versions = [part.done.version for part in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import sys
 import uuid
 from collections import OrderedDict
@@ -236,6 +237,20 @@ class RayReplayBuffer(RayBufferClient):
         return RayBufferClient, (self._actor,)
 
 
+@contextlib.contextmanager
+def _nameless_locks() -> Iterator[None]:
+    """Locks that are made meanwhile have no name outside, as forked processes would need none.
+
+    A name would stay in /dev/shm when the actor is killed, and with it whoever should remove it.
+    """
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
 class _BufferActor:
     """The actor."""
 
@@ -267,10 +282,11 @@ class _BufferActor:
                 from torchrl.data import ReplayBuffer
 
                 kind = ReplayBuffer
-            for name in _MADE_THERE:
-                if callable(kwargs.get(name)):
-                    kwargs[name] = kwargs[name]()
-            self._buffer = kind(*args, **kwargs)
+            with _nameless_locks():
+                for name in _MADE_THERE:
+                    if callable(kwargs.get(name)):
+                        kwargs[name] = kwargs[name]()
+                self._buffer = kind(*args, **kwargs)
         return self._buffer
 
     def _do_get(self, name: str) -> Any:

@@ -78,7 +78,7 @@ class RayCollector(ClusterCollector):
     def _new_backend(self) -> Backend:
         self._first = self.num_workers
         self._remote = self.remote.remote(self.num_workers)
-        return RayBackend(self._remote, self.remote.placement_timeout)
+        return RayBackend(self._remote, self.remote.placement_timeout, in_step=self.sync)
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:

@@ -1,0 +1,38 @@
+"""One run of an example, in this process; its result is printed as JSON.
+
+python benchmarks/learning/once.py ppo Trawl '{"seed": 3}'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "result: "
+
+
+def main(name: str, who: str, settings: str) -> None:
+    """Learns, and prints."""
+    warnings.simplefilter("ignore")
+    sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+    example = importlib.import_module(name)
+    given = () if who == "Trawl" else (importlib.import_module("learning.twins").TWINS[name],)
+    with tempfile.TemporaryDirectory() as folder:
+        config = example.Config(**json.loads(settings))
+        if name == "offline":
+            config.data = Path(folder) / "cartpole-expert-v0"
+        start = time.perf_counter()
+        result = dataclasses.asdict(example.main(config, *given))
+        result["wall"] = time.perf_counter() - start
+    print(MARK + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

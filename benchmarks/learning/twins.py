@@ -1,0 +1,162 @@
+"""What the examples collect with, by TorchRL: the same environments, policies and settings.
+
+The rest of an example, the learner and the evaluation, is the very same code. Where TorchRL has
+nothing of the kind (a ratio of samples to frames, a command that writes datasets) a twin does by
+hand what its users do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import TensorDictReplayBuffer, Unbounded
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, TensorDictPrimer, TransformedEnv
+
+# Spares TorchRL a wrapper around the policy, and a warning for each module.
+QUICK = {"trust_policy": True, "auto_register_policy_transforms": False}
+
+
+def ppo(config: Any, policy: nn.Module) -> Any:
+    """`make_collector` of `examples/ppo.py`."""
+    options = {
+        "frames_per_batch": config.num_envs * config.num_steps,
+        "total_frames": config.total_frames,
+        **QUICK,
+    }
+    if not config.workers:
+        return Collector(_ppo_envs(config, config.num_envs), policy, **options)
+    make = partial(_ppo_envs, config, config.num_envs // config.workers)
+    return MultiSyncCollector(
+        [make] * config.workers, policy, cat_results=0, update_at_each_batch=True, **options
+    )
+
+
+def _ppo_envs(config: Any, count: int) -> Any:
+    env = SerialEnv(count, partial(_ppo_env, config))
+    if not config.recurrent:
+        return env
+    memory = Unbounded(shape=(count, config.hidden_size))
+    return TransformedEnv(env, TensorDictPrimer({"memory": memory}))
+
+
+def _ppo_env(config: Any) -> Any:
+    import gymnasium
+    from ppo import Positions
+
+    env = gymnasium.make(config.env_id)
+    wrapped = Positions(env) if config.recurrent else env
+    return GymWrapper(wrapped, categorical_action_encoding=True)
+
+
+def dqn(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayBuffer) -> Any:
+    """`make_collector` of `examples/dqn.py`."""
+    make = partial(GymEnv, config.env_id, categorical_action_encoding=True)
+    return Collector(
+        SerialEnv(config.num_envs, make),
+        TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]),
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        init_random_frames=config.random_frames,
+        replay_buffer=replay,
+        postproc=TensorDict.flatten,
+        **QUICK,
+    )
+
+
+class Paced:
+    """Workers that go as fast as they can, and a learner that waits for the frames it may use."""
+
+    def __init__(self, collector: Any, replay: TensorDictReplayBuffer, frames: float) -> None:
+        self._collector, self._replay, self._frames = collector, replay, frames
+        self._samples = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collector, name)
+
+    def stats(self) -> None:
+        """TorchRL has none."""
+
+    def sample(self) -> Any:
+        """A minibatch, once there are as many frames as it takes."""
+        self._samples += 1
+        while self._replay.write_count < self._samples * self._frames:
+            time.sleep(1e-3)
+        return self._replay.sample()
+
+
+def sac(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayBuffer) -> Any:
+    """`make_collector` of `examples/sac.py`."""
+    collector = MultiAsyncCollector(
+        [partial(GymEnv, config.env_id)] * config.workers,
+        policy,
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        init_random_frames=config.random_frames,
+        replay_buffer=replay,
+        **QUICK,
+    )
+    return Paced(collector, replay, config.minibatch_size / config.samples_per_insert)
+
+
+def offline(config: Any, directory: Path) -> None:
+    """`collect` of `examples/offline.py`: a program of its own, too, that writes with Minari."""
+    command = [sys.executable, __file__, config.env_id, str(config.frames), str(config.seed)]
+    path = os.pathsep.join(sys.path)
+    environment = {"PYTHONPATH": path, "MINARI_DATASETS_PATH": str(directory.parent)}
+    subprocess.run([*command, directory.name], check=True, env={**os.environ, **environment})
+
+
+def write(env_id: str, frames: int, seed: int, name: str) -> None:
+    """Collects with the controller of `examples/offline.py`, and writes a dataset."""
+    import gymnasium
+    import minari
+    import torch
+    from minari.data_collector import EpisodeBuffer
+    from offline import controller
+
+    collector = Collector(
+        GymEnv(env_id),
+        TensorDictModule(controller, in_keys=["observation"], out_keys=["action"]),
+        frames_per_batch=1000,
+        total_frames=frames,
+        **QUICK,
+    )
+    collector.set_seed(seed)
+    batch = torch.cat([part.clone() for part in collector])
+    collector.shutdown()
+    ends = (batch["next", "done"].squeeze(-1).nonzero().squeeze(-1) + 1).tolist()
+    episodes = []
+    for begin, end in zip([0, *ends], [*ends, frames], strict=True):
+        part = batch[begin:end]
+        if len(part):
+            last = part["next", "observation"][-1:]
+            following = part["next"]
+            cut = following["truncated"].squeeze(-1).numpy().copy()
+            cut[-1] |= not following["done"][-1]
+            episodes.append(
+                EpisodeBuffer(
+                    observations=torch.cat([part["observation"], last]).numpy(),
+                    actions=part["action"].argmax(-1).numpy(),
+                    rewards=following["reward"].squeeze(-1).double().numpy(),
+                    terminations=following["terminated"].squeeze(-1).numpy(),
+                    truncations=cut,
+                )
+            )
+    minari.create_dataset_from_buffers(name, episodes, env=gymnasium.make(env_id))
+
+
+TWINS: dict[str, Callable[..., Any]] = {"ppo": ppo, "dqn": dqn, "sac": sac, "offline": offline}
+
+if __name__ == "__main__":
+    write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
