@@ -50,15 +50,15 @@ class Config:
     """Frame budget."""
     num_envs: int = 8
     """Environments stepped as one batch."""
-    frames_per_batch: int = 64
+    frames_per_batch: int = 256
     """Frames between two rounds of learning."""
-    steps_per_batch: int = 32
+    steps_per_batch: int = 128
     """Gradient steps of a round."""
     random_frames: int = 1_000
     """Frames of random actions at the start."""
-    epsilon: float = 0.05
+    epsilon: float = 0.04
     """Share of random actions in the end; it falls linearly from one."""
-    epsilon_frames: int = 10_000
+    epsilon_frames: int = 8_000
     """Frames until then."""
     buffer_size: int = 50_000
     """Frames that the replay buffer holds."""
@@ -66,15 +66,15 @@ class Config:
     """How much errors matter for the choice of frames: 0 draws them all alike."""
     beta: float = 0.4
     """How much the losses make up for that choice; it rises linearly to one over the budget."""
-    minibatch_size: int = 128
+    minibatch_size: int = 64
     """Frames per gradient step."""
-    hidden_size: int = 128
+    hidden_size: int = 256
     """Width of the two hidden layers."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 2.3e-3
     """Step size of Adam."""
     gamma: float = 0.99
     """Discount."""
-    tau: float = 0.005
+    tau: float = 0.1
     """Share of the network that its slow copy takes over with each step."""
     eval_every: int = 2_048
     """Frames between evaluations."""

@@ -49,10 +49,10 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from trawl.collectors import Collector, MultiSyncCollector
-from trawl.data import split_trajectories
+from trawl.collectors import Collector, MultiSyncCollector, split_trajectories
 from trawl.envs import GymEnv
 
+MASK = ("collector", "mask")
 LEARNED_FROM = ("observation", "action", "action_log_prob", "advantage", "target")
 
 
@@ -184,12 +184,12 @@ class RecurrentAgent(Agent):
         return self.critic(following["memory"]).squeeze(-1), self.critic(later).squeeze(-1)
 
     def rows(self, batch: TensorDict) -> TensorDict:
-        # Pieces of one episode each, padded to the longest; "mask" says what is no padding.
-        return split_trajectories(batch).select(*LEARNED_FROM, "memory", "mask")
+        # Pieces of one episode each, padded to the longest; the mask says what is no padding.
+        return split_trajectories(batch).select(*LEARNED_FROM, "memory", MASK)
 
     def forward(self, rows: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
         begin = rows["memory"][:, 0].unsqueeze(0).contiguous()
-        mask = rows["mask"]
+        mask = rows[MASK]
         made = self.gru(rows["observation"], begin)[0][mask]
         return rows[mask], self.actor(made), self.critic(made).squeeze(-1)
 
@@ -201,18 +201,22 @@ class Remembering(nn.Module):
         super().__init__()
         self.gru, self.actor = gru, actor
 
-    def forward(self, observation: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the memory for the next step."""
+    def forward(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits, and the memory for the next step.
+
+        The collector calls it once without a memory, to see what one is; then it begins each
+        episode with zeros.
+        """
         memory = remember(self.gru, observation, memory)
         return self.actor(memory), memory
 
 
-def remember(gru: nn.GRU, observation: Tensor, memory: Tensor) -> Tensor:
-    """One step of a GRU, for any batch shape."""
-    made, _ = gru(
-        observation.reshape(-1, 1, observation.shape[-1]), memory.reshape(1, -1, memory.shape[-1])
-    )
-    return made.reshape(memory.shape)
+def remember(gru: nn.GRU, observation: Tensor, memory: Tensor | None) -> Tensor:
+    """One step of a GRU, for any batch shape; without a memory it begins with zeros."""
+    steps = observation.reshape(-1, 1, observation.shape[-1])
+    before = None if memory is None else memory.reshape(1, len(steps), gru.hidden_size)
+    made, _ = gru(steps, before)
+    return made.reshape(*observation.shape[:-1], gru.hidden_size)
 
 
 def make_policy(agent: Agent) -> ProbabilisticTensorDictSequential:

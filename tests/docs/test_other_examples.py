@@ -28,7 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 
     yield load
     for name in found:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
     torch.set_num_threads(threads)
     torch.set_rng_state(state)
 
@@ -68,3 +68,32 @@ def test_sac_takes_its_steps_while_a_worker_collects(example: Callable[[str], An
     # The worst return of an episode is about -2000, the best 0.
     assert all(-2100 < mean_return < 0 for _, mean_return in result.curve)
     assert not result.solved
+
+
+def test_dqn_fills_its_buffer_and_learns(example: Callable[[str], Any]) -> None:
+    dqn = example("dqn")
+    config = dqn.Config(
+        total_frames=1_024, random_frames=256, eval_every=512, eval_episodes=2, epsilon_frames=800
+    )
+    result = dqn.main(config)
+    assert result.frames == 1_024
+    assert [frames for frames, _ in result.curve] == [512, 1_024]
+    assert all(8 <= mean_return <= 500 for _, mean_return in result.curve)
+    assert not result.solved
+
+
+def test_frames_are_drawn_by_their_errors(example: Callable[[str], Any]) -> None:
+    sampler = example("dqn").Prioritized(100, alpha=1.0, beta=1.0)
+    sampler.extend(torch.arange(4))
+    sampler.update_priority(torch.arange(4), torch.tensor([0.0, 1.0, 2.0, 5.0]))
+    index, info = sampler.sample(range(4), 8_000)
+    shares = torch.bincount(index, minlength=4) / 8_000
+    assert torch.allclose(shares, torch.tensor([0.0, 0.125, 0.25, 0.625]), atol=0.03)
+    # Rare frames weigh the more: with beta=1 that makes up for it.
+    weight = info["weight"]
+    assert torch.allclose(weight[index == 1], torch.tensor(1.0))
+    assert torch.allclose(weight[index == 3], torch.tensor(0.2), atol=1e-4)
+    state = sampler.state_dict()
+    other = example("dqn").Prioritized(100, alpha=1.0, beta=1.0)
+    other.load_state_dict(state)
+    assert torch.equal(other.priority, sampler.priority)

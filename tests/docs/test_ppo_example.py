@@ -58,3 +58,29 @@ def test_ppo_stops_at_its_target(ppo: Any) -> None:
     result = ppo.main(ppo.Config(total_frames=FRAMES, target_return=15.0))
     assert result.solved
     assert result.frames < FRAMES
+
+
+# Blind to velocities: a policy that doesn't learn, or has no memory, stays near 20.
+def test_recurrent_ppo_learns(ppo: Any) -> None:
+    result = ppo.main(ppo.Config(total_frames=2 * FRAMES, recurrent=True))
+    assert result.frames == 2 * FRAMES
+    assert result.mean_return > 60
+
+
+def test_the_learner_sees_the_memory_that_the_policy_had(ppo: Any) -> None:
+    config = ppo.Config(recurrent=True, num_envs=2, num_steps=48, total_frames=960)
+    agent = ppo.RecurrentAgent(2, 2, 8)
+    collector = ppo.make_collector(config, ppo.make_policy(agent))
+    collector.set_seed(0)
+    batch = collector.next()
+    collector.shutdown()
+    batch["advantage"] = batch["target"] = torch.zeros(batch.shape)
+    part, logits, _ = agent(agent.rows(batch))
+    assert part.shape == (96,)
+    log_prob = logits.log_softmax(-1).gather(-1, part["action"].unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(log_prob, part["action_log_prob"], atol=1e-5)
+
+
+def test_ppo_learns_with_a_memory_in_workers(ppo: Any) -> None:
+    result = ppo.main(ppo.Config(total_frames=FRAMES // 2, recurrent=True, workers=2))
+    assert result.frames == FRAMES // 2
