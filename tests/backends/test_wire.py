@@ -51,7 +51,7 @@ def test_descriptors_come_with_a_message(wires, send, size, count):
     for fd in [*fds, read, write]:
         os.close(fd)
     assert other.receive() == ("next", [])
-    assert descriptors() == before
+    assert descriptors() <= before  # others may be closed by whoever had them
 
 
 def test_nothing_there(wires):
@@ -102,7 +102,7 @@ def test_posting_does_not_wait(wires):
             os.close(fd)
     assert got == list(range(3000))
     assert not one.full
-    assert descriptors() == before
+    assert descriptors() <= before  # others may be closed by whoever had them
 
 
 def test_what_is_kept_is_let_go_of(wires):
@@ -147,7 +147,7 @@ def test_what_can_not_be_read_leaves_nothing(wires):
     with pytest.raises(ValueError, match="invalid literal"):
         other.receive()
     assert other.receive() == ("next", [])
-    assert descriptors() == before
+    assert descriptors() <= before  # others may be closed by whoever had them
 
 
 def test_lost_descriptors_are_an_error():

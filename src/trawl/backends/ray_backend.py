@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -127,26 +127,29 @@ class RayBackend(Backend):
         return events
 
     def _await(self, deadline: float | None) -> bool:
-        """Waits until something came; tells whether the time is up."""
+        """Waits until something came, or was to be done; tells whether the time is up."""
         soon = time.monotonic() + _SOON
+        due: Callable[[], None] | None = None
         with self._changed:
-            while not self._came:
+            while not self._came and due is None:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
-                if not all(worker.listening for worker in self._living):
+                listening = [worker.listening for worker in self._living]
+                if not all(listening):
                     # Who has answered is likely to be asked together with his next order.
-                    if now >= soon or not any(worker.listening for worker in self._living):
-                        self._listen()
-                        continue
-                    limits.append(soon)
+                    limits.append(soon if any(listening) else now)
                 if deadline is not None and now >= deadline:
                     return True
-                if late and now >= min(late):
-                    self._check_resources()
-                    continue
-                left = min(limits) - now if limits else None
-                self._changed.wait(left)
+                if not all(listening) and now >= limits[-1]:
+                    due = self._listen
+                elif late and now >= min(late):
+                    due = self._check_resources
+                else:
+                    self._changed.wait(min(limits) - now if limits else None)
+        # Ray is called without the lock: it may just be calling back, and wait for the lock.
+        if due is not None:
+            due()
         return deadline is not None and time.monotonic() >= deadline
 
     def _listen(self) -> None:
