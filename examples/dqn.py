@@ -235,7 +235,6 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     """Train until the target is reached or the frames are spent."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
-    began = time.perf_counter()
 
     make_env = partial(GymEnv, config.env_id, categorical_action_encoding=True)
     probe = make_env()
@@ -252,11 +251,11 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
         storage=LazyTensorStorage(config.buffer_size),
         sampler=sampler,
         batch_size=config.minibatch_size,
-        priority_key="error",
     )
     collector = make_collector(config, make_env, policy, replay)
     collector.set_seed(config.seed)
 
+    began = time.perf_counter()
     mean_return, solved, curve, frames = float("nan"), False, [], 0
     next_eval = config.eval_every
     for _ in collector:
@@ -274,10 +273,10 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
                 torch._foreach_lerp_(
                     list(slow.parameters()), list(network.parameters()), config.tau
                 )
-            batch["error"] = error
-            replay.update_tensordict_priority(batch)
+            replay.update_priority(batch["index"], error)
         policy.epsilon = max(config.epsilon, 1.0 - frames / config.epsilon_frames)
-        sampler.beta = config.beta + (1.0 - config.beta) * frames / config.total_frames
+        progress = min(1.0, frames / config.total_frames)
+        sampler.beta = config.beta + (1.0 - config.beta) * progress
 
         if frames >= next_eval:
             next_eval += config.eval_every

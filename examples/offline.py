@@ -2,7 +2,8 @@
 
 A controller written by hand plays the environment, and its frames go into a Minari dataset, by the
 command line as any user would do it. Then nothing is played any more: a small network learns from
-the episodes on disk what the controller does, and is judged by whole episodes at the end.
+the episodes on disk what the controller does. After each pass over them it is judged by a few whole
+episodes, and training stops as soon as their mean return reaches the target.
 
 Run it from the root of the repository::
 
@@ -54,7 +55,7 @@ class Config:
     learning_rate: float = 1e-3
     """Step size of Adam."""
     target_return: float = 450.0
-    """What counts as learned."""
+    """Stop once the mean return of an evaluation gets here."""
     eval_episodes: int = 20
     """Episodes of the evaluation after each pass."""
     num_threads: int = 1
@@ -137,6 +138,7 @@ def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> R
     action = torch.cat([torch.tensor(e.actions) for e in episodes]).long()
     data_return = sum(float(e.rewards.sum()) for e in episodes) / len(episodes)
     print(f"{len(episodes)} episodes, {len(action):,} frames, mean return {data_return:.1f}")
+    print(f"the dataset: {directory}")
 
     network = nn.Sequential(
         nn.Linear(observation.shape[-1], config.hidden_size),
@@ -147,7 +149,7 @@ def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> R
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     make_env = partial(GymEnv, config.env_id, categorical_action_encoding=True)
-    mean_return, curve = float("nan"), []
+    mean_return, solved, curve = float("nan"), False, []
     for epoch in range(1, config.epochs + 1):
         right = 0
         for index in torch.randperm(len(action)).split(config.minibatch_size):
@@ -166,8 +168,10 @@ def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> R
             flush=True,
         )
         began += time.perf_counter() - paused
+        solved = mean_return >= config.target_return
+        if solved:
+            break
 
-    solved = mean_return >= config.target_return
     seconds = time.perf_counter() - began
     return Result(solved, mean_return, data_return, len(action), seconds, curve)
 

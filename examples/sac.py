@@ -107,10 +107,11 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int) -> nn.Sequential:
 class Actor(nn.Module):
     """A Gaussian, squashed by tanh to the bounds of the actions."""
 
-    def __init__(self, num_observations: int, num_actions: int, bound: float, hidden: int) -> None:
+    def __init__(self, num_observations: int, low: Tensor, high: Tensor, hidden: int) -> None:
         super().__init__()
-        self.network = mlp(num_observations, hidden, 2 * num_actions)
-        self.bound = bound
+        self.network = mlp(num_observations, hidden, 2 * len(low))
+        self.register_buffer("centre", (low + high) / 2)
+        self.register_buffer("reach", (high - low) / 2)
         self.noisy = True
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ class Actor(nn.Module):
         log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         # What tanh and the bounds change in the density.
         log_prob = log_prob - 2.0 * (math.log(2.0) - raw - nn.functional.softplus(-2.0 * raw))
-        return self.bound * raw.tanh(), (log_prob - math.log(self.bound)).sum(-1)
+        return self.centre + self.reach * raw.tanh(), (log_prob - self.reach.log()).sum(-1)
 
 
 def as_policy(actor: Actor) -> TensorDictModule:
@@ -221,14 +222,14 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     """Train until the target is reached or the frames are spent."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
-    began = time.perf_counter()
 
     make_env = partial(GymEnv, config.env_id)
     probe = make_env()
     num_observations = probe.observation_spec["observation"].shape[-1]
-    num_actions, bound = probe.action_spec.shape[-1], float(probe.action_spec.high.max())
+    low, high = probe.action_spec.low, probe.action_spec.high
+    num_actions = len(low)
     probe.close()
-    actor = Actor(num_observations, num_actions, bound, config.hidden_size)
+    actor = Actor(num_observations, low, high, config.hidden_size)
     inputs = num_observations + num_actions
     critics = nn.ModuleList(mlp(inputs, config.hidden_size, 1) for _ in range(2))
     learner = Learner(actor, critics, num_actions, config)
@@ -240,6 +241,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     )
     collector = make_collector(config, make_env, as_policy(actor), replay)
     collector.set_seed(config.seed)
+    began = time.perf_counter()
     collector.start()
     while len(replay) < config.random_frames:
         collector.stats()  # raises what went wrong there

@@ -10,7 +10,6 @@ import importlib
 import json
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -28,9 +27,10 @@ def main(name: str, who: str, settings: str) -> None:
         config = example.Config(**json.loads(settings))
         if name == "offline":
             config.data = Path(folder) / "cartpole-expert-v0"
-        start = time.perf_counter()
         result = dataclasses.asdict(example.main(config, *given))
-        result["wall"] = time.perf_counter() - start
+    result["target"] = config.target_return
+    if name == "ppo":
+        result["seconds"] = result["collect_seconds"] + result["learn_seconds"]
     print(MARK + json.dumps(result))
 
 

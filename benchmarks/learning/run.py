@@ -4,8 +4,8 @@
     python benchmarks/learning/run.py --examples ppo --seeds 1 --json /tmp/learning.json
 
 Each run has a process of its own, and nothing beside it. Counted is the time until the return that
-an example aims at, from the call of its `main`, without evaluations; imports are not in it. After
-each run the results are written, with the learning curves.
+an example aims at, without evaluations, from when the collector is made; for cloning, all of it,
+with the program that collects. The results are written example by example, with the curves.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from once import MARK
 
 ROOT = Path(__file__).resolve().parents[2]
 ONCE = Path(__file__).parent / "once.py"
-MARK = "result: "
+# Seconds for a run.
+PATIENCE = 900.0
 Name = Literal["ppo", "ppo_workers", "ppo_recurrent", "dqn", "sac", "offline"]
 RUNS: dict[Name, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {}),
@@ -52,27 +54,22 @@ class Options:
 
 def main(options: Options) -> None:
     """Train, and write."""
-    results = json.loads(options.json.read_text()) if options.json.exists() else {"examples": {}}
-    results["about"] = {
+    results = json.loads(options.json.read_text()) if options.json.exists() else {}
+    about = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("torch", "tensordict", "torchrl")},
     }
     for name in options.examples:
-        runs = results["examples"][name] = []
+        runs = []
         for seed in range(options.seeds):
             for who in options.who:
                 found = once(name, who, seed)
                 runs.append({"who": who, "seed": seed, **found})
-                options.json.write_text(json.dumps(results, indent=1) + "\n")
-                print(
-                    f"{name}, seed {seed}, {who}: "
-                    + (
-                        found.get("error")
-                        or f"{found['mean_return']:.1f} in {seconds(found):.1f} s"
-                    ),
-                    flush=True,
-                )
+                told = found.get("error") or "{mean_return:.1f} in {seconds:.1f} s".format(**found)
+                print(f"{name}, seed {seed}, {who}: {told}", flush=True)
+        results[name] = {"about": about, "runs": runs}
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def once(name: Name, who: str, seed: int) -> dict[str, Any]:
@@ -80,18 +77,16 @@ def once(name: Name, who: str, seed: int) -> dict[str, Any]:
     example, settings = RUNS[name]
     command = [sys.executable, str(ONCE), example, who, json.dumps({**settings, "seed": seed})]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    try:
+        made = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {PATIENCE:.0f} s"}
     for line in made.stdout.splitlines():
         if line.startswith(MARK):
             return dict(json.loads(line.removeprefix(MARK)))
     return {"error": made.stderr[-2000:]}
-
-
-def seconds(found: dict[str, Any]) -> float:
-    """What a run took."""
-    if "seconds" in found:
-        return float(found["seconds"])
-    return float(found["collect_seconds"] + found["learn_seconds"])
 
 
 if __name__ == "__main__":

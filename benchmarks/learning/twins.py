@@ -7,21 +7,25 @@ hand what its users do.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torch import nn
+from torch import Tensor, nn
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import TensorDictReplayBuffer, Unbounded
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, TensorDictPrimer, TransformedEnv
+
+import peers
 
 # Spares TorchRL a wrapper around the policy, and a warning for each module.
 QUICK = {"trust_policy": True, "auto_register_policy_transforms": False}
@@ -43,27 +47,30 @@ def ppo(config: Any, policy: nn.Module) -> Any:
 
 
 def _ppo_envs(config: Any, count: int) -> Any:
-    env = SerialEnv(count, partial(_ppo_env, config))
     if not config.recurrent:
-        return env
+        return _vector(config.env_id, count)
+    env = SerialEnv(count, partial(_blind_env, config.env_id), use_buffers=False)
     memory = Unbounded(shape=(count, config.hidden_size))
     return TransformedEnv(env, TensorDictPrimer({"memory": memory}))
 
 
-def _ppo_env(config: Any) -> Any:
-    import gymnasium
+def _vector(env_id: str, count: int) -> Any:
+    """The quickest that TorchRL has in one process: Gymnasium's vector environment."""
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    made = peers.sync_vector(partial(gymnasium.make, env_id), count, copy=True)
+    return GymWrapper(made, categorical_action_encoding=True)
+
+
+def _blind_env(env_id: str) -> Any:
     from ppo import Positions
 
-    env = gymnasium.make(config.env_id)
-    wrapped = Positions(env) if config.recurrent else env
-    return GymWrapper(wrapped, categorical_action_encoding=True)
+    return GymWrapper(Positions(gymnasium.make(env_id)), categorical_action_encoding=True)
 
 
 def dqn(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayBuffer) -> Any:
     """`make_collector` of `examples/dqn.py`."""
-    make = partial(GymEnv, config.env_id, categorical_action_encoding=True)
     return Collector(
-        SerialEnv(config.num_envs, make),
+        _vector(config.env_id, config.num_envs),
         TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]),
         frames_per_batch=config.frames_per_batch,
         total_frames=config.total_frames,
@@ -75,24 +82,39 @@ def dqn(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayB
 
 
 class Paced:
-    """Workers that go as fast as they can, and a learner that waits for the frames it may use."""
+    """Workers and a learner in step, by iteration.
 
-    def __init__(self, collector: Any, replay: TensorDictReplayBuffer, frames: float) -> None:
-        self._collector, self._replay, self._frames = collector, replay, frames
-        self._samples = 0
+    What TorchRL starts in the background has no end and is not held back: the worker would fill the
+    buffer with what a policy did that has learned nothing, and take the learner's processor.
+    """
+
+    def __init__(self, collector: Any, config: Any) -> None:
+        self._collector, self._config = collector, config
+        self._frames = self._samples = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collector, name)
 
+    def start(self) -> None:
+        """Begins to iterate."""
+        self._batches = iter(self._collector)
+
     def stats(self) -> None:
-        """TorchRL has none."""
+        """Takes the next batch; the example asks until the first frames are there."""
+        next(self._batches)
+        self._frames += self._config.frames_per_batch
 
     def sample(self) -> Any:
         """A minibatch, once there are as many frames as it takes."""
         self._samples += 1
-        while self._replay.write_count < self._samples * self._frames:
-            time.sleep(1e-3)
-        return self._replay.sample()
+        each = self._config.minibatch_size / self._config.samples_per_insert
+        while self._frames < self._config.random_frames + self._samples * each:
+            self.stats()
+        return self._collector.replay_buffer.sample()
+
+    def async_shutdown(self) -> None:
+        """Ends it."""
+        self._collector.shutdown()
 
 
 def sac(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayBuffer) -> Any:
@@ -106,7 +128,14 @@ def sac(config: Any, make_env: Any, policy: nn.Module, replay: TensorDictReplayB
         replay_buffer=replay,
         **QUICK,
     )
-    return Paced(collector, replay, config.minibatch_size / config.samples_per_insert)
+    return Paced(collector, config)
+
+
+def controller(observation: Tensor) -> Tensor:
+    """That of `examples/offline.py`, which would import Trawl here."""
+    position, velocity, angle, turning = observation.unbind(-1)
+    right = 0.05 * position + 0.1 * velocity + angle + 0.5 * turning > 0
+    return nn.functional.one_hot(right.long(), 2)
 
 
 def offline(config: Any, directory: Path) -> None:
@@ -119,11 +148,8 @@ def offline(config: Any, directory: Path) -> None:
 
 def write(env_id: str, frames: int, seed: int, name: str) -> None:
     """Collects with the controller of `examples/offline.py`, and writes a dataset."""
-    import gymnasium
     import minari
-    import torch
     from minari.data_collector import EpisodeBuffer
-    from offline import controller
 
     collector = Collector(
         GymEnv(env_id),

@@ -18,14 +18,14 @@ RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 PAGE = ROOT / "docs" / "examples.md"
 PICTURE = ROOT / "docs" / "assets" / "learning.png"
 BEGIN, END = "<!-- learning:begin -->", "<!-- learning:end -->"
-# What each is called, the return that it aims at, and what its curve counts.
+# What each is called, and what its curve counts.
 NAMES = {
-    "ppo": ("PPO, CartPole-v1", 475, "frames"),
-    "ppo_workers": ("PPO, 2 workers", 475, "frames"),
-    "ppo_recurrent": ("PPO, recurrent, without velocities", 475, "frames"),
-    "dqn": ("DQN, CartPole-v1", 475, "frames"),
-    "sac": ("SAC, Pendulum-v1", -200, "gradient steps"),
-    "offline": ("Cloning, CartPole-v1", 450, "passes over the data"),
+    "ppo": ("PPO, CartPole-v1", "frames"),
+    "ppo_workers": ("PPO, 2 workers", "frames"),
+    "ppo_recurrent": ("PPO, recurrent, without velocities", "frames"),
+    "dqn": ("DQN, CartPole-v1", "frames"),
+    "sac": ("SAC, Pendulum-v1", "gradient steps"),
+    "offline": ("Cloning, CartPole-v1", "passes over the data"),
 }
 COLOURS = {"Trawl": "#0b7a75", "TorchRL": "#c8553d"}
 
@@ -43,30 +43,44 @@ def table(results: dict[str, Any]) -> str:
     """A row for each example: how many seeds got there, and how long that took."""
     rows = [
         "| Example | Return | Seeds that reached it, Trawl / TorchRL | Trawl, s | TorchRL, s "
-        "| Trawl is × as fast |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| Trawl is × as fast | Share of collection, Trawl / TorchRL |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for name, (title, target, _) in NAMES.items():
-        runs = results["examples"].get(name)
-        if runs:
-            rows.append(f"| {title} | {target} | {row(runs)} |")
-    versions = ", ".join(f"{k} {v}" for k, v in results["about"]["versions"].items())
-    about = (
+    for name, (title, _) in NAMES.items():
+        if name in results:
+            runs = results[name]["runs"]
+            rows.append(f"| {title} | {target(runs):g} | {row(runs)} |")
+    about = next(iter(results.values()))["about"]
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
+    text = (
         "Seconds are medians of the runs that reached the return, with the least and the most; the "
-        "ratio is that of the medians. Evaluations and imports are not counted. Measured by "
-        f"`benchmarks/learning/run.py` on {results['about']['cores']} cores, {versions}."
+        "ratio is that of the medians. They begin when the collector is made, and evaluations are "
+        "not counted; for cloning they are all of it, with the program that collects. Measured by "
+        f"`benchmarks/learning/run.py` on {about['cores']} cores, {versions}."
     )
-    return "\n".join(rows) + "\n\n" + about + "\n\n![Learning curves](assets/learning.png)"
+    return "\n".join(rows) + "\n\n" + text + "\n\n![Learning curves](assets/learning.png)"
+
+
+def target(runs: list[dict[str, Any]]) -> float:
+    """The return that an example aims at."""
+    return float(next(run["target"] for run in runs if "target" in run))
 
 
 def row(runs: list[dict[str, Any]]) -> str:
     """What the runs of an example came to."""
-    times = {who: [seconds(run) for run in solved(runs, who)] for who in COLOURS}
+    times = {who: [run["seconds"] for run in solved(runs, who)] for who in COLOURS}
     counts = [f"{len(times[who])} of {len(of(runs, who))}" for who in COLOURS]
     cells = [" / ".join(counts), *(spread(times[who]) for who in COLOURS)]
     ours, theirs = (times[who] for who in COLOURS)
     ratio = statistics.median(theirs) / statistics.median(ours) if ours and theirs else None
-    return " | ".join([*cells, "–" if ratio is None else f"**{ratio:.2f}**"])
+    share = " / ".join(collecting(solved(runs, who)) for who in COLOURS)
+    return " | ".join([*cells, "–" if ratio is None else f"**{ratio:.2f}**", share])
+
+
+def collecting(runs: list[dict[str, Any]]) -> str:
+    """The median share of the time that runs waited for the collector, where that is known."""
+    shares = [run["collect_seconds"] / run["seconds"] for run in runs if "collect_seconds" in run]
+    return f"{statistics.median(shares):.0%}" if shares else "–"
 
 
 def of(runs: list[dict[str, Any]], who: str) -> list[dict[str, Any]]:
@@ -86,13 +100,6 @@ def spread(times: list[float]) -> str:
     return f"{statistics.median(times):.1f} ({min(times):.1f} – {max(times):.1f})"
 
 
-def seconds(run: dict[str, Any]) -> float:
-    """What a run took."""
-    if "seconds" in run:
-        return float(run["seconds"])
-    return float(run["collect_seconds"] + run["learn_seconds"])
-
-
 def draw(results: dict[str, Any]) -> None:
     """The mean returns, a line for each seed."""
     import matplotlib
@@ -100,16 +107,17 @@ def draw(results: dict[str, Any]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [name for name in NAMES if name in results["examples"]]
+    names = [name for name in NAMES if name in results]
     figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.5), layout="constrained")
     for axis, name in zip(axes.flat, names, strict=False):
-        title, target, unit = NAMES[name]
+        title, unit = NAMES[name]
+        runs = results[name]["runs"]
         for who, colour in COLOURS.items():
-            for run in of(results["examples"][name], who):
+            for run in of(runs, who):
                 points = run.get("curve") or [(0, float("nan"))]
                 label = who if run["seed"] == 0 else None
                 axis.plot(*zip(*points, strict=True), color=colour, alpha=0.7, label=label)
-        axis.axhline(target, color="#9a9a9a", linestyle=":")
+        axis.axhline(target(runs), color="#9a9a9a", linestyle=":")
         axis.set_title(title)
         axis.set_xlabel(unit)
         axis.set_ylabel("mean return")

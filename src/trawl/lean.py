@@ -31,7 +31,8 @@ def import_lean() -> None:
     While tensordict is imported, `torch.compiler` is changed: this is for processes that begin, and
     have no other threads that compile.
     """
-    if _TENSORDICT not in sys.modules and _COMPILER not in sys.modules:
+    there = any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    if not there and _TENSORDICT not in sys.modules and _COMPILER not in sys.modules:
         sys.meta_path.insert(0, _Finder(_TENSORDICT, _without_compiler))
 
 
@@ -91,6 +92,8 @@ def _without_compiler() -> Iterator[None]:
 
 def _postponed(mark: Callable[[Any], Any], later: _Later) -> Callable[[Any], Any]:
     def note(function: Any) -> Any:
+        if _COMPILER in sys.modules:
+            return mark(function)
         later.append((mark, function))
         return function
 

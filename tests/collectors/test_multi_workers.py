@@ -137,6 +137,25 @@ def test_factories_of_policies_may_be_the_workers_own(cls):
         assert [actions(row) for row in by_worker(collector)] == [{2}, {0}]
 
 
+@pytest.mark.parametrize("start_method", ["inline", "messages"])
+def test_workers_may_have_their_entries_in_another_order(start_method):
+    def factory(*names):
+        def module(observation):
+            like = torch.zeros(observation.shape[:-1])
+            action = torch.nn.functional.one_hot(like.long(), 4)
+            return (action, *(like + int(name) for name in names))
+
+        return lambda: TensorDictModule(
+            module, in_keys=["observation"], out_keys=["action", *names]
+        )
+
+    factories = [factory("1", "2"), factory("2", "1")]
+    with make(MultiSyncCollector, policy_factory=factories, start_method=start_method) as collector:
+        batch = collector.next()
+    assert (batch["1"] == 1).all()
+    assert (batch["2"] == 2).all()
+
+
 @BOTH
 @pytest.mark.parametrize(
     "policy",

@@ -1,9 +1,15 @@
-"""Examples may connect to Ray: the next test begins without."""
+"""What tests of examples have in common; they may connect to Ray: the next test begins without."""
 
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +20,22 @@ def no_cluster_is_left() -> Iterator[None]:
         from trawl.backends.ray_cluster import disconnect
 
         disconnect()
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports an example by its name."""
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    # On the path, so that workers find it as well.
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    found: list[str] = []
+
+    def load(name: str) -> Any:
+        found.append(name)
+        return importlib.import_module(name)
+
+    yield load
+    for name in found:
+        sys.modules.pop(name, None)
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)

@@ -1,36 +1,13 @@
-"""The examples of SAC and of offline learning work, in short."""
+"""The examples of DQN, SAC and of offline learning work, in short."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports an example by its name."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    # On the path, so that workers find it as well.
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    found: list[str] = []
-
-    def load(name: str) -> Any:
-        found.append(name)
-        return importlib.import_module(name)
-
-    yield load
-    for name in found:
-        sys.modules.pop(name, None)
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
 
 
 # A network that has learned nothing balances the pole for some 10 steps.
@@ -39,7 +16,9 @@ def test_a_clone_acts_as_the_controller_does(
 ) -> None:
     offline = example("offline")
     data = tmp_path / "cartpole-expert-v0"
-    result = offline.main(offline.Config(frames=2_000, epochs=8, eval_episodes=10, data=data))
+    result = offline.main(
+        offline.Config(frames=2_000, epochs=8, eval_episodes=10, data=data, target_return=501.0)
+    )
     assert result.frames == 2_000
     assert result.data_return == 500
     assert result.mean_return > 100
@@ -70,16 +49,25 @@ def test_sac_takes_its_steps_while_a_worker_collects(example: Callable[[str], An
     assert not result.solved
 
 
-def test_dqn_fills_its_buffer_and_learns(example: Callable[[str], Any]) -> None:
+def test_dqn_draws_by_the_errors_of_its_frames(example: Callable[[str], Any]) -> None:
     dqn = example("dqn")
+    made: list[Any] = []
+
+    def make_collector(*given: Any) -> Any:
+        made.extend(given)
+        return dqn.make_collector(*given)
+
     config = dqn.Config(
         total_frames=1_024, random_frames=256, eval_every=512, eval_episodes=2, epsilon_frames=800
     )
-    result = dqn.main(config)
+    result = dqn.main(config, make_collector)
     assert result.frames == 1_024
     assert [frames for frames, _ in result.curve] == [512, 1_024]
-    assert all(8 <= mean_return <= 500 for _, mean_return in result.curve)
-    assert not result.solved
+    _, _, policy, replay = made
+    priority = replay.sampler.priority[:1_024]
+    assert (priority > 0).all()
+    assert len(priority.unique()) > 100
+    assert policy.epsilon == config.epsilon
 
 
 def test_frames_are_drawn_by_their_errors(example: Callable[[str], Any]) -> None:

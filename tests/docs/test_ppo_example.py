@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FRAMES = 20_480  # 20 batches
 
 
 @pytest.fixture
-def ppo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    # On the path, so that workers find it as well.
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    yield importlib.import_module("ppo")
-    del sys.modules["ppo"]
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
+def ppo(example: Callable[[str], Any]) -> Any:
+    return example("ppo")
 
 
 # A policy that doesn't learn balances the pole for some 20 steps. After so many frames PPO was
@@ -60,27 +50,33 @@ def test_ppo_stops_at_its_target(ppo: Any) -> None:
     assert result.frames < FRAMES
 
 
-# Blind to velocities: a policy that doesn't learn, or has no memory, stays near 20.
+# Blind to velocities; after so many frames the mean was 91 with seed 0.
 def test_recurrent_ppo_learns(ppo: Any) -> None:
     result = ppo.main(ppo.Config(total_frames=2 * FRAMES, recurrent=True))
     assert result.frames == 2 * FRAMES
     assert result.mean_return > 60
 
 
-def test_the_learner_sees_the_memory_that_the_policy_had(ppo: Any) -> None:
-    config = ppo.Config(recurrent=True, num_envs=2, num_steps=48, total_frames=960)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_learner_sees_the_memory_that_the_policy_had(ppo: Any, workers: int) -> None:
+    config = ppo.Config(recurrent=True, num_envs=2, num_steps=16, total_frames=96, workers=workers)
     agent = ppo.RecurrentAgent(2, 2, 8)
     collector = ppo.make_collector(config, ppo.make_policy(agent))
     collector.set_seed(0)
-    batch = collector.next()
+    batches = [collector.next() for _ in range(3)]
     collector.shutdown()
-    batch["advantage"] = batch["target"] = torch.zeros(batch.shape)
-    part, logits, _ = agent(agent.rows(batch))
-    assert part.shape == (96,)
-    log_prob = logits.log_softmax(-1).gather(-1, part["action"].unsqueeze(-1)).squeeze(-1)
-    assert torch.allclose(log_prob, part["action_log_prob"], atol=1e-5)
-
-
-def test_ppo_learns_with_a_memory_in_workers(ppo: Any) -> None:
-    result = ppo.main(ppo.Config(total_frames=FRAMES // 2, recurrent=True, workers=2))
-    assert result.frames == FRAMES // 2
+    begins_anew = []
+    for batch in batches:
+        batch["advantage"] = batch["target"] = torch.zeros(batch.shape)
+        begins_anew.append(not batch["memory"][:, 0].any())
+        part, logits, value = agent(agent.rows(batch))
+        assert part.shape == value.shape == (32,)
+        log_prob = logits.log_softmax(-1).gather(-1, part["action"].unsqueeze(-1)).squeeze(-1)
+        assert torch.allclose(log_prob, part["action_log_prob"], atol=1e-5)
+        values, next_values = agent.worths(batch)
+        goes_on = ~batch["next", "done"][:, :-1].squeeze(-1)
+        expected = values[:, 1:][goes_on]
+        assert torch.allclose(next_values[:, :-1][goes_on], expected, atol=1e-5)
+    # Episodes go on from batch to batch, and the memory with them.
+    assert begins_anew[0]
+    assert not all(begins_anew)

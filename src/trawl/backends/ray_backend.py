@@ -101,11 +101,11 @@ class RayBackend(Backend):
 
     def hear(self, worker: RayWorker, said: list[Any]) -> None:
         """Takes what a worker said, or what happened to it. Called by any thread."""
-        if not self._in_step and not self._closed:
-            worker.listen()
         with self._changed:
             self._came.extend((worker, thing) for thing in said)
             self._changed.notify_all()
+        if not self._closed and (not self._in_step or worker.owes):
+            worker.listen()
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:
@@ -128,24 +128,22 @@ class RayBackend(Backend):
 
     def _await(self, deadline: float | None) -> bool:
         """Waits until something came, or was to be done; tells whether the time is up."""
-        soon = time.monotonic() + _SOON
         due: Callable[[], None] | None = None
         with self._changed:
             while not self._came and due is None:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
-                listening = [worker.listening for worker in self._living]
-                if not all(listening):
-                    # Who has answered is likely to be asked together with his next order.
-                    limits.append(soon if any(listening) else now)
-                if deadline is not None and now >= deadline:
-                    return True
-                if not all(listening) and now >= limits[-1]:
+                # Who has answered is likely to be asked together with his next order.
+                deaf = [one.heard_at + _SOON for one in self._living if not one.listening]
+                if deaf and (now >= min(deaf) or len(deaf) == len(self._living)):
                     due = self._listen
+                elif deadline is not None and now >= deadline:
+                    return True
                 elif late and now >= min(late):
                     due = self._check_resources
                 else:
+                    limits += deaf
                     self._changed.wait(min(limits) - now if limits else None)
         # Ray is called without the lock: it may just be calling back, and wait for the lock.
         if due is not None:
@@ -242,6 +240,7 @@ class RayWorker(Worker):
         pid: its process, once it is known; None until it has begun.
         node: the id of the node that it is on.
         listening: whether it was asked for what it says next, or can't be.
+        heard_at: when it was last heard.
         told_to_stop: whether it was told to.
         unreadable: whether it said what can't be read.
         buried: whether its death was told.
@@ -264,6 +263,9 @@ class RayWorker(Worker):
         self.node: str | None = None
         self.told_to_stop = self.unreadable = self.buried = False
         self.listening = self._killed = False
+        self.heard_at = time.monotonic()
+        # What it says first, unasked: that it has begun, and that it is ready.
+        self._answers = 2
         self._heard = 0
         self._connection = connection
         self._backend = backend
@@ -283,6 +285,7 @@ class RayWorker(Worker):
             return
         with self._lock:
             self._waiting.append(packed)
+            self._answers += 1
         if not self._exchange():
             self._deliver()
 
@@ -290,6 +293,11 @@ class RayWorker(Worker):
         """Asks for what it says next, if that was not done."""
         if not self.listening and not self.buried and self._connection.alive:
             self._exchange()
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has answered less than it was told."""
+        return self._answers > 0
 
     # Ray is called without the lock: it may just be calling back, and wait for the lock.
 
@@ -300,9 +308,18 @@ class RayWorker(Worker):
                 return False
             self.listening = True
             letter, beside = self._letter(self._heard)
-        # The future keeps the reference: Ray can't do without it.
-        self.actor.exchange.remote(letter, *beside).future().add_done_callback(self._hear)
+        self._call(self.actor.exchange, letter, beside, self._hear)
         return True
+
+    def _call(self, method: Any, letter: bytes, beside: list[Any], done: Any) -> None:
+        try:
+            # The future keeps the reference: Ray can't do without it.
+            method.remote(letter, *beside).future().add_done_callback(done)
+        except BaseException:
+            # What it was to be told is lost, and it would wait for it: another takes its place.
+            self.listening = False
+            self.kill()
+            raise
 
     def _hear(self, answer: Future[Any]) -> None:
         error = answer.exception()
@@ -311,6 +328,8 @@ class RayWorker(Worker):
             # Of one that is dead nothing more will be heard.
             self.listening = error is not None
             self._heard += len(said)
+            self._answers -= len(said)
+            self.heard_at = time.monotonic()
         self._tell(said)
 
     def _tell(self, said: list[Any]) -> None:
@@ -331,7 +350,7 @@ class RayWorker(Worker):
                 return
             self._under_way += 1
             letter, beside = self._letter(None)
-        self.actor.deliver.remote(letter, *beside).future().add_done_callback(self._delivered)
+        self._call(self.actor.deliver, letter, beside, self._delivered)
 
     def _delivered(self, answer: Future[Any]) -> None:
         answer.exception()

@@ -178,20 +178,22 @@ class Assembly:
         if self._whole is not None and lease is not None and not any(p.apart for p in parts):
             batch: TensorDictBase = as_batch(lease, self.hidden, None)
             return self._stamped_all(batch, parts)
-        if full and self._gathered is not None and self._joint is not None:
-            blocks = [part.done.block for part in parts]
-            if all(block is not None for block in blocks):
-                return self._stamped_all(self._copied(self._joint, self._gathered, blocks), parts)
+        sent = all(part.done.block is not None for part in parts)
+        if full and sent and self._gathered is not None and self._joint is not None:
+            return self._stamped_all(self._copied(self._joint, self._gathered, parts), parts)
         if full and not self._masked:
             return self._joined({part.index: self.one(part) for part in parts})
         return self._incomplete(parts)
 
-    def _copied(self, joint: Joint, pool: SlabPool, blocks: Sequence[Any]) -> TensorDictBase:
+    def _copied(self, joint: Joint, pool: SlabPool, parts: Sequence[Part]) -> TensorDictBase:
         """The blocks that workers sent, in one: a TensorDict of each would take longer."""
         lease = pool.lease()
-        for index, block in enumerate(blocks):
-            sent = tensors_in(joint.layouts[index], block)
-            for key, tensor in joint.part(index, lease.tensors).items():
+        for part in parts:
+            # Each has its own order of entries.
+            layout = self._ready[part.index].layout
+            assert layout is not None, "a worker without a layout sends no block"
+            sent = tensors_in(layout, part.done.block)
+            for key, tensor in joint.part(part.index, lease.tensors).items():
                 tensor.copy_(sent[key])
         return as_batch(lease, self.hidden, None)
 

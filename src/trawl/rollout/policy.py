@@ -119,7 +119,9 @@ class Policy:
             The values that the policy wrote, by key.
         """
         try:
-            found = self._call_on_tensors(root) or self._call(root)
+            found = self._call_on_tensors(root)
+            if found is None:
+                found = self._call(root)
         except Exception as error:
             add_note(
                 error,
@@ -149,11 +151,17 @@ class Policy:
         except NotPlannable:
             return None
         given, batch = _entries(root), root.batch_size
-        if not given.keys() >= set(plan.reads):
+        inputs = [given.get(key) for key in plan.reads]
+        if not all(map(_is_tensor, inputs)):
             return None
-        made = plan.call(*(given[key] for key in plan.reads))
-        values = [made] if len(plan.writes) == 1 else made
+        state = torch.get_rng_state()
+        try:
+            made = plan.call(*inputs)
+        except Exception:
+            made = None  # with a TensorDict it tells more of what is wrong
+        values = [made] if len(plan.writes) == 1 else made or [None]
         if not all(_is_tensor(v) and v.shape[: len(batch)] == batch for v in values):
+            torch.set_rng_state(state)
             return None
         found = dict(zip(plan.writes, values, strict=True))
         return {key: value for key, value in found.items() if value is not given.get(key)}
