@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import reduction
@@ -365,6 +366,19 @@ def test_a_collector_takes_the_weights_it_is_sent(cls, scheme):
         for version, choice in enumerate((2, 3, 0), start=1):
             learner.send(Chooser(choice))
             assert settled(made) == [({choice}, version)] * workers_of(cls)
+
+
+@ALL
+@SCHEMES
+def test_who_sent_may_wait_until_a_collector_has_taken_it(cls, scheme):
+    learner = Learner(scheme)
+    with collector(cls, weight_recv_schemes={"policy": learner.end}) as made:
+        learner.scheme.send_async(Chooser(3))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(learner.scheme.wait_async, 20.0)
+            assert settled(made) == [({3}, 1)] * workers_of(cls)
+            waiting.result(20.0)
+        learner.scheme.wait_async(0)
 
 
 @ALL

@@ -223,6 +223,10 @@ class WeightControl(ABC):
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
                 self._take(model_id, receiver)
+                scheme = self._schemes_received.get(model_id)
+                if scheme is not None:
+                    # Somebody may wait for that.
+                    scheme.acknowledge()
 
     @abstractmethod
     def _take(self, model_id: str, receiver: Receiver) -> Posted:

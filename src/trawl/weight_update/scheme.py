@@ -148,7 +148,7 @@ class WeightSyncScheme(ABC):
         """Waits until there is something new; None if there is nothing in time."""
         raise NotImplementedError(f"{type(self).__name__} has no receive()")
 
-    def _ack(self) -> None:  # noqa: B027
+    def acknowledge(self) -> None:  # noqa: B027
         """Tells the sender that what it sent was taken."""
 
     # --- the sender
@@ -422,7 +422,7 @@ class WeightSyncScheme(ABC):
             return None
         taken: list[Weights] = []
         source.take(partial(self._take, taken))
-        self._ack()
+        self.acknowledge()
         # It takes what it is given to other places, perhaps: not while others wait for this one.
         if taken and self.context is not None:
             self.context.update_policy_weights_(taken[0], model_id=self._model_id)

@@ -121,7 +121,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         return transport.reader if transport.wait(timeout) else None
 
     @override
-    def _ack(self) -> None:
+    def acknowledge(self) -> None:
         self.receiver_transport.send_ack()
 
     @property
