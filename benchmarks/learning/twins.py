@@ -50,8 +50,8 @@ def _ppo_envs(config: Any, count: int) -> Any:
     if not config.recurrent:
         return _vector(config.env_id, count)
     env = SerialEnv(count, partial(_blind_env, config.env_id), use_buffers=False)
-    memory = Unbounded(shape=(count, config.hidden_size))
-    return TransformedEnv(env, TensorDictPrimer({"memory": memory}))
+    memory = Unbounded(shape=(config.hidden_size,))
+    return TransformedEnv(env, TensorDictPrimer({"memory": memory}, expand_specs=True))
 
 
 def _vector(env_id: str, count: int) -> Any:

@@ -21,6 +21,7 @@ BEGIN, END = "<!-- learning:begin -->", "<!-- learning:end -->"
 # What each is called, and what its curve counts.
 NAMES = {
     "ppo": ("PPO, CartPole-v1", "frames"),
+    "ppo_one_epoch": ("PPO, one pass over each batch", "frames"),
     "ppo_workers": ("PPO, 2 workers", "frames"),
     "ppo_recurrent": ("PPO, recurrent, without velocities", "frames"),
     "dqn": ("DQN, CartPole-v1", "frames"),
@@ -43,8 +44,9 @@ def table(results: dict[str, Any]) -> str:
     """A row for each example: how many seeds got there, and how long that took."""
     rows = [
         "| Example | Return | Seeds that reached it, Trawl / TorchRL | Trawl, s | TorchRL, s "
-        "| Trawl is × as fast | Share of collection, Trawl / TorchRL |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| Trawl is × as fast | Frames/s in all, Trawl / TorchRL "
+        "| Share of collection, Trawl / TorchRL |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, (title, _) in NAMES.items():
         if name in results:
@@ -74,7 +76,14 @@ def row(runs: list[dict[str, Any]]) -> str:
     ours, theirs = (times[who] for who in COLOURS)
     ratio = statistics.median(theirs) / statistics.median(ours) if ours and theirs else None
     share = " / ".join(collecting(solved(runs, who)) for who in COLOURS)
-    return " | ".join([*cells, "–" if ratio is None else f"**{ratio:.2f}**", share])
+    speeds = " / ".join(speed(of(runs, who)) for who in COLOURS)
+    return " | ".join([*cells, "–" if ratio is None else f"**{ratio:.2f}**", speeds, share])
+
+
+def speed(runs: list[dict[str, Any]]) -> str:
+    """The median of frames per second, learning included."""
+    found = [run["frames"] / run["seconds"] for run in runs if "frames" in run]
+    return f"{statistics.median(found):,.0f}" if found else "–"
 
 
 def collecting(runs: list[dict[str, Any]]) -> str:
@@ -108,7 +117,7 @@ def draw(results: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     names = [name for name in NAMES if name in results]
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 6.5), layout="constrained")
+    figure, axes = pyplot.subplots(2, 4, figsize=(15, 6.5), layout="constrained")
     for axis, name in zip(axes.flat, names, strict=False):
         title, unit = NAMES[name]
         runs = results[name]["runs"]
