@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ONCE = Path(__file__).parent / "once.py"
 # Seconds for a run.
 PATIENCE = 900.0
-Name = Literal["ppo", "ppo_one_epoch", "ppo_workers", "ppo_recurrent", "dqn", "sac", "offline"]
+Name = Literal["ppo", "ppo_few_epochs", "ppo_workers", "ppo_recurrent", "dqn", "sac", "offline"]
 RUNS: dict[Name, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {}),
     # Less learning for each frame, and more frames: collection takes most of the time.
-    "ppo_one_epoch": ("ppo", {"num_epochs": 1, "minibatch_size": 512, "learning_rate": 2.5e-3}),
+    "ppo_few_epochs": ("ppo", {"num_epochs": 3, "minibatch_size": 512, "learning_rate": 2e-3}),
     "ppo_workers": ("ppo", {"workers": 2}),
     "ppo_recurrent": ("ppo", {"recurrent": True}),
     "dqn": ("dqn", {}),

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- learning:begin -->", "<!-- learning:end -->"
 # What each is called, and what its curve counts.
 NAMES = {
     "ppo": ("PPO, CartPole-v1", "frames"),
-    "ppo_one_epoch": ("PPO, one pass over each batch", "frames"),
+    "ppo_few_epochs": ("PPO, three passes over each batch, not ten", "frames"),
     "ppo_workers": ("PPO, 2 workers", "frames"),
     "ppo_recurrent": ("PPO, recurrent, without velocities", "frames"),
     "dqn": ("DQN, CartPole-v1", "frames"),
