@@ -129,6 +129,7 @@ def draw(results: dict[str, Any]) -> None:
         axis.axhline(target(runs), color="#9a9a9a", linestyle=":")
         axis.set_title(title)
         axis.set_xlabel(unit)
+        axis.locator_params(axis="x", nbins=4)
         axis.set_ylabel("mean return")
     axes.flat[0].legend()
     for axis in axes.flat[len(names) :]:
