@@ -107,8 +107,10 @@ class Paced:
     def sample(self) -> Any:
         """A minibatch, once there are as many frames as it takes."""
         self._samples += 1
-        each = self._config.minibatch_size / self._config.samples_per_insert
-        while self._frames < self._config.random_frames + self._samples * each:
+        config = self._config
+        each = config.minibatch_size / config.samples_per_insert
+        needed = min(config.random_frames + self._samples * each, config.total_frames)
+        while self._frames < needed:
             self.stats()
         return self._collector.replay_buffer.sample()
 
