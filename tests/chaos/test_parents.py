@@ -132,7 +132,8 @@ def only_interrupted(errors: str) -> bool:
     return (
         lines[0] == "Traceback (most recent call last):"
         and lines[-1] == "KeyboardInterrupt"
-        and all(line.startswith("  ") for line in lines[1:-1])
+        # A line of code that Python can't show is empty.
+        and all(line.startswith("  ") or not line for line in lines[1:-1])
     )
 
 
