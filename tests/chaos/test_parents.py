@@ -61,6 +61,7 @@ class Script:
         self._words = os.fdopen(self._output)
         # What it prints to stderr may be more than a pipe holds, but hardly.
         self._rest = os.fdopen(self._errors)
+        self._asked = self._ended = False
 
     def hear(self, word: str) -> None:
         """Waits until it says something."""
@@ -76,14 +77,27 @@ class Script:
 
         Whoever is left has the other end of its stdout and stderr.
         """
-        self._control.send(pickle.dumps(self.pid))
-        status = pickle.loads(self._control.recv(1 << 10))
+        status = self._status()
         said = self._words.read()
         errors = self._rest.read()
         self._words.close()
         self._rest.close()
         assert said == "", f"it said {said!r}, and on stderr {errors}"
         return status, errors
+
+    def _status(self) -> int:
+        if not self._asked:
+            self._control.send(pickle.dumps(self.pid))
+        self._asked = True
+        status: int = pickle.loads(self._control.recv(1 << 10))
+        self._ended = True
+        return status
+
+    def clear(self) -> None:
+        """Ends it after a test that failed: its host is to serve the next one."""
+        if not self._ended:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._status()
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +116,18 @@ def control() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def run(control: socket.socket, tmp_path: Path) -> Any:
+def run(control: socket.socket, tmp_path: Path) -> Iterator[Any]:
     """Starts a script."""
+    scripts: list[Script] = []
 
     def start(text: str, mode: str = "sync", crew: str = "") -> Script:
         prologue = PROLOGUE.format(sync=mode == "sync", crew=crew and f", {crew}")
-        return Script(control, tmp_path, prologue + text)
+        scripts.append(Script(control, tmp_path, prologue + text))
+        return scripts[-1]
 
-    return start
+    yield start
+    for script in scripts:
+        script.clear()
 
 
 def check_folder(folder: Path) -> None:
