@@ -1,6 +1,8 @@
 """One run of an example, in this process; its result is printed as JSON.
 
-python benchmarks/learning/once.py ppo Trawl '{"seed": 3}'
+    python benchmarks/learning/once.py ppo Trawl '{"seed": 3}'
+
+The last argument is what of the example's settings differs.
 """
 
 from __future__ import annotations

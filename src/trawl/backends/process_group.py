@@ -119,9 +119,9 @@ class Link:
 
     def _send(self, packed: Packed) -> None:
         sizes = [len(view) for view in packed.buffers]
-        least = _HEAD.size + 8 * len(sizes) + len(packed.body)
-        inside = least + sum(sizes) <= _LARGEST_FRAME
-        total = least + sum(sizes) if inside else least
+        total = _HEAD.size + 8 * len(sizes) + len(packed.body)
+        inside = total + sum(sizes) <= _LARGEST_FRAME
+        total += sum(sizes) if inside else 0
         following = max(_FRAME, 1 << (total - 1).bit_length()) if inside else _FRAME
         head = _HEAD.pack(packed.verb, inside, total, len(packed.body), len(sizes), following)
         parts = [head, struct.pack(f"!{len(sizes)}Q", *sizes), packed.body]

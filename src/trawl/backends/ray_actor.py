@@ -79,14 +79,12 @@ class RayActor:
             letter: what :meth:`Letter.packed` has made.
             *beside: the same.
         """
-        own, messages = read_letter(letter, beside)
-        self._mail.deliver(own, messages)
+        self._mail.deliver(*read_letter(letter, beside))
         return self._mail.said()
 
     def deliver(self, letter: bytes, *beside: Any) -> None:
         """Brings messages; for the arguments see :meth:`exchange`."""
-        own, messages = read_letter(letter, beside)
-        self._mail.deliver(own, messages)
+        self._mail.deliver(*read_letter(letter, beside))
 
     def interrupt(self, interruption: tuple[int, int]) -> None:
         """Brings an interruption."""

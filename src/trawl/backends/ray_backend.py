@@ -264,9 +264,9 @@ class RayWorker(Worker):
         self.told_to_stop = self.unreadable = self.buried = False
         self.listening = self._killed = False
         self.heard_at = time.monotonic()
-        # What it says first, unasked: that it has begun, and that it is ready.
-        self._answers = 2
         self._heard = 0
+        # What is to be heard: first, unasked, that it has begun and that it is ready.
+        self._expected = 2
         self._connection = connection
         self._backend = backend
         self._lock = threading.RLock()
@@ -285,7 +285,7 @@ class RayWorker(Worker):
             return
         with self._lock:
             self._waiting.append(packed)
-            self._answers += 1
+            self._expected += 1
         if not self._exchange():
             self._deliver()
 
@@ -297,7 +297,7 @@ class RayWorker(Worker):
     @property
     def owes(self) -> bool:
         """Whether it has answered less than it was told."""
-        return self._answers > 0
+        return self._heard < self._expected
 
     # Ray is called without the lock: it may just be calling back, and wait for the lock.
 
@@ -328,7 +328,6 @@ class RayWorker(Worker):
             # Of one that is dead nothing more will be heard.
             self.listening = error is not None
             self._heard += len(said)
-            self._answers -= len(said)
             self.heard_at = time.monotonic()
         self._tell(said)
 
