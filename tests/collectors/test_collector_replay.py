@@ -1,5 +1,6 @@
 import pytest
 import torch
+from buffer_parts import torchrl_prioritized
 from collector_parts import Buffer, batches, by_step, keys
 
 from trawl.collectors import Collector
@@ -16,7 +17,6 @@ from torchrl.data import (  # noqa: E402
 )
 from torchrl.data.postprocs import MultiStep  # noqa: E402
 from torchrl.data.replay_buffers.samplers import (  # noqa: E402
-    PrioritizedSampler,
     SamplerWithoutReplacement,
     SliceSampler,
 )
@@ -312,11 +312,7 @@ def test_every_frame_can_be_sampled_once():
 
 
 def test_frames_can_be_sampled_by_priority():
-    try:
-        sampler = PrioritizedSampler(200, alpha=1.0, beta=1.0)
-    except RuntimeError as error:
-        pytest.skip(f"TorchRL was built without it: {error}")
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200), sampler=sampler, batch_size=64)
+    buffer = torchrl_prioritized()
     filled(buffer)
     buffer.update_priority(torch.arange(90), (torch.arange(90) == 7).float() * 1e6)
     assert (buffer.sample()["next", "reward"] == 8).float().mean() > 0.9
