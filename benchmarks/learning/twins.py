@@ -181,7 +181,8 @@ def write(env_id: str, frames: int, seed: int, name: str) -> None:
                     truncations=cut,
                 )
             )
-    minari.create_dataset_from_buffers(name, episodes, env=gymnasium.make(env_id))
+    env = gymnasium.make(env_id)
+    minari.create_dataset_from_buffers(name, episodes, env=env, data_format="arrow")
 
 
 TWINS: dict[str, Callable[..., Any]] = {"ppo": ppo, "dqn": dqn, "sac": sac, "offline": offline}
