@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from collector_parts import by_step
@@ -79,10 +79,10 @@ def drained(collector: Any, book: Ledger) -> list[TensorDictBase]:
     return found
 
 
-def run(collector: Any, batches: int = 10) -> None:
-    """Collects some batches, and closes the collector."""
+def until_it_fails(collector: Any) -> NoReturn:
+    """Collects without an end: some workers may be much quicker than the one that fails."""
     with collector:
-        for _ in range(batches):
+        while True:
             collector.next()
 
 

@@ -17,9 +17,9 @@ from multi_parts import (
     envs,
     ledger,
     make,
-    run,
     same,
     together,
+    until_it_fails,
     worker_of,
 )
 from whole_parts import Episodes, Writes, cycling
@@ -371,7 +371,7 @@ def test_an_error_keeps_its_type_and_says_where_it_was(cls, method, at):
     sources = [*envs(1), lambda: FaultyEnv(at, KeyError("no fuel"), number=1, lengths=[3])]
     collector = make(cls, create_env_fn=sources, start_method=method)
     with pytest.raises(KeyError, match="no fuel") as caught:
-        run(collector)
+        until_it_fails(collector)
     error = caught.value
     assert isinstance(error, WorkerError)
     assert isinstance(error.original, KeyError)

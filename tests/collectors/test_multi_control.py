@@ -21,8 +21,8 @@ from multi_parts import (
     envs,
     ledger,
     make,
-    run,
     together,
+    until_it_fails,
     worker_of,
 )
 from tensordict.nn import TensorDictModule
@@ -365,7 +365,7 @@ def test_an_error_names_worker_environment_and_step(cls, lanes):
     worse[-1] = failing(5)
     collector = make(cls, create_env_fn=[fine, worse], frames_per_batch=12 * lanes)
     with pytest.raises(ValueError, match="no fuel") as caught:
-        run(collector)
+        until_it_fails(collector)
     text = str(caught.value)
     assert "in worker 1" in text
     assert "at its step 3 (from 0)" in text
@@ -388,7 +388,7 @@ def test_an_error_names_worker_environment_and_step(cls, lanes):
 def test_errors_of_users_functions_keep_their_type(cls, option, value, method):
     collector = make(cls, start_method=method, **{option: value})
     with pytest.raises(ZeroDivisionError, match="division by zero") as caught:
-        run(collector)
+        until_it_fails(collector)
     assert collector.closed
     assert isinstance(caught.value, WorkerError) == (option != "postproc")
 
@@ -525,16 +525,23 @@ def test_a_threshold_means_nothing_to_async_batches():
 
 
 def test_what_late_workers_left_breaks_off_nobody():
-    gate = multiprocessing.get_context("spawn").Event()
+    context = multiprocessing.get_context("spawn")
+    late, gate = context.Event(), context.Event()
+
+    class First(NumberedEnv):
+        def step(self, action):
+            late.wait()
+            return super().step(action)
 
     class Late(NumberedEnv):
         def step(self, action):
             if len(self.actions) == 2:
+                late.set()
                 gate.wait()
             return super().step(action)
 
     collector = make(
-        create_env_fn=[lambda: NumberedEnv(0), lambda: Late(1)],
+        create_env_fn=[lambda: First(0), lambda: Late(1)],
         frames_per_batch=40,
         preemptive_threshold=0.5,
         start_method="forkserver",
@@ -542,7 +549,7 @@ def test_what_late_workers_left_breaks_off_nobody():
     with collector:
         collector.next()
         gate.set()
-        # The late one, if it is one, has answered before the next batch is asked for.
+        # The late one has answered before the next batch is asked for.
         collector._fleet.settle()
         assert collector.next()[MASK][0].all()
 
