@@ -347,10 +347,11 @@ def replaced(told: str, times: int | None = None) -> Iterator[None]:
 
 
 def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
-    """Kills processes, and waits until they are gone."""
+    """Kills processes, and waits until they are gone; they may be gone already."""
     with watched(*pids) as watch:
         for pid in pids:
-            os.kill(pid, signum)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
         watch()
 
 

@@ -25,6 +25,7 @@ from typing_extensions import override
 from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Lifelines, Line
 from trawl.backends.network import LOOPBACK, is_loopback, listening, own_address
+from trawl.backends.order_line import Meeting, OrderLine, Orders
 from trawl.backends.remote import RemoteBackend, RemoteWorker
 from trawl.backends.remote_packing import Packed
 from trawl.backends.remote_rank import Rank
@@ -200,17 +201,17 @@ class ProcessGroupRank(Rank):
 
     Args:
         link: the connection.
+        orders: by what it has its orders.
         lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self, link: Link, lifeline: Lifeline | None) -> None:
-        super().__init__(lifeline)
+    def __init__(self, link: Link, orders: Orders, lifeline: Lifeline | None) -> None:
+        super().__init__(orders, lifeline)
         self._link = link
 
-    def run(self) -> int:
-        """Lives the life of a worker; gives its exit status."""
+    @override
+    def begin(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
-        return self.live()
 
     def _listen(self) -> None:
         try:
@@ -230,10 +231,11 @@ def run_rank_at(address: Address) -> int:
     return task(address)
 
 
-def _join_group(line: Line | None, address: Address) -> int:
+def _join_group(meeting: Meeting, line: Line | None, address: Address) -> int:
     """What a rank is to do: it is in a process group with the driver."""
     lifeline = None if line is None else line.connect(address.prefix)
-    return ProcessGroupRank(address.link(1), lifeline).run()
+    orders = meeting.connect()
+    return ProcessGroupRank(address.link(1), orders, lifeline).live()
 
 
 # --- in the driver
@@ -292,10 +294,10 @@ class ProcessGroupBackend(RemoteBackend):
         self._where = host, port or 0, timeout
         if self._store is None:
             self._store = Address(*self._where, prefix).client()
-        own = own_address(host, self.port)
+        self._own_address = own_address(host, self.port)
         # No link leads from this machine to itself.
-        if link_timeout is not None and not is_loopback(own):
-            self._lifelines = Lifelines(own, link_timeout)
+        if link_timeout is not None and not is_loopback(self._own_address):
+            self._lifelines = Lifelines(self._own_address, link_timeout)
 
     @property
     def port(self) -> int:
@@ -304,14 +306,18 @@ class ProcessGroupBackend(RemoteBackend):
 
     @override
     def _new_worker(self, index: int) -> RemoteWorker:
-        address = self._new_address(index)
-        self._set_task(address, partial(_join_group, self._line))
-        return _Rank(index, self, address)
+        address, orders = self._new_address(index), self._new_orders()
+        self._set_task(address, partial(_join_group, orders.meeting, self._line))
+        return _Rank(index, self, orders, address)
 
     def _new_address(self, index: int) -> Address:
         """Where the next rank for a worker meets this process."""
         launches = self._launches[index] = self._launches.get(index, -1) + 1
         return Address(*self._where, prefix=f"{self._prefix}/{index + 1}/{launches}")
+
+    def _new_orders(self) -> OrderLine:
+        """By what the next rank is to have its orders."""
+        return OrderLine(self._own_address, self._where[2])
 
     def _set_task(self, address: Address, task: Task) -> None:
         """Says what the rank that comes to an address is to do."""
@@ -355,11 +361,14 @@ class MetWorker(RemoteWorker):
     Args:
         index: its number.
         backend: where it lives.
+        orders: by what it has its orders.
         address: where it is met.
     """
 
-    def __init__(self, index: int, backend: ProcessGroupBackend, address: Address) -> None:
-        super().__init__(index, backend)
+    def __init__(
+        self, index: int, backend: ProcessGroupBackend, orders: OrderLine, address: Address
+    ) -> None:
+        super().__init__(index, backend, orders)
         self._group = backend
         self._address = address
         if not backend.launcher.replaces:
@@ -391,6 +400,7 @@ class _Rank(MetWorker):
     def _listen(self) -> None:
         try:
             link = self._address.link(0)
+            self.orders.meet()
         except Exception as error:
             self._missed(error)
             return

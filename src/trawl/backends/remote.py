@@ -1,7 +1,8 @@
 """Workers that are reached over a network: what all such places have in common, on this side.
 
-A thread for each worker takes in what it sends, and one sends to it. A worker is dead once its
-connection is closed and, where that can be known, its process has ended.
+A thread for each worker takes in what it sends. Its orders it has by a line of their own
+(:mod:`trawl.backends.order_line`); a thread sends what it is to hear while it works. A worker is
+dead once its connection is closed and, where that can be known, its process has ended.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Mess
 from trawl.backends.failure import Failure
 from trawl.backends.inline import InlineMemory
 from trawl.backends.launch import Launcher, Process
+from trawl.backends.order_line import OrderLine
 from trawl.backends.remote_packing import (
     ENDED,
     FAILED,
     INTERRUPT,
     KILL,
     MESSAGE,
-    START,
     STOP,
+    Order,
     Packed,
     pack,
 )
@@ -76,9 +78,9 @@ class RemoteBackend(Backend):
     def launch(self, index: int, make: MakeService) -> RemoteWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        first = pack(START, (list(sys.path), cloudpickle.dumps(make)))
+        first = pack(MESSAGE, Order((list(sys.path), cloudpickle.dumps(make))))
         worker = self._new_worker(index)
-        worker.put(first)
+        worker.orders.send(first)
         with self._changed:
             self._living.add(worker)
         try:
@@ -168,15 +170,18 @@ class RemoteWorker(Worker):
     Args:
         index: its number.
         backend: where it lives.
+        orders: by what it has its orders.
 
     Attributes:
+        orders: the same.
         told_to_stop: whether it was told to.
         ended: the status that it said it ended with; None before.
         out_of_reach: whether nothing can be said to it.
     """
 
-    def __init__(self, index: int, backend: RemoteBackend) -> None:
+    def __init__(self, index: int, backend: RemoteBackend, orders: OrderLine) -> None:
         self.index = index
+        self.orders = orders
         self._backend = backend
         self._outbox: SimpleQueue[Packed | None] = SimpleQueue()
         self._process: Process | None = None
@@ -185,6 +190,7 @@ class RemoteWorker(Worker):
         self.ended: int | None = None
         self.out_of_reach = False
         self._linked = self._cut = self._late = False
+        self._interruption, self._heard = (0, 0), 0
         self._exit: str | None = None
         self._why = "lost its connection"
         self._who = ""
@@ -199,7 +205,9 @@ class RemoteWorker(Worker):
 
     @override
     def send(self, content: Any) -> None:
-        self.put(pack(MESSAGE, content))
+        packed = pack(MESSAGE, Order(content, self._interruption, self._heard))
+        if self._owner == os.getpid():
+            self.orders.send(packed)
 
     @override
     def share(self, name: int, memory: Any) -> None:
@@ -211,7 +219,8 @@ class RemoteWorker(Worker):
 
     @override
     def interrupt(self, number: int) -> None:
-        self.put(pack(INTERRUPT, number))
+        self._interruption = number, self._interruption[1] + 1
+        self.put(pack(INTERRUPT, self._interruption))
 
     @override
     def stop(self) -> None:
@@ -229,13 +238,14 @@ class RemoteWorker(Worker):
             _after(_GONE, self.lose, "was killed")
 
     def put(self, packed: Packed | None) -> None:
-        """Sends a message; None ends the thread that sends."""
+        """Sends what it is to hear while it works; None ends the thread that does it."""
         if self._owner == os.getpid():
             self._outbox.put(packed)
 
     def let_go(self) -> None:
         """Ends the threads, as far as that is not done by the end of the connection."""
         self.put(None)
+        self.orders.close()
 
     # --- what threads tell
 
@@ -245,6 +255,7 @@ class RemoteWorker(Worker):
 
     def heard(self, packed: Packed) -> None:
         """The worker sent something."""
+        self._heard += 1
         if packed.verb == ENDED:
             self.ended = packed.content()
         else:

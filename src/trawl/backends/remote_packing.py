@@ -5,13 +5,27 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # Memory of at least this size is sent by itself, and not copied into the pickle.
 _APART = 16_384
 
 # What a message is.
-MESSAGE, START, INTERRUPT, STOP, KILL, FAILED, ENDED = range(7)
+MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
+
+
+class Order(NamedTuple):
+    """What a worker is told, and what it may not know yet.
+
+    Attributes:
+        content: what it is told.
+        interruption: the last one, as a number and how many there were.
+        heard: how many of its messages have come.
+    """
+
+    content: Any
+    interruption: tuple[int, int] = (0, 0)
+    heard: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import queue
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing_extensions import override
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.lifeline import Lifeline
+from trawl.backends.order_line import Orders
 from trawl.backends.remote_packing import (
     ENDED,
     FAILED,
@@ -43,24 +43,39 @@ class Rank(Port):
     """A worker's end of its connection, by whatever that is made.
 
     A subclass sends (:meth:`transmit`), and gives what comes to :meth:`receive`, from a thread of
-    its own: so an order to stop is heard while the worker works.
+    its own: so an order to stop is heard while the worker works. All other orders are read by the
+    thread that works, when it has time for them.
 
     Args:
+        orders: where these come from; this object closes it.
         lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self, lifeline: Lifeline | None = None) -> None:
+    def __init__(self, orders: Orders, lifeline: Lifeline | None = None) -> None:
+        self._orders = orders
         self._lifeline = lifeline
-        self._inbox: queue.SimpleQueue[Packed | None] = queue.SimpleQueue()
-        self._number = 0
-        self._losing = threading.Lock()
+        self._interruption = 0, 0
+        # How many messages were sent, and how many of them the driver is known to have.
+        self._sent = self._heard = 0
+        self._losing, self._interrupting = threading.Lock(), threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
-        self._sending = self._late = self._over = False
+        self._sending = self._late = self._over = self._broken_off = False
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begins to listen."""
 
     @abstractmethod
     def transmit(self, packed: Packed) -> None:
         """Sends a message, and waits until what it refers to may change.
+
+        Raises:
+            RuntimeError: if nobody is there to take it.
+        """
+
+    def secure(self) -> None:
+        """Waits until what was sent comes, whatever becomes of this process.
 
         Raises:
             RuntimeError: if nobody is there to take it.
@@ -71,13 +86,17 @@ class Rank(Port):
     def receive(self, packed: Packed) -> None:
         """Takes in a message."""
         if packed.verb == INTERRUPT:
-            self._number = packed.content()
+            self._interrupt(packed.content())
         elif packed.verb == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif packed.verb == STOP:
             self._break_off()
-        else:
-            self._inbox.put(packed)
+
+    def _interrupt(self, interruption: tuple[int, int]) -> None:
+        # They come on two ways.
+        with self._interrupting:
+            if interruption[1] > self._interruption[1]:
+                self._interruption = interruption
 
     def lose(self) -> None:
         """The driver is gone, or has closed the connection: nobody needs this worker any more.
@@ -95,8 +114,8 @@ class Rank(Port):
             self._break_off()
 
     def _break_off(self) -> None:
-        # The signal breaks off what is done now, but may be caught by it: the message may not.
-        self._inbox.put(None)
+        # The signal breaks off what is done now, but may be caught by it.
+        self._broken_off = True
         os.kill(os.getpid(), signal.SIGTERM)
 
     # --- in the thread that works
@@ -108,6 +127,7 @@ class Rank(Port):
     def _tell(self, packed: Packed) -> None:
         # Half a message would be taken for half of the next one.
         self._sending = True
+        self._sent += 1
         try:
             self.transmit(packed)
         except RuntimeError:
@@ -134,7 +154,7 @@ class Rank(Port):
 
     @override
     def interrupted(self) -> int:
-        return self._number
+        return self._interruption[0]
 
     def live(self) -> int:
         """Lives the life of a worker; gives its exit status."""
@@ -143,6 +163,7 @@ class Rank(Port):
             try:
                 if self._lifeline is not None:
                     self._lifeline.watch(self.lose)
+                self.begin()
                 self._work()
             except Stopped:
                 pass
@@ -159,6 +180,7 @@ class Rank(Port):
                 self._last.cancel()
         # Its end is that the driver lets go.
         self._lost.wait(_CLOSING)
+        self._orders.close()
         return status
 
     def _work(self) -> None:
@@ -168,8 +190,11 @@ class Rank(Port):
         try:
             try:
                 while True:
-                    while not (service.busy and self._inbox.empty()):
-                        service.handle(self._next())
+                    while not service.busy or self._orders.waiting:
+                        content = self._next()
+                        self._make_sure()
+                        service.handle(content)
+                    self._make_sure()
                     service.work()
             finally:
                 # What closes the service is not to be broken off, and this line may be: once.
@@ -178,10 +203,22 @@ class Rank(Port):
             service.close()
 
     def _next(self) -> Any:
-        packed = self._inbox.get()
-        if packed is None:
+        if self._broken_off:
             raise Stopped
-        return packed.content()
+        try:
+            content, interruption, self._heard = self._orders.next().content()
+        except EOFError:
+            raise Stopped from None
+        self._interrupt(interruption)
+        return content
+
+    def _make_sure(self) -> None:
+        """What was said is not to be lost, if what is done next is the end of this process."""
+        if self._heard < self._sent:
+            try:
+                self.secure()
+            except RuntimeError:
+                raise Stopped from None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from typing_extensions import override
 from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Line
 from trawl.backends.network import LOOPBACK, interface_at, own_address
+from trawl.backends.order_line import Meeting, OrderLine, Orders
 from trawl.backends.process_group import (
     FOREVER,
     STATE,
@@ -34,7 +35,7 @@ from trawl.backends.process_group import (
     over,
 )
 from trawl.backends.remote import RemoteWorker
-from trawl.backends.remote_packing import ENDED, Packed
+from trawl.backends.remote_packing import Packed
 from trawl.backends.remote_rank import Rank
 
 DRIVER = "COLLECTOR_DRIVER"
@@ -48,6 +49,8 @@ DEFAULT_TENSORPIPE_OPTIONS = {
 # What an agent says of itself in the store, by TensorPipe's names.
 _OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
 _READY, _END = b"ready", "end"
+# Bytes up to which a copy takes less time than to wait until the driver has them.
+_COPIED = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,12 @@ class RpcRank(Rank):
 
     Args:
         address: where it meets the driver.
+        orders: by what it has its orders.
         lifeline: what tells that the driver is out of reach, if that has to be told.
     """
 
-    def __init__(self, address: Address, lifeline: Lifeline | None) -> None:
-        super().__init__(lifeline)
+    def __init__(self, address: Address, orders: Orders, lifeline: Lifeline | None) -> None:
+        super().__init__(orders, lifeline)
         self._address = address
         self._lock = threading.Lock()
         self._next_number = 0
@@ -161,7 +165,12 @@ class RpcRank(Rank):
         self._asked.put(question)
         return question
 
-    def watch(self) -> None:
+    @override
+    def begin(self) -> None:
+        self._address.names().set(STATE, _READY)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
         """Waits until the driver is gone, or lets go."""
         with contextlib.suppress(RuntimeError):
             store = self._address.client()
@@ -176,28 +185,38 @@ class RpcRank(Rank):
 
     @override
     def transmit(self, packed: Packed) -> None:
-        question = self._question or self._asked.get()
-        if question is None:
+        self.secure()
+        question, self._question = self._question, None
+        assert question is not None
+        tensors = _tensors(packed)
+        small = sum(map(len, tensors)) <= _COPIED
+        answer = [one.clone() for one in tensors] if small else tensors
+        question.set_result((packed.verb, packed.body, answer))
+        if not small:
+            self.secure()
+
+    @override
+    def secure(self) -> None:
+        # Who asks for the next message has this one.
+        self._question = self._question or self._asked.get()
+        if self._question is None:
             raise RuntimeError("the driver is gone")
-        self._question = None
-        question.set_result((packed.verb, packed.body, _tensors(packed)))
-        if packed.verb != ENDED:
-            # Who asks for the next message has this one.
-            self._question = self._asked.get()
 
 
 def _join_rpc(
-    number: int, name: str, options: Mapping[str, Any], line: Line | None, address: Address
+    number: int,
+    name: str,
+    options: Mapping[str, Any],
+    meeting: Meeting,
+    line: Line | None,
+    address: Address,
 ) -> int:
     """What a node is to do: it works for the driver, which calls it; gives the exit status."""
     global _rank
     lifeline = None if line is None else line.connect(address.prefix)
-    own = address.names()
-    rank = _rank = RpcRank(address, lifeline)
-    Node(number, name, address, options).agent(own)
-    own.set(STATE, _READY)
-    threading.Thread(target=rank.watch, daemon=True).start()
-    status = rank.live()
+    _rank = RpcRank(address, meeting.connect(), lifeline)
+    Node(number, name, address, options).agent(address.names())
+    status = _rank.live()
     _rank = None
     _shut_down()
     return status
@@ -278,9 +297,10 @@ class RpcBackend(ProcessGroupBackend):
         # An agent keeps the address that belongs to a name.
         again = address.prefix.rsplit("/", 1)[1]
         name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
-        task = partial(_join_rpc, number, name, self._options, self._line)
+        orders = self._new_orders()
+        task = partial(_join_rpc, number, name, self._options, orders.meeting, self._line)
         self._set_task(address, task)
-        return _Node(index, self, Node(number, name, address))
+        return _Node(index, self, orders, Node(number, name, address))
 
     def admit(self, node: Node) -> Any:
         """Lets the agent know a node that has joined; what calls to it are addressed to."""
@@ -312,8 +332,8 @@ class RpcBackend(ProcessGroupBackend):
 
 
 class _Node(MetWorker):
-    def __init__(self, index: int, backend: RpcBackend, node: Node) -> None:
-        super().__init__(index, backend, node.address)
+    def __init__(self, index: int, backend: RpcBackend, orders: OrderLine, node: Node) -> None:
+        super().__init__(index, backend, orders, node.address)
         self._rpc = backend
         self._node = node
         self._answers: SimpleQueue[Future[Any] | None] = SimpleQueue()
@@ -330,6 +350,7 @@ class _Node(MetWorker):
             if store.get(STATE) != _READY:
                 raise RuntimeError("its process has ended")
             info = self._rpc.admit(self._node)
+            self.orders.meet()
         except Exception as error:
             self._missed(error)
             return

@@ -1,0 +1,221 @@
+"""A connection by which a worker's main thread is told what to do, with no other thread between.
+
+What comes by a process group wakes a thread of the group, which wakes the one that asked for it,
+which wakes the one that works. Any of them may be put on a processor on which another worker has
+just begun, and waits there until the system looks again, for a third of a small batch's time. Who
+reads from a socket by itself is woken once, on a processor that is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from trawl.backends.network import listening
+from trawl.backends.remote_packing import Packed
+
+# What it is, bytes of the pickle, how many buffers there are; then the buffers' sizes.
+_HEAD = struct.Struct("!BQI")
+# Pieces of memory that the system takes at a time.
+_MOST = 1000
+_KEY = 16
+# Seconds in which who comes is to say that it is who was waited for.
+_GREETING = 5.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where a worker finds its orders.
+
+    Attributes:
+        host: address of the driver.
+        port: port there.
+        key: what it says to be let in.
+        timeout: seconds that it may take to get there.
+    """
+
+    host: str
+    port: int
+    key: bytes
+    timeout: float
+
+    def connect(self) -> Orders:
+        """Connects a worker to its driver.
+
+        Raises:
+            OSError: if that is out of reach.
+        """
+        end = socket.create_connection((self.host, self.port), self.timeout)
+        end.sendall(self.key)
+        end.settimeout(None)
+        return Orders(end)
+
+
+class Orders:
+    """A worker's end.
+
+    Args:
+        end: the connection; this object closes it.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to read, if only the end."""
+        return bool(self._poll.poll(0))
+
+    def next(self) -> Packed:
+        """The next message; waits for it.
+
+        Raises:
+            EOFError: if the driver is gone, or has let go.
+        """
+        verb, nbytes, count = _HEAD.unpack(self._take(_HEAD.size))
+        sizes = struct.unpack(f"!{count}Q", self._take(8 * count))
+        return Packed(verb, bytes(self._take(nbytes)), [self._take(size) for size in sizes])
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._end.close()
+
+    def _take(self, size: int) -> memoryview:
+        taken = np.empty(size, dtype=np.uint8).data
+        left = taken
+        while left:
+            try:
+                count = self._end.recv_into(left)
+            except OSError:
+                count = 0
+            if not count:
+                raise EOFError("the driver is gone")
+            left = left[count:]
+        return taken
+
+
+class OrderLine:
+    """The driver's end. Who sends does not wait: what there is no room for, a thread sends.
+
+    Args:
+        host: address of this machine at which the worker finds it.
+        timeout: seconds that the worker may take to get there.
+
+    Attributes:
+        meeting: where it finds it.
+    """
+
+    def __init__(self, host: str, timeout: float) -> None:
+        self._listener = listening(host, 0)
+        port, key = self._listener.getsockname()[1], os.urandom(_KEY)
+        self.meeting = Meeting(host, port, key, timeout)
+        self._lock = threading.Lock()
+        self._end: socket.socket | None = None
+        self._waiting: list[memoryview] = []
+        self._pushing = self._closed = False
+
+    def meet(self) -> None:
+        """Waits for the worker, and sends what it was told before.
+
+        Raises:
+            OSError: if it does not come in time.
+        """
+        deadline = time.monotonic() + self.meeting.timeout
+        with self._listener:
+            while (end := self._admit(deadline)) is None:
+                pass
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            self._end = end
+            if self._closed:
+                end.close()
+            else:
+                self._go_on()
+
+    def _admit(self, deadline: float) -> socket.socket | None:
+        """Who comes next; None for a stranger."""
+        self._listener.settimeout(max(0.0, deadline - time.monotonic()))
+        end, _ = self._listener.accept()
+        end.settimeout(_GREETING)
+        with contextlib.suppress(OSError):
+            if hmac.compare_digest(end.recv(_KEY, socket.MSG_WAITALL), self.meeting.key):
+                end.settimeout(None)
+                return end
+        end.close()
+        return None
+
+    def send(self, packed: Packed) -> None:
+        """Sends a message, after those before; in vain to a worker that is gone."""
+        sizes = [len(view) for view in packed.buffers]
+        head = _HEAD.pack(packed.verb, len(packed.body), len(sizes))
+        head += struct.pack(f"!{len(sizes)}Q", *sizes) + packed.body
+        with self._lock:
+            if not self._closed:
+                self._waiting += map(memoryview, (head, *packed.buffers))
+                self._go_on()
+
+    def close(self) -> None:
+        """Lets go of the worker."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            for end in (self._listener, self._end):
+                # A thread that waits hears of it.
+                if end is not None:
+                    with contextlib.suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            if self._end is not None and not self._pushing:
+                self._end.close()
+
+    def _go_on(self) -> None:
+        """Sends what waits, as far as there is room for it now."""
+        if self._end is None or self._pushing:
+            return
+        self._waiting = _sent(self._end, self._waiting, socket.MSG_DONTWAIT)
+        if self._waiting:
+            self._pushing = True
+            threading.Thread(target=self._push, args=(self._end,), daemon=True).start()
+
+    def _push(self, end: socket.socket) -> None:
+        """Sends what waits, as there comes to be room for it."""
+        while True:
+            with self._lock:
+                parts, self._waiting = self._waiting, []
+                self._pushing = bool(parts)
+                if not parts:
+                    if self._closed:
+                        end.close()
+                    return
+            _sent(end, parts, 0)
+
+
+def _sent(end: socket.socket, parts: list[memoryview], flags: int) -> list[memoryview]:
+    """Sends pieces of memory; gives what is left of them."""
+    left = deque(parts)
+    try:
+        while left:
+            count = end.sendmsg(list(islice(left, _MOST)), [], flags | socket.MSG_NOSIGNAL)
+            while left and count >= len(left[0]):
+                count -= len(left.popleft())
+            if count:
+                left[0] = left[0][count:]
+    except BlockingIOError:
+        return list(left)
+    except OSError:
+        # Nobody takes it any more: that the worker is gone is told in other ways.
+        return []
+    return []

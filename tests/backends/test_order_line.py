@@ -1,0 +1,160 @@
+"""Orders come in the order in which they were sent, and who sends waits for nobody."""
+
+import os
+import socket
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from backend_parts import descriptors
+
+from trawl.backends.network import LOOPBACK
+from trawl.backends.order_line import OrderLine
+from trawl.backends.remote_packing import Packed
+
+LARGE = 20_000_000
+
+
+@pytest.fixture
+def line():
+    line = OrderLine(LOOPBACK, timeout=100.0)
+    yield line
+    line.close()
+
+
+def met(line):
+    orders = line.meeting.connect()
+    line.meet()
+    return orders
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, LARGE])
+def test_messages_come_in_order(line, size):
+    body, array = os.urandom(size), np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    # This one before there is anybody to take it.
+    line.send(Packed(1, b"first"))
+    orders = met(line)
+    line.send(Packed(2, body, [memoryview(array), memoryview(b"ab")]))
+    line.send(Packed(3, b"last"))
+    assert orders.next() == Packed(1, b"first", [])
+    second = orders.next()
+    assert (second.verb, second.body) == (2, body)
+    assert [bytes(one) for one in second.buffers] == [array.tobytes(), b"ab"]
+    assert orders.next() == Packed(3, b"last", [])
+    assert not orders.waiting
+    orders.close()
+
+
+def test_a_message_of_many_buffers(line):
+    buffers = [memoryview(bytes([i % 256]) * (i % 3)) for i in range(3_000)]
+    orders = met(line)
+    line.send(Packed(1, b"", buffers))
+    assert [bytes(one) for one in orders.next().buffers] == [bytes(one) for one in buffers]
+    orders.close()
+
+
+def test_who_sends_waits_for_nobody(line):
+    orders = met(line)
+    for _ in range(3):
+        # More than the system takes.
+        line.send(Packed(1, bytes(LARGE)))
+    line.send(Packed(2))
+    assert orders.waiting
+    assert [len(orders.next().body) for _ in range(3)] == [LARGE] * 3
+    assert orders.next().verb == 2
+    orders.close()
+
+
+def test_threads_send_whole_messages(line):
+    def send(verb):
+        for size in (10, 300_000, 1_000_000) * 5:
+            line.send(Packed(verb, bytes([verb]) * size))
+
+    orders = met(line)
+    threads = [threading.Thread(target=send, args=(verb,)) for verb in range(4)]
+    for thread in threads:
+        thread.start()
+    found = [orders.next() for _ in range(4 * 15)]
+    for thread in threads:
+        thread.join()
+    for verb in range(4):
+        own = [one.body for one in found if one.verb == verb]
+        assert own == [bytes([verb]) * size for size in (10, 300_000, 1_000_000)] * 5
+    orders.close()
+
+
+def test_a_stranger_is_not_taken_for_the_worker(line):
+    place = line.meeting.host, line.meeting.port
+    with socket.create_connection(place) as silent, socket.create_connection(place) as wrong:
+        silent.shutdown(socket.SHUT_WR)
+        wrong.sendall(bytes(len(line.meeting.key)))
+        orders = met(line)
+        line.send(Packed(1, b"secret"))
+        assert orders.next().body == b"secret"
+        assert silent.recv(1) == b""
+        assert wrong.recv(1) == b""
+    orders.close()
+
+
+def test_the_end_comes_after_what_was_sent(line):
+    orders = met(line)
+    line.send(Packed(1, b"last"))
+    line.close()
+    assert orders.next().body == b"last"
+    assert orders.waiting
+    with pytest.raises(EOFError, match="driver is gone"):
+        orders.next()
+    orders.close()
+
+
+def test_nobody_comes():
+    line = OrderLine(LOOPBACK, timeout=0.01)
+    with pytest.raises(TimeoutError):
+        line.meet()
+    line.close()
+
+
+def test_a_line_that_is_closed_is_waited_for_no_longer(line):
+    failed = []
+
+    def meet():
+        try:
+            line.meet()
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    line.close()
+    thread.join()
+    assert failed
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_what_is_sent_to_one_that_is_gone_is_lost(line, size):
+    orders = met(line)
+    orders.close()
+    for _ in range(3):
+        line.send(Packed(1, bytes(size)))
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_nothing_stays_open(meets):
+    before = descriptors()
+    line = OrderLine(LOOPBACK, timeout=100.0)
+    if meets:
+        orders = met(line)
+        # A thread is in the middle of it.
+        line.send(Packed(1, bytes(LARGE)))
+        line.close()
+        with suppress(EOFError):
+            while orders.next():
+                pass
+        orders.close()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and "_push" in thread.name:
+                thread.join()
+    line.close()
+    line.send(Packed(2))
+    assert descriptors() <= before
