@@ -74,6 +74,10 @@ class Orders:
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        return self._end.fileno()
+
     @property
     def waiting(self) -> bool:
         """Whether there is something to read, if only the end."""

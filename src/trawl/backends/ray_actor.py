@@ -1,13 +1,16 @@
 """A worker in a Ray actor: what runs there.
 
-A thread of the actor lives the life of the worker. Calls of the actor's methods, in threads of
-Ray's, bring it messages and take away what it says.
+A thread of the actor lives the life of the worker. What is small it reads itself, from a line of
+its own to the driver, if there is a way to that. Calls of the actor's methods, in threads of Ray's,
+bring it all other messages, and take away what it says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import sys
 import threading
 from collections import deque
@@ -18,6 +21,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
+from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
 from trawl.lean import import_lean
 
@@ -34,10 +38,12 @@ class Hello(NamedTuple):
     Attributes:
         pid: its process.
         node: the id of the node that it is on.
+        lined: whether it has a line to the driver.
     """
 
     pid: int
     node: str
+    lined: bool
 
 
 class End(NamedTuple):
@@ -61,15 +67,20 @@ class RayActor:
         make: what makes the service, pickled.
         refs: the references to objects in it.
         path: where modules are found on the other side; they may be there, too.
+        meeting: where the line to the driver leads to.
     """
 
-    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str]) -> None:
+    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting) -> None:
         import ray
 
         sys.setswitchinterval(_TURN)
         sys.path += [entry for entry in path if entry not in sys.path]
-        self._mail = _Mail()
-        self._mail.say(Hello(os.getpid(), ray.get_runtime_context().get_node_id()))
+        orders: Orders | None = None
+        with contextlib.suppress(OSError):
+            orders = meeting.connect()
+        self._mail = _Mail(orders)
+        node = ray.get_runtime_context().get_node_id()
+        self._mail.say(Hello(os.getpid(), node, orders is not None))
         self._life = _Life(self._mail, (make, [], refs))
 
     def exchange(self, letter: bytes, *beside: Any) -> list[Any]:
@@ -96,12 +107,16 @@ class RayActor:
 
 
 class _Mail:
-    """What came and was not handled, what was said and not taken."""
+    """What came and was not handled, what was said and not taken.
 
-    def __init__(self) -> None:
-        # One lock: for the service's thread when something came, for calls when something was said.
-        lock = threading.RLock()
-        self._changed, self._spoke = threading.Condition(lock), threading.Condition(lock)
+    Args:
+        orders: the line to the driver, if there is one.
+    """
+
+    def __init__(self, orders: Orders | None) -> None:
+        self._lock = threading.Lock()
+        # For calls, when something was said.
+        self._spoke = threading.Condition(self._lock)
         self._early: dict[int, list[Packed]] = {}
         self._delivered = 0
         self._inbox: deque[Packed] = deque()
@@ -109,20 +124,18 @@ class _Mail:
         self._said = self._received = 0
         self.interruption = (0, 0)
         self.stopping = False
+        self._orders = orders
+        # The service's thread waits for the line, and for this, which calls ring.
+        self._heard_bell, self._bell = os.pipe()
+        self._poll = select.poll()
+        for fd in (self._heard_bell, *([orders.fileno()] if orders is not None else [])):
+            self._poll.register(fd, select.POLLIN)
 
     # --- for calls
 
     def deliver(self, letter: Letter, messages: list[Packed]) -> None:
-        with self._changed:
-            self._interrupted(letter.interruption)
-            if letter.heard is not None:
-                self._received = letter.heard
-            if messages:
-                self._early[letter.number] = messages
-            while self._delivered in self._early:
-                self._inbox += self._early.pop(self._delivered)
-                self._delivered += 1
-            self._changed.notify_all()
+        self._take(letter, messages)
+        self._ring()
 
     def said(self) -> list[Any]:
         with self._spoke:
@@ -131,39 +144,65 @@ class _Mail:
             return taken
 
     def interrupt(self, interruption: tuple[int, int]) -> None:
-        with self._changed:
+        with self._lock:
             self._interrupted(interruption)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self._ring()
+
+    def _ring(self) -> None:
+        os.write(self._bell, b"!")
+
+    def _take(self, letter: Letter, messages: list[Packed]) -> None:
+        """Takes in a letter; those with messages may come in any order."""
+        with self._lock:
+            self._interrupted(letter.interruption)
+            if letter.heard is not None:
+                self._received = max(self._received, letter.heard)
+            if messages:
+                self._early[letter.number] = messages
+            while self._delivered in self._early:
+                self._inbox += self._early.pop(self._delivered)
+                self._delivered += 1
 
     def _interrupted(self, interruption: tuple[int, int]) -> None:
         if interruption[1] > self.interruption[1]:
             self.interruption = interruption
 
-    def stop(self) -> None:
-        with self._changed:
-            self.stopping = True
-            self._changed.notify_all()
-
     # --- for the service's thread
 
     def say(self, thing: Any) -> None:
-        with self._changed:
+        with self._spoke:
             self._outbox.append(thing)
             self._said += 1
             self._spoke.notify()
 
-    def next(self, wait: bool) -> Sequence[Any] | None:
+    def next(self, wait: bool) -> Packed | None:
         """The next message; None if there is none, and no time to wait for one."""
-        with self._changed:
-            # What was said is on the other side before anything else is done: nothing of it is
-            # lost if that is the end of this process.
-            self._changed.wait_for(
-                lambda: (
-                    (self._received == self._said and (self._inbox or not wait)) or self.stopping
-                )
-            )
-            if self.stopping:
-                raise _Stop
-            return self._inbox.popleft() if self._inbox else None
+        self._read(wait=False)
+        while not self.stopping:
+            with self._lock:
+                # What was said is on the other side before anything else is done: nothing of it
+                # is lost if that is the end of this process.
+                if self._received == self._said and (self._inbox or not wait):
+                    return self._inbox.popleft() if self._inbox else None
+            self._read(wait=True)
+        raise _Stop
+
+    def _read(self, wait: bool) -> None:
+        """Takes in what comes by the line."""
+        while found := self._poll.poll(None if wait else 0):
+            wait = False
+            for fd, _ in found:
+                if fd == self._heard_bell:
+                    os.read(fd, 1 << 10)
+                elif self._orders is not None:
+                    try:
+                        self._take(*read_letter(self._orders.next().body, ()))
+                    except EOFError:
+                        # If the driver is gone, Ray ends this process.
+                        self._poll.unregister(fd)
 
 
 class _Life:

@@ -17,15 +17,20 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.failure import Failure
+from trawl.backends.order_line import OrderLine
 from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
 from trawl.backends.ray_cluster import Connection, Place
 from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
+from trawl.backends.remote_packing import MESSAGE
+from trawl.backends.remote_packing import Packed as Sheet
 
 # Calls with messages for an actor that are under way at a time. What is sent meanwhile goes
 # together, when one of them has returned.
 _UNDER_WAY = 4
 # Seconds after which workers in step that nobody has told anything are asked what they say.
 _SOON = 0.02
+# Seconds in which an actor is to get to its line; otherwise it does without it.
+_LINING = 5.0
 # Seconds in which actors that were killed are to be gone.
 _DYING = 10.0
 
@@ -92,8 +97,10 @@ class RayBackend(Backend):
         own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
-        actor = ray.remote(RayActor).options(**{**asked, **own}).remote(made, refs, list(sys.path))
-        worker = RayWorker(index, actor, self._connection, asked, place, weakref.ref(self))
+        orders = OrderLine(ray.util.get_node_ip_address(), _LINING)
+        kind = ray.remote(RayActor).options(**{**asked, **own})
+        actor = kind.remote(made, refs, list(sys.path), orders.meeting)
+        worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
         with self._changed:
             self._living.add(worker)
         worker.listen()
@@ -177,7 +184,8 @@ class RayBackend(Backend):
         if worker not in self._living:
             return
         if isinstance(thing, Hello):
-            worker.pid, worker.node = thing
+            worker.pid, worker.node, lined = thing
+            worker.meet(lined)
         elif isinstance(thing, End):
             if thing.failure is not None:
                 self._events.append(Failed(worker, thing.failure))
@@ -202,6 +210,7 @@ class RayBackend(Backend):
         if self._connection.alive:
             worker.kill()
         worker.buried = True
+        worker.orders.close()
         self._events.append(Death(worker, reason, expected))
 
     @override
@@ -221,6 +230,8 @@ class RayBackend(Backend):
         with contextlib.suppress(RuntimeError):
             while self._living and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
+        for worker in self._living:
+            worker.orders.close()
         self._living.clear()
         self._events.clear()
 
@@ -235,6 +246,7 @@ class RayWorker(Worker):
 
     Attributes:
         actor: the handle of the actor.
+        orders: the line by which it is told what is small, once it is known to have it.
         asked: the options that it was asked for with.
         place: its wait for a place.
         pid: its process, once it is known; None until it has begun.
@@ -251,12 +263,14 @@ class RayWorker(Worker):
         index: int,
         actor: Any,
         connection: Connection,
+        orders: OrderLine,
         asked: Mapping[str, Any],
         place: Place,
         backend: weakref.ref[RayBackend],
     ) -> None:
         self.index = index
         self.actor = actor
+        self.orders = orders
         self.asked = asked
         self.place = place
         self.pid: int | None = None
@@ -264,7 +278,9 @@ class RayWorker(Worker):
         self.told_to_stop = self.unreadable = self.buried = False
         self.listening = self._killed = False
         self.heard_at = time.monotonic()
-        self._heard = 0
+        # How many of its messages were heard, and how many of these it was told of by the line.
+        self._heard = self._confirmed = 0
+        self._lined = False
         # What is to be heard: first, unasked, that it has begun and that it is ready.
         self._expected = 2
         self._connection = connection
@@ -286,13 +302,35 @@ class RayWorker(Worker):
         with self._lock:
             self._waiting.append(packed)
             self._expected += 1
-        if not self._exchange():
+            direct = self._lined and len(self._waiting) == 1 and not (packed.arrays or packed.refs)
+            if direct:
+                self._write()
+        if direct:
+            self.listen()
+        elif not self._exchange():
             self._deliver()
+
+    def meet(self, lined: bool) -> None:
+        """It has begun, and has come to its line, or found no way to that."""
+        if lined:
+            self.orders.meet()
+            self._lined = True
+        else:
+            self.orders.close()
 
     def listen(self) -> None:
         """Asks for what it says next, if that was not done."""
         if not self.listening and not self.buried and self._connection.alive:
+            with self._lock:
+                # It waits for that, and a call takes longer.
+                if self._lined and self._confirmed < self._heard and not self._waiting:
+                    self._write()
             self._exchange()
+
+    def _write(self) -> None:
+        """Sends a letter by the line."""
+        self._confirmed = self._heard
+        self.orders.send(Sheet(MESSAGE, self._letter(self._heard)[0]))
 
     @property
     def owes(self) -> bool:
