@@ -1,9 +1,12 @@
 """Workers in Ray actors, as any backend's."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from trawl.backends import ray_backend
+from trawl.backends.order_line import OrderLine
 from trawl.backends.ray_backend import RayBackend
 from trawl.testing import BackendConformance
 
@@ -36,3 +39,26 @@ class TestRayInStep(TestRay):
         while len(found) < 3 and time.monotonic() < deadline:
             found += [event.content for event in self.backend.wait(0)]
         assert found == [0, 1, 2]
+
+    def test_an_actor_whose_line_is_lost_is_dead(self):
+        worker = self.launch()
+        assert self.ask(worker, "echo", 1) == 1
+        worker.orders.close()
+        assert self.end(worker)[2].reason.startswith("died")
+
+
+class LineToNowhere(OrderLine):
+    """One that no worker gets to, as a firewall may have it."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.meeting = replace(self.meeting, port=1)
+
+
+@pytest.mark.usefixtures("cluster")
+class TestRayBehindAFirewall(TestRay):
+    """Where Ray's own connections are the only ones."""
+
+    @pytest.fixture(autouse=True)
+    def firewall(self, monkeypatch):
+        monkeypatch.setattr(ray_backend, "OrderLine", LineToNowhere)

@@ -18,11 +18,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trawl.backends.network import listening
+from trawl.backends.network import ask_now_and_then, listening
 
 LEAST_SECONDS = 2.0
-# How often the other system is asked in the time in which it is to answer once.
-_PROBES = 10
 _LONGEST_NAME = 1024
 _END = b"\n"
 
@@ -81,18 +79,11 @@ class Lifeline:
 
 def _ask(end: socket.socket, seconds: float) -> None:
     """Has the system ask the other end's, and close the connection without answers."""
-    every = max(1, int(seconds / _PROBES))
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Others than Linux have not all of these, and then close it later.
-    for name, value in (
-        ("TCP_KEEPIDLE", every),
-        ("TCP_KEEPINTVL", every),
-        ("TCP_KEEPCNT", max(1, round(seconds / every) - 1)),
-        # It is looked at with each question only, and counts before the number of these.
-        ("TCP_USER_TIMEOUT", int(1000 * (seconds - every / 2))),
-    ):
-        if hasattr(socket, name):
-            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    every = ask_now_and_then(end, seconds)
+    # It is looked at with each question only, and counts before the number of these.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        most = int(1000 * (seconds - every / 2))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
 
 
 class Lifelines:

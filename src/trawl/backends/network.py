@@ -7,6 +7,8 @@ import ipaddress
 import socket
 import struct
 
+# How often the other system is asked in the time in which it is to answer once.
+_PROBES = 10
 LOOPBACK = "127.0.0.1"
 # Of Linux: asks for the address of an interface, which comes after so many bytes.
 _SIOCGIFADDR, _NAME, _BEFORE = 0x8915, 16, 20
@@ -59,3 +61,26 @@ def listening(host: str, port: int) -> socket.socket:
             error.errno, f"{host}:{port} can't be listened at: {error.strerror}"
         ) from None
     return found
+
+
+def ask_now_and_then(end: socket.socket, seconds: float) -> int:
+    """Has the system ask the other end's whether it is there, while nothing is sent.
+
+    Args:
+        end: a TCP connection.
+        seconds: without an answer, after which it is closed.
+
+    Returns:
+        Seconds between two questions.
+    """
+    every = max(1, int(seconds / _PROBES))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Others than Linux have not all of these, and then close it later.
+    for name, value in (
+        ("TCP_KEEPIDLE", every),
+        ("TCP_KEEPINTVL", every),
+        ("TCP_KEEPCNT", max(1, round(seconds / every) - 1)),
+    ):
+        if hasattr(socket, name):
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return every

@@ -22,7 +22,7 @@ from itertools import islice
 
 import numpy as np
 
-from trawl.backends.network import listening
+from trawl.backends.network import ask_now_and_then, listening
 from trawl.backends.remote_packing import Packed
 
 # What it is, bytes of the pickle, how many buffers there are; then the buffers' sizes.
@@ -43,12 +43,14 @@ class Meeting:
         port: port there.
         key: what it says to be let in.
         timeout: seconds that it may take to get there.
+        link_timeout: seconds for which the driver may be out of reach; None: for ever.
     """
 
     host: str
     port: int
     key: bytes
     timeout: float
+    link_timeout: float | None
 
     def connect(self) -> Orders:
         """Connects a worker to its driver.
@@ -59,6 +61,9 @@ class Meeting:
         end = socket.create_connection((self.host, self.port), self.timeout)
         end.sendall(self.key)
         end.settimeout(None)
+        if self.link_timeout is not None:
+            # The driver need not ask: it hears of the end of one that is out of reach.
+            ask_now_and_then(end, self.link_timeout)
         return Orders(end)
 
 
@@ -87,7 +92,7 @@ class Orders:
         """The next message; waits for it.
 
         Raises:
-            EOFError: if the driver is gone, or has let go.
+            EOFError: if the driver is gone or out of reach, or has let go.
         """
         verb, nbytes, count = _HEAD.unpack(self._take(_HEAD.size))
         sizes = struct.unpack(f"!{count}Q", self._take(8 * count))
@@ -117,15 +122,16 @@ class OrderLine:
     Args:
         host: address of this machine at which the worker finds it.
         timeout: seconds that the worker may take to get there.
+        link_timeout: seconds after which it ends if this machine is out of its reach, or None.
 
     Attributes:
         meeting: where it finds it.
     """
 
-    def __init__(self, host: str, timeout: float) -> None:
+    def __init__(self, host: str, timeout: float, link_timeout: float | None = None) -> None:
         self._listener = listening(host, 0)
         port, key = self._listener.getsockname()[1], os.urandom(_KEY)
-        self.meeting = Meeting(host, port, key, timeout)
+        self.meeting = Meeting(host, port, key, timeout, link_timeout)
         self._lock = threading.Lock()
         self._end: socket.socket | None = None
         self._waiting: list[memoryview] = []

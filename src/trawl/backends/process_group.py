@@ -295,6 +295,7 @@ class ProcessGroupBackend(RemoteBackend):
         if self._store is None:
             self._store = Address(*self._where, prefix).client()
         self._own_address = own_address(host, self.port)
+        self._link_timeout = link_timeout
         # No link leads from this machine to itself.
         if link_timeout is not None and not is_loopback(self._own_address):
             self._lifelines = Lifelines(self._own_address, link_timeout)
@@ -317,7 +318,7 @@ class ProcessGroupBackend(RemoteBackend):
 
     def _new_orders(self) -> OrderLine:
         """By what the next rank is to have its orders."""
-        return OrderLine(self._own_address, self._where[2])
+        return OrderLine(self._own_address, self._where[2], self._link_timeout)
 
     def _set_task(self, address: Address, task: Task) -> None:
         """Says what the rank that comes to an address is to do."""

@@ -31,6 +31,8 @@ _UNDER_WAY = 4
 _SOON = 0.02
 # Seconds in which an actor is to get to its line; otherwise it does without it.
 _LINING = 5.0
+# Seconds after which an actor ends that can't be told anything any more. Ray may still reach it.
+_OUT_OF_REACH = 60.0
 # Seconds in which actors that were killed are to be gone.
 _DYING = 10.0
 
@@ -97,7 +99,7 @@ class RayBackend(Backend):
         own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
-        orders = OrderLine(ray.util.get_node_ip_address(), _LINING)
+        orders = OrderLine(ray.util.get_node_ip_address(), _LINING, _OUT_OF_REACH)
         kind = ray.remote(RayActor).options(**{**asked, **own})
         actor = kind.remote(made, refs, list(sys.path), orders.meeting)
         worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
