@@ -23,7 +23,7 @@ from trawl.backends.wire import Closed, Wire
 from trawl.lean import import_lean
 
 # What a worker needs, and what takes long to import.
-PRELOADED = ("trawl.collectors.worker", "trawl.collectors.warm", "gymnasium")
+PRELOADED = ("trawl.collectors.worker", "gymnasium")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
