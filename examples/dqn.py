@@ -54,7 +54,7 @@ class Config:
     """Frames between two rounds of learning."""
     steps_per_batch: int = 128
     """Gradient steps of a round."""
-    random_frames: int = 1_000
+    random_frames: int = 1_024
     """Frames of random actions at the start."""
     epsilon: float = 0.04
     """Share of random actions in the end; it falls linearly from one."""
@@ -233,6 +233,8 @@ def make_collector(
 
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
     """Train until the target is reached or the frames are spent."""
+    if config.total_frames <= config.random_frames:
+        raise ValueError("--total-frames must be more than --random-frames")
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
 

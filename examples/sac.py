@@ -220,6 +220,8 @@ def make_collector(
 
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
     """Train until the target is reached or the frames are spent."""
+    if config.total_frames <= config.random_frames:
+        raise ValueError("--total-frames must be more than --random-frames")
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
 

@@ -110,9 +110,22 @@ def test_what_is_whole_is_left_as_it_is(trawl):
     before = load("d").clone()
     code, _, err = trawl(*arguments)
     assert code == 0
-    assert "d has its 200 frames already, so nothing was collected" in err
+    assert "d has 200 frames, and --frames 200 asks for no more: nothing was collected" in err
     assert (load("d") == before).all()
     assert info("d")["complete"]
+
+
+def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less(trawl):
+    collect = ["collect", "Pendulum-v1", "--frames-per-batch", 100, "--out", "d"]
+    code, _, _ = trawl(*collect, "--frames", 1000, "--policy", "cli_policies:ctrl_c")
+    assert code == 130
+    before = info("d")
+    assert not before["complete"]
+    code, _, err = trawl(*collect, "--frames", 100, "--policy", "cli_policies:ctrl_c", "--resume")
+    assert code == 0
+    assert f"d has {before['frames']} frames" in err
+    assert "(before, it was --frames 1000)" in err
+    assert not info("d")["complete"]
 
 
 @pytest.mark.parametrize(

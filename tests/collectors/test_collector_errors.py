@@ -566,3 +566,23 @@ def test_a_version_is_a_number_or_an_identifier():
 def test_a_numpy_seed_is_an_integer():
     with Collector(NumberedEnv(), frames_per_batch=4) as collector:
         assert collector.set_seed(np.int64(3), static_seed=True) == 3
+
+
+@pytest.mark.parametrize("name", ["replay_buffer", "sink", "postproc"])
+def test_a_class_is_not_taken_for_an_object(name):
+    refused(
+        TypeError,
+        rf"{name} must be an object, but it is the class Buffer: make one, {name}=Buffer\(",
+        **{name: Buffer},
+    )
+
+
+def test_whole_trajectories_need_a_storage_of_one_dimension():
+    data = pytest.importorskip("torchrl.data")
+    refused(
+        ValueError,
+        "storage of replay_buffer has ndim=2: make it without ndim",
+        replay_buffer=data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2)),
+        trajs_per_batch=1,
+        traj_format="cat",
+    )

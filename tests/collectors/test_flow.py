@@ -13,6 +13,7 @@ from multi_parts import CLASSES, envs, make
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.collectors.flow import Flow
+from trawl.testing import FaultyEnv, NumberedEnv
 
 PATIENCE = 60
 SAMPLE = 8
@@ -28,7 +29,7 @@ def collector(cls: Any, **options: Any) -> Any:
     """A collector of batches of 10 frames; with workers, of each, or of all together."""
     options = {"frames_per_batch": 10, "replay_buffer": buffer(), **options}
     if cls is Collector:
-        return Collector(envs(1)[0], **options)
+        return Collector(options.pop("create_env_fn", envs(1)[0]), **options)
     return make(cls, **options)
 
 
@@ -138,3 +139,30 @@ def test_frames_are_never_further_ahead_than_a_batch(ratio, ahead, batch, draws)
         while flow.room():
             flow.inserted += batch
         assert 0 <= flow.inserted - flow.sampled / ratio - ahead < batch + 1e-6
+
+
+@pytest.mark.parametrize("cls", [Collector, *CLASSES])
+def test_frames_that_wait_for_the_end_of_an_episode_are_not_counted(cls):
+    # Episodes that are longer than what may be ahead: nobody could sample before one ends.
+    options = {"create_env_fn": [lambda: NumberedEnv(0, lengths=[70])], "trajs_per_batch": 1}
+    made = collector(cls, samples_per_insert=1, inserts_ahead=20, traj_format="cat", **options)
+    made.start()
+    try:
+        for number in range(1, 4):
+            while made.config.replay_buffer.write_count < 70 * number:
+                assert made.is_running()
+                time.sleep(0.001)
+            for _ in range(math.ceil(70 / SAMPLE)):
+                assert made.sample().numel() == SAMPLE
+    finally:
+        made.async_shutdown()
+
+
+def test_who_samples_hears_what_ended_collection():
+    env = FaultyEnv(25, ValueError("no fuel"), number=0, lengths=[100])
+    made = collector(Collector, create_env_fn=env)
+    made.start()
+    while made.is_running():
+        time.sleep(0.001)
+    with pytest.raises(ValueError, match="no fuel"):
+        made.sample()

@@ -303,3 +303,23 @@ def test_the_size_told_is_that_on_disk(tmp_path):
     found = minari.MinariDataset(tmp_path / "d" / "data").storage.get_size()
     assert told == pytest.approx(found, abs=0.051)
     assert told > 0.1
+
+
+def test_an_environment_of_a_module_is_found_by_the_modules_name(tmp_path, monkeypatch):
+    (tmp_path / "rockets.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Rocket-v0', 'gymnasium.envs.classic_control:PendulumEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with MinariSink(tmp_path / "rocket-v0", "rockets:Rocket-v0"):
+        pass
+    gymnasium.registry.pop("Rocket-v0")
+
+
+def test_an_environment_that_can_not_be_named_is_refused(tmp_path):
+    gymnasium.register("Nameless-v0", lambda: None)
+    try:
+        with pytest.raises(ValueError, match="'module:Class', or give env=None"):
+            MinariSink(tmp_path / "nameless-v0", "Nameless-v0")
+    finally:
+        gymnasium.registry.pop("Nameless-v0")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -342,3 +344,27 @@ def test_whole_trajectories_for_a_buffer_are_written(tmp_path):
         for _ in collector:
             pass
     assert buffer.frames == len(load(tmp_path / "d")) > 50
+
+
+SCRIPT = """
+import sys
+from trawl import Collector
+from trawl.data import {kind}
+if __name__ == "__main__":
+    collector = Collector("CartPole-v1", frames_per_batch=50, total_frames=100, sink={kind}("d-v0"))
+    for batch in collector:
+        {what}
+"""
+
+
+@pytest.mark.parametrize("kind", ["MemmapSink", "ParquetSink", "MinariSink"])
+@pytest.mark.parametrize(("what", "status", "frames"), [("pass", 0, 100), ("raise OSError", 1, 50)])
+def test_a_program_that_leaves_its_collector_open_ends_as_it_would(
+    kind, what, status, frames, tmp_path
+):
+    text = SCRIPT.format(kind=kind, what=what)
+    command = [sys.executable, "-W", "ignore", "-c", text]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == status, made.stderr
+    assert info(tmp_path / "d-v0")["frames"] == frames
+    assert info(tmp_path / "d-v0")["complete"] == (status == 0)

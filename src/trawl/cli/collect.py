@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 from rich.console import Console
 
 from trawl.cli.arguments import Collect
@@ -46,7 +47,7 @@ def collect(args: Collect) -> int:
     before = _before(args, directory)
     frames = before["frames"]
     if frames >= args.frames:
-        return _nothing_to_do(args, directory)
+        return _nothing_to_do(args, directory, before)
     drawn = secrets.randbits(31) if args.seed is None else args.seed
     seed = before.get("seed", drawn)
     # With the same seed the same frames would come once more.
@@ -65,9 +66,11 @@ def collect(args: Collect) -> int:
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
     each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
-    rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
+    # As many as without a break: whole batches, counted from the first frame on.
+    target = -(-args.frames // each) * each if frames else None
+    rest = replace(args, frames=(target or args.frames) - frames, frames_per_batch=each)
     with make_collector(rest, seed, stream) as collector:
-        return _Run(args, collector, directory, info, frames).go()
+        return _Run(args, collector, directory, info, target).go()
 
 
 def _before(args: Collect, directory: Path) -> dict[str, Any]:
@@ -81,11 +84,16 @@ def _before(args: Collect, directory: Path) -> dict[str, Any]:
     return {"frames": 0}
 
 
-def _nothing_to_do(args: Collect, directory: Path) -> int:
+def _nothing_to_do(args: Collect, directory: Path, before: dict[str, Any]) -> int:
     """All is there: a collection may have been killed at its very end."""
-    with _opened(args, directory, {}):
-        pass
-    tell(f"{directory} has its {args.frames:,} frames already, so nothing was collected")
+    frames, asked = before["frames"], int((before.get("arguments") or {}).get("frames", 0))
+    told = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
+    if frames >= asked:
+        with _opened(args, directory, {}):
+            pass
+    elif not before["complete"]:
+        told += f" (before, it was --frames {asked})"
+    tell(f"{told}: nothing was collected")
     return 0
 
 
@@ -97,8 +105,10 @@ def _opened(args: Collect, directory: Path, info: dict[str, Any]) -> Sink:
             return MinariSink(directory, args.env, info, resume=args.resume, metadata=told)
         kind = ParquetSink if args.format == "parquet" else MemmapSink
         return kind(directory, info, resume=args.resume)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, gymnasium.error.Error) as error:
         raise CliError(message_of(error)) from error
+    except FileExistsError as error:
+        raise CliError(f"{message_of(error)}: give another --out") from error
     except OSError as error:
         raise CliError(_unwritable(directory, error)) from error
 
@@ -115,7 +125,7 @@ class _Run:
         collector: collects it.
         directory: the dataset.
         info: how it is made.
-        before: frames that the dataset has already.
+        target: frames that the dataset is to have, if it was begun before.
     """
 
     def __init__(
@@ -124,13 +134,12 @@ class _Run:
         collector: Any,
         directory: Path,
         info: dict[str, Any],
-        before: int,
+        target: int | None,
     ) -> None:
         self.args, self.collector, self.directory, self.info = args, collector, directory, info
         each = collector.stats()["requested_frames_per_batch"]
         self.info["frames_per_batch"] = each
-        # As many as without a break: whole batches, counted from the first frame on.
-        self.target = -(-args.frames // each) * each if before else None
+        self.target = target
         self.progress = CollectionProgress(collector, args.env)
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
+from weakref import WeakKeyDictionary, WeakMethod
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -22,6 +24,17 @@ from trawl.collectors.profile import ProfileConfig, RolloutProfiler
 from trawl.collectors.weights import WeightControl
 from trawl.collectors.whole import STATE, WholeTrajectories
 from trawl.paths import call_path, get_path
+
+# Those that are to be closed before the interpreter ends, and by which process: what a sink writes
+# last are tensors, and the interpreter is aborted if these are made once it has begun to end.
+_living: WeakKeyDictionary[BaseCollector, int] = WeakKeyDictionary()
+
+
+@atexit.register
+def _close_all() -> None:
+    for collector, owner in list(_living.items()):
+        if owner == os.getpid():
+            collector.shutdown(timeout=0, raise_on_error=False)
 
 
 class CollectorClosed(Exception):
@@ -55,6 +68,7 @@ class BaseCollector(WeightControl):
     def __init__(self, config: CollectorConfig) -> None:
         self.config = config
         self.closed = False
+        _living[self] = os.getpid()
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
         self._frames = 0
@@ -247,9 +261,14 @@ class BaseCollector(WeightControl):
         if ahead is None:
             ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
         # What was collected before counts for nothing.
-        flow = Flow(config.samples_per_insert, ahead + self._frames)
-        flow.inserted = self._frames
+        flow = Flow(config.samples_per_insert, ahead + self._inserted)
+        flow.inserted = self._inserted
         return flow
+
+    @property
+    def _inserted(self) -> int:
+        """Frames that were put into the replay buffer; those that wait for an end were not."""
+        return self._frames if self._whole is None else self._whole.written
 
     @property
     def _frames_at_a_time(self) -> int:
@@ -261,7 +280,7 @@ class BaseCollector(WeightControl):
             if self._has_budget():
                 self._collect_or_close()
         if self._flow is not None:
-            self._flow.inserted = self._frames
+            self._flow.inserted = self._inserted
         return self._has_budget()
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
@@ -276,10 +295,13 @@ class BaseCollector(WeightControl):
 
         Raises:
             RuntimeError: if there is no replay buffer.
+            Exception: what ended collection in the background, once.
         """
         buffer = self.config.replay_buffer
         if buffer is None:
             raise RuntimeError("sample() needs a replay buffer to draw from: give replay_buffer=")
+        if self._background is not None:
+            self._background.check()
         drawn = buffer.sample(*args, **kwargs)
         if self._flow is not None and self._background is not None:
             batch = drawn[0] if isinstance(drawn, tuple) else drawn

@@ -156,6 +156,7 @@ class CollectorConfig:
             raise ValueError(
                 f"on_env_error must be 'raise' or 'restart', but it is {self.on_env_error!r}"
             )
+        self._check_instances()
         self._check_callables()
         self._check_mappings()
         self._check_schemes()
@@ -164,6 +165,15 @@ class CollectorConfig:
         self._check_buffer()
         self._check_sink()
         self._check_flow()
+
+    def _check_instances(self) -> None:
+        for name in ("replay_buffer", "sink", "postproc"):
+            value = getattr(self, name)
+            if isinstance(value, type):
+                raise TypeError(
+                    f"{name} must be an object, but it is the class {value.__name__}: make one, "
+                    f"{name}={value.__name__}(...)"
+                )
 
     def _check_callables(self) -> None:
         for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
@@ -294,6 +304,13 @@ class CollectorConfig:
             if value:
                 how = "" if self.extend_buffer else " and extend_buffer=False"
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
+
+        ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
+        if self.trajs_per_batch is not None and ndim != 1:
+            raise ValueError(
+                "whole trajectories are written one behind the other, in one dimension, but the "
+                f"storage of replay_buffer has ndim={ndim}: make it without ndim"
+            )
 
     def _check_sink(self) -> None:
         for needed in ("write", "close"):

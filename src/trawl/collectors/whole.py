@@ -25,6 +25,7 @@ class WholeTrajectories:
 
     Attributes:
         delivered: trajectories that were delivered, or written to the replay buffer.
+        written: frames that were written there by this object.
     """
 
     def __init__(self, config: CollectorConfig, workers: int = 1, stride: int = 1) -> None:
@@ -34,7 +35,7 @@ class WholeTrajectories:
         self._assembler = TrajectoryAssembler(workers, stride)
         # The orders after which states were loaded. Ids may begin again with each.
         self._loads: list[float] = []
-        self.delivered = 0
+        self.delivered = self.written = 0
 
     @property
     def ready(self) -> bool:
@@ -69,8 +70,10 @@ class WholeTrajectories:
         """All that wait, as they are to be written to a replay buffer: flat."""
         while len(self._assembler):
             group = self._assembler.take(self._group)
-            yield join(group, "cat")
+            joined = join(group, "cat")
+            yield joined
             self.delivered += len(group)
+            self.written += len(joined)
 
     def like(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
         """A batch of trajectories with the entries of a batch of frames."""

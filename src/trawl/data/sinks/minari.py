@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -343,13 +344,29 @@ def _spaces(env: Any, entries: Sequence[Entry]) -> tuple[Any, tuple[Space[Any], 
 
 
 def _check_env(env: Any) -> None:
-    """Checks that spaces can be had of what was given as environment."""
+    """Checks that spaces can be had of what was given as environment, and its spec be written."""
     if isinstance(env, str):
-        gymnasium.spec(env)
+        module, _, name = env.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        env = gymnasium.spec(name)
     elif env is not None and not isinstance(env, (gymnasium.Env, EnvSpec)):
         raise TypeError(
             "env must be a Gymnasium id, an EnvSpec, a gymnasium.Env, or None for spaces of the "
             f"frames' shapes, but it is {type(env).__name__}"
+        )
+    spec = env.spec if isinstance(env, gymnasium.Env) else env
+    if spec is not None:
+        _check_spec(spec)
+
+
+def _check_spec(spec: EnvSpec) -> None:
+    """Checks that an environment can be named on disk."""
+    if callable(spec.entry_point):
+        raise ValueError(
+            f"env={spec.id!r} is registered with an object as its entry_point, which can't be "
+            "written: register it with the name of that, 'module:Class', or give env=None for "
+            "spaces of the frames' shapes"
         )
 
 
