@@ -21,6 +21,14 @@ def line():
     line = OrderLine(LOOPBACK, timeout=100.0)
     yield line
     line.close()
+    join_pushing()
+
+
+def join_pushing():
+    """Waits for the threads that send: they close what they have."""
+    for thread in threading.enumerate():
+        if "_push" in thread.name:
+            thread.join()
 
 
 def met(line):
@@ -152,9 +160,32 @@ def test_nothing_stays_open(meets):
             while orders.next():
                 pass
         orders.close()
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and "_push" in thread.name:
-                thread.join()
+        join_pushing()
     line.close()
     line.send(Packed(2))
     assert descriptors() <= before
+
+
+def test_who_is_told_to_wait_no_longer_does_not(line):
+    orders = met(line)
+    orders.ring()
+    assert orders.waiting
+    with pytest.raises(EOFError):
+        orders.next()
+    orders.close()
+
+
+def test_a_message_that_is_broken_off_ends_the_line(line, monkeypatch):
+    orders = met(line)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    # What does not fit is to be sent by a thread.
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        line.send(Packed(1, bytes(LARGE)))
+    line.send(Packed(2))
+    with pytest.raises(EOFError):
+        orders.next()
+    orders.close()

@@ -169,6 +169,12 @@ def test_errors_come_with_their_type(cls):
         ({"link_timeout": float("inf")}, ValueError, "or None for no limit, but it is inf"),
         ({"link_timeout": "30"}, TypeError, "link_timeout must be a number of seconds"),
         ({"tcp_port": 70_000}, ValueError, "tcp_port"),
+        ({"tcp_port": "ssh"}, TypeError, "tcp_port must be an integer, but it is str: 'ssh'"),
+        ({"timeout": float("inf")}, ValueError, "timeout must be seconds above 0, and not inf"),
+        ({"address": "127.0.0.1:80"}, ValueError, "address must be .*, no port, but it is '127"),
+        ({"address": 127}, TypeError, "address must be .*, but it is 127"),
+        ({"slurm_kwargs": {"folder": "x"}}, ValueError, "slurm_kwargs is for launcher='submitit'"),
+        ({"slurm_kwargs": "gpu"}, TypeError, "slurm_kwargs must be a mapping, but it is 'gpu'"),
         ({"collector_class": "many"}, ValueError, "collector_class"),
         ({"num_workers_per_collector": 2}, ValueError, "collector_class with workers"),
         ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
@@ -180,6 +186,18 @@ def test_errors_come_with_their_type(cls):
 def test_options_are_checked(options, error, text):
     with pytest.raises(error, match=text):
         make(DistributedCollector, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"visible_devices": "cuda:0"}, TypeError, "visible_devices must be a list of devices"),
+        ({"tensorpipe_options": {"threads": 3}}, ValueError, "'threads', but .*num_worker_threads"),
+    ],
+)
+def test_options_of_rpc_are_checked(options, error, text):
+    with pytest.raises(error, match=text):
+        make(RPCCollector, **options)
 
 
 def test_a_port_that_is_taken():

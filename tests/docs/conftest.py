@@ -17,9 +17,9 @@ def no_cluster_is_left() -> Iterator[None]:
     """Ends the connection to Ray that an example has made."""
     yield
     if "ray" in sys.modules:
-        from trawl.backends.ray_cluster import disconnect
+        import ray
 
-        disconnect()
+        ray.shutdown()
 
 
 @pytest.fixture

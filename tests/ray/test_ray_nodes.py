@@ -83,4 +83,4 @@ def test_a_cluster_that_it_started_ends_with_it():
         late.shutdown()
         print("said", late.next())
     """)
-    assert said == ["said True", "said True", "said False True", "said None"]
+    assert said == ["said True", "said False", "said False True", "said None"]

@@ -152,12 +152,21 @@ def test_resources_that_the_cluster_lacks(asked, told):
         ({"collector_class": "triple"}, ValueError, "collector_class must be a class, or one of"),
         ({"num_workers_per_collector": 2}, ValueError, "needs a collector_class with workers"),
         ({"sync": 1}, TypeError, "sync must be a bool"),
+        ({"num_collectors": 0}, ValueError, "num_collectors must be at least 1, but it is 0"),
+        ({"num_collectors": "2"}, TypeError, "num_collectors must be an integer, but it is str"),
+        ({"ray_init_config": "auto"}, TypeError, "ray_init_config must be a mapping"),
+        (
+            {"ray_init_config": {"address": "10.9.9.9:6379"}},
+            ValueError,
+            "'10.9.9.9:6379', but this process is connected",
+        ),
+        ({"placement_timeout": "30"}, TypeError, "placement_timeout must be a number of seconds"),
         ({"placement_timeout": 0}, ValueError, "placement_timeout must be seconds above 0"),
         ({"start_method": "spawn"}, TypeError, "start_method has no meaning"),
         ({"num_actors": 2}, TypeError, "unknown arguments: num_actors"),
     ],
 )
-def test_options_are_checked(options, kind, told):
+def test_options_are_checked(options, kind, told, cluster):
     with pytest.raises(kind, match=told):
         collector(**options)
 

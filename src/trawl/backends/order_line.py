@@ -76,8 +76,17 @@ class Orders:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._rung, self._bell = os.pipe()
         self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
+        for fd in (end.fileno(), self._rung):
+            self._poll.register(fd, select.POLLIN)
+
+    def ring(self) -> None:
+        """Ends the wait for messages, now and ever after; any thread may do it.
+
+        A signal does not do that for sure: it may come just before the thread begins to wait.
+        """
+        os.write(self._bell, b"!")
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -92,8 +101,10 @@ class Orders:
         """The next message; waits for it.
 
         Raises:
-            EOFError: if the driver is gone or out of reach, or has let go.
+            EOFError: if the driver is gone or out of reach, or has let go; or after :meth:`ring`.
         """
+        if self._rung in [fd for fd, _ in self._poll.poll()]:
+            raise EOFError("nothing more is to be read")
         verb, nbytes, count = _HEAD.unpack(self._take(_HEAD.size))
         sizes = struct.unpack(f"!{count}Q", self._take(8 * count))
         return Packed(verb, bytes(self._take(nbytes)), [self._take(size) for size in sizes])
@@ -101,6 +112,8 @@ class Orders:
     def close(self) -> None:
         """Closes the connection."""
         self._end.close()
+        os.close(self._rung)
+        os.close(self._bell)
 
     def _take(self, size: int) -> memoryview:
         taken = np.empty(size, dtype=np.uint8).data
@@ -159,7 +172,7 @@ class OrderLine:
         """Who comes next; None for a stranger."""
         self._listener.settimeout(max(0.0, deadline - time.monotonic()))
         end, _ = self._listener.accept()
-        end.settimeout(_GREETING)
+        end.settimeout(max(0.0, min(_GREETING, deadline - time.monotonic())))
         with contextlib.suppress(OSError):
             if hmac.compare_digest(end.recv(_KEY, socket.MSG_WAITALL), self.meeting.key):
                 end.settimeout(None)
@@ -185,20 +198,32 @@ class OrderLine:
             for end in (self._listener, self._end):
                 # A thread that waits hears of it.
                 if end is not None:
-                    with contextlib.suppress(OSError):
-                        end.shutdown(socket.SHUT_RDWR)
+                    self._hang_up(end)
             self._listener.close()
             if self._end is not None and not self._pushing:
                 self._end.close()
+
+    @staticmethod
+    def _hang_up(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
     def _go_on(self) -> None:
         """Sends what waits, as far as there is room for it now."""
         if self._end is None or self._pushing:
             return
-        self._waiting = _sent(self._end, self._waiting, socket.MSG_DONTWAIT)
-        if self._waiting:
-            self._pushing = True
-            threading.Thread(target=self._push, args=(self._end,), daemon=True).start()
+        try:
+            self._waiting = _sent(self._end, self._waiting, socket.MSG_DONTWAIT)
+            if self._waiting:
+                thread = threading.Thread(target=self._push, args=(self._end,), daemon=True)
+                self._pushing = True
+                thread.start()
+        except BaseException:
+            # Nobody knows what was sent, and it is not to be sent twice: that worker is lost.
+            self._pushing, self._closed = False, True
+            self._waiting.clear()
+            self._hang_up(self._end)
+            raise
 
     def _push(self, end: socket.socket) -> None:
         """Sends what waits, as there comes to be room for it."""

@@ -68,17 +68,19 @@ class RayActor:
         make: what makes the service, pickled.
         refs: the references to objects in it.
         path: where modules are found on the other side; they may be there, too.
-        meeting: where the line to the driver leads to.
+        meeting: where the line to the driver leads to; None if there is none.
     """
 
-    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting) -> None:
+    def __init__(
+        self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting | None
+    ) -> None:
         import ray
 
         sys.setswitchinterval(_TURN)
         sys.path += [entry for entry in path if entry not in sys.path]
         orders: Orders | None = None
         with contextlib.suppress(OSError):
-            orders = meeting.connect()
+            orders = None if meeting is None else meeting.connect()
         self._mail = _Mail(orders)
         node = ray.get_runtime_context().get_node_id()
         self._mail.say(Hello(os.getpid(), node, orders is not None))
@@ -126,6 +128,8 @@ class _Mail:
         self.interruption = (0, 0)
         self.stopping = False
         self._orders = orders
+        # Whether anything has come by the line.
+        self._lined = False
         # The service's thread waits for the line, and for this, which calls ring.
         self._heard_bell, self._bell = os.pipe()
         self._poll = select.poll()
@@ -191,6 +195,14 @@ class _Mail:
             self._read(wait=True)
         raise _Stop
 
+    def _do_without(self, fd: int) -> None:
+        """The line is lost."""
+        if self._lined:
+            # Nobody could tell it anything: another is to take its place.
+            os.kill(os.getpid(), signal.SIGKILL)
+        # The driver never came to it, and knows that.
+        self._poll.unregister(fd)
+
     def _read(self, wait: bool) -> None:
         """Takes in what comes by the line."""
         while found := self._poll.poll(None if wait else 0):
@@ -201,9 +213,9 @@ class _Mail:
                 elif self._orders is not None:
                     try:
                         self._take(*read_letter(self._orders.next().body, ()))
+                        self._lined = True
                     except EOFError:
-                        # Nobody could tell it anything: another is to take its place.
-                        os.kill(os.getpid(), signal.SIGKILL)
+                        self._do_without(fd)
 
 
 class _Life:

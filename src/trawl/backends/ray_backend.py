@@ -99,9 +99,13 @@ class RayBackend(Backend):
         own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
-        orders = OrderLine(ray.util.get_node_ip_address(), _LINING, _OUT_OF_REACH)
+        orders: OrderLine | None = None
+        with contextlib.suppress(OSError):
+            # The address that Ray knows this machine by may be that of another, which passes on.
+            orders = OrderLine(ray.util.get_node_ip_address(), _LINING, _OUT_OF_REACH)
+        meeting = None if orders is None else orders.meeting
         kind = ray.remote(RayActor).options(**{**asked, **own})
-        actor = kind.remote(made, refs, list(sys.path), orders.meeting)
+        actor = kind.remote(made, refs, list(sys.path), meeting)
         worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
         with self._changed:
             self._living.add(worker)
@@ -212,7 +216,7 @@ class RayBackend(Backend):
         if self._connection.alive:
             worker.kill()
         worker.buried = True
-        worker.orders.close()
+        worker.let_go()
         self._events.append(Death(worker, reason, expected))
 
     @override
@@ -233,7 +237,7 @@ class RayBackend(Backend):
             while self._living and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
         for worker in self._living:
-            worker.orders.close()
+            worker.let_go()
         self._living.clear()
         self._events.clear()
 
@@ -248,7 +252,7 @@ class RayWorker(Worker):
 
     Attributes:
         actor: the handle of the actor.
-        orders: the line by which it is told what is small, once it is known to have it.
+        orders: the line by which it is told what is small, once it is known to have it; or None.
         asked: the options that it was asked for with.
         place: its wait for a place.
         pid: its process, once it is known; None until it has begun.
@@ -265,7 +269,7 @@ class RayWorker(Worker):
         index: int,
         actor: Any,
         connection: Connection,
-        orders: OrderLine,
+        orders: OrderLine | None,
         asked: Mapping[str, Any],
         place: Place,
         backend: weakref.ref[RayBackend],
@@ -305,34 +309,51 @@ class RayWorker(Worker):
             self._waiting.append(packed)
             self._expected += 1
             direct = self._lined and len(self._waiting) == 1 and not (packed.arrays or packed.refs)
-            if direct:
-                self._write()
         if direct:
+            self._write()
+        if not self._waiting:
             self.listen()
         elif not self._exchange():
             self._deliver()
 
     def meet(self, lined: bool) -> None:
         """It has begun, and has come to its line, or found no way to that."""
-        if lined:
-            self.orders.meet()
-            self._lined = True
+        if lined and self.orders is not None:
+            with contextlib.suppress(OSError):
+                self.orders.meet()
+                self._lined = True
+        if self._lined:
+            self._write()
         else:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Nothing more goes by the line."""
+        if self.orders is not None:
             self.orders.close()
 
     def listen(self) -> None:
         """Asks for what it says next, if that was not done."""
         if not self.listening and not self.buried and self._connection.alive:
-            with self._lock:
-                # It waits for that, and a call takes longer.
-                if self._lined and self._confirmed < self._heard and not self._waiting:
-                    self._write()
+            # It waits for that, and a call takes longer.
+            if self._lined and self._confirmed < self._heard and not self._waiting:
+                self._write()
             self._exchange()
 
     def _write(self) -> None:
         """Sends a letter by the line."""
-        self._confirmed = self._heard
-        self.orders.send(Sheet(MESSAGE, self._letter(self._heard)[0]))
+        assert self.orders is not None
+        try:
+            with self._lock:
+                if any(packed.arrays or packed.refs for packed in self._waiting):
+                    # Another thread has added it meanwhile: it goes by a call.
+                    return
+                self._confirmed = self._heard
+                self.orders.send(Sheet(MESSAGE, self._letter(self._heard)[0]))
+        except BaseException:
+            # As in _call.
+            self.kill()
+            raise
 
     @property
     def owes(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import socket
 import sys
 import time
 import warnings
@@ -26,6 +27,11 @@ _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _NOT_RESOURCES = frozenset({"num_cpus", "num_gpus", "memory", "resources"})
+
+# Seconds in which the head of a cluster that is named is to answer.
+_ANSWERING = 10.0
+# The connection that was made here, by its id.
+_made: str | None = None
 
 # How much longer an actor may take that there was room for: what it needs may be installed first.
 _STARTING = 10.0
@@ -60,20 +66,64 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
 
     Returns:
         Whether this call connected it.
+
+    Raises:
+        TypeError: if that is no mapping.
+        ConnectionError: if nobody answers at the address in it.
+        ValueError: if this process is connected to a cluster at another address.
     """
+    global _made
     ray = import_ray()
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(
+            f"ray_init_config must be a mapping of arguments of ray.init, as "
+            f"{{'address': 'auto'}}, but it is {config!r}"
+        )
+    own = dict(config or {})
+    address = own.get("address")
     if ray.is_initialized():
+        _check_same(ray, address)
         return False
-    own = dict(DEFAULT_RAY_INIT_CONFIG if config is None else config)
-    joins = _joins(own.get("address"))
-    if joins and config is None:
-        own = {}
+    joins = _joins(address)
+    if joins:
+        _check_there(address)
+    else:
+        own = {**DEFAULT_RAY_INIT_CONFIG, **own}
     with warnings.catch_warnings():
         # Of Ray's own doing.
         warnings.simplefilter("ignore")
         with contextlib.nullcontext() if joins else _at_loopback():
             ray.init(**own)
+    _made = ray.get_runtime_context().get_worker_id()
     return True
+
+
+def _named(address: str | None) -> tuple[str, int] | None:
+    """The host and the port that an address names, if it does."""
+    host, _, port = (address or "").rpartition(":")
+    return (host, int(port)) if host and port.isdigit() and "/" not in host else None
+
+
+def _check_there(address: str | None) -> None:
+    named = _named(address)
+    if named is None:
+        return
+    try:
+        socket.create_connection(named, _ANSWERING).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address!r}, the address in ray_init_config: "
+            f"{error.strerror or error}"
+        ) from None
+
+
+def _check_same(ray: Any, address: str | None) -> None:
+    here = ray.get_runtime_context().gcs_address
+    if _named(address) not in (None, _named(here)):
+        raise ValueError(
+            f"ray_init_config has the address {address!r}, but this process is connected to the "
+            f"cluster at {here!r} already: leave it out, or call ray.shutdown() before"
+        )
 
 
 def _joins(address: str | None) -> bool:
@@ -101,9 +151,11 @@ def _at_loopback() -> Iterator[None]:
 
 
 def disconnect() -> None:
-    """Ends the connection, and the cluster with it if it was started by it."""
-    ray = import_ray()
-    if ray.is_initialized():
+    """Ends the connection if :func:`connect` has made it, and a cluster that was started by it."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    if ray.get_runtime_context().get_worker_id() == _made:
         ray.shutdown()
 
 

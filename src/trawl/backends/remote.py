@@ -80,14 +80,15 @@ class RemoteBackend(Backend):
             raise RuntimeError("this backend is closed: make another one")
         first = pack(MESSAGE, Order((list(sys.path), cloudpickle.dumps(make))))
         worker = self._new_worker(index)
-        worker.orders.send(first)
-        with self._changed:
-            self._living.add(worker)
         try:
+            worker.orders.send(first)
+            with self._changed:
+                self._living.add(worker)
             worker.begin()
         except BaseException:
             with self._changed:
                 self._living.discard(worker)
+            worker.orders.close()
             raise
         return worker
 

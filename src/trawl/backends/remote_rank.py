@@ -58,9 +58,10 @@ class Rank(Port):
         # How many messages were sent, and how many of them the driver is known to have.
         self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
+        self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
-        self._sending = self._late = self._over = self._broken_off = False
+        self._sending = self._late = self._over = False
 
     @abstractmethod
     def begin(self) -> None:
@@ -90,7 +91,9 @@ class Rank(Port):
         elif packed.verb == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif packed.verb == STOP:
-            self._break_off()
+            with self._losing:
+                if not self._over:
+                    self._break_off()
 
     def _interrupt(self, interruption: tuple[int, int]) -> None:
         # They come on two ways.
@@ -115,7 +118,7 @@ class Rank(Port):
 
     def _break_off(self) -> None:
         # The signal breaks off what is done now, but may be caught by it.
-        self._broken_off = True
+        self._orders.ring()
         os.kill(os.getpid(), signal.SIGTERM)
 
     # --- in the thread that works
@@ -125,11 +128,31 @@ class Rank(Port):
         self._tell(pack(MESSAGE, content))
 
     def _tell(self, packed: Packed) -> None:
-        # Half a message would be taken for half of the next one.
-        self._sending = True
-        self._sent += 1
-        try:
+        if threading.current_thread() is threading.main_thread():
+            self._unbroken(self._transmit, packed)
+            return
+        # A thread of an environment; nobody is to be stopped in it.
+        with contextlib.suppress(RuntimeError):
+            self._transmit(packed)
+
+    def _transmit(self, packed: Packed) -> None:
+        with self._talking:
+            self._sent += 1
             self.transmit(packed)
+
+    def _secure(self) -> None:
+        with self._talking:
+            self.secure()
+
+    def _unbroken(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function that is not to be broken off.
+
+        Half a message would be taken for half of the next one, and a question that was taken and
+        not kept would be waited for again.
+        """
+        self._sending = True
+        try:
+            function(*arguments)
         except RuntimeError:
             raise Stopped from None
         finally:
@@ -203,8 +226,6 @@ class Rank(Port):
             service.close()
 
     def _next(self) -> Any:
-        if self._broken_off:
-            raise Stopped
         try:
             content, interruption, self._heard = self._orders.next().content()
         except EOFError:
@@ -215,10 +236,7 @@ class Rank(Port):
     def _make_sure(self) -> None:
         """What was said is not to be lost, if what is done next is the end of this process."""
         if self._heard < self._sent:
-            try:
-                self.secure()
-            except RuntimeError:
-                raise Stopped from None
+            self._unbroken(self._secure)
 
 
 @contextmanager

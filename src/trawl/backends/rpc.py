@@ -349,8 +349,8 @@ class _Node(MetWorker):
             store = self._address.names()
             if store.get(STATE) != _READY:
                 raise RuntimeError("its process has ended")
-            info = self._rpc.admit(self._node)
             self.orders.meet()
+            info = self._rpc.admit(self._node)
         except Exception as error:
             self._missed(error)
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 import torch
@@ -404,6 +405,13 @@ def check_number(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, but it is {number}")
     return number
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """The value as a number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
+    return float(value)
 
 
 def _check_count(name: str, value: int | None) -> int | None:

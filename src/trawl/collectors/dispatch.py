@@ -83,7 +83,12 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     for name, value in named.items():
         if own.setdefault(name, value) is not value:
             raise ValueError(f"{name} was given twice")
-    extra = dict(given.get("backend_options", {}))
+    extra = given.get("backend_options", {})
+    if not isinstance(extra, Mapping):
+        raise TypeError(f"backend_options must be a mapping, but it is {extra!r}")
+    extra = dict(extra)
+    if "num_workers" in own:
+        raise TypeError(f"num_workers={own['num_workers']}: with backend, give num_collectors")
     _check_extra(extra, own)
     own = {name: value for name, value in own.items() if not _is_default(name, value)}
     if "create_env_fn" not in own:

@@ -531,6 +531,17 @@ class BackendConformance:
             assert contents in ([], ["closed"])
             assert (failed, death.expected) == (None, True)
 
+    def test_stop_in_the_middle_of_a_message(self) -> None:
+        """Neither the order nor what is said meanwhile gets lost: it ends soon, and as told to."""
+        for _ in range(5):
+            worker = self.launch()
+            assert self.ask(worker, "echo", 1) == 1
+            worker.send(("echo", 2))
+            worker.stop()
+            contents, failed, death = self.end(worker)
+            assert contents in ([2, "closed"], ["closed"])
+            assert (failed, death.expected) == (None, True)
+
     def test_stop_twice(self) -> None:
         """The second time is as good as none."""
         worker = self.launch()

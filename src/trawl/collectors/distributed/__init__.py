@@ -10,12 +10,18 @@ from trawl.collectors.distributed.process_group import (
 )
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
+from trawl.weight_update.process_group import DistributedWeightUpdater
+from trawl.weight_update.ray import RayWeightUpdater
+from trawl.weight_update.rpc import RPCWeightUpdater
 
 __all__ = [
     "DistributedCollector",
     "DistributedSyncCollector",
+    "DistributedWeightUpdater",
     "RPCCollector",
+    "RPCWeightUpdater",
     "RayCollector",
+    "RayWeightUpdater",
     "run_rank",
     "submitit_delayed_launcher",
 ]

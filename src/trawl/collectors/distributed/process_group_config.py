@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from trawl.backends.lifeline import LEAST_SECONDS
+from trawl.backends.network import listening
 from trawl.backends.process_group import check_name
-from trawl.collectors.config import check_number
+from trawl.collectors.config import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterOptions
 
 LAUNCHERS = ("mp", "submitit", "submitit_delayed", "env")
@@ -53,34 +53,55 @@ class RemoteOptions(ClusterOptions):
                 f"launcher must be one of {', '.join(map(repr, LAUNCHERS))}, but it is "
                 f"{self.launcher!r}"
             )
+        if self.slurm_kwargs is not None and not isinstance(self.slurm_kwargs, Mapping):
+            raise TypeError(f"slurm_kwargs must be a mapping, but it is {self.slurm_kwargs!r}")
+        if self.slurm_kwargs and self.launcher != "submitit":
+            raise ValueError(
+                f"slurm_kwargs is for launcher='submitit', but launcher is {self.launcher!r}"
+            )
         self._check_place()
 
     def _check_place(self) -> None:
         if self.tcp_port is not None:
             # torchrun's users have it as a string.
-            number = int(self.tcp_port) if isinstance(self.tcp_port, str) else self.tcp_port
+            port: Any = self.tcp_port
+            number = int(port) if isinstance(port, str) and port.isdigit() else port
             object.__setattr__(self, "tcp_port", check_number("tcp_port", number, 1))
             if number > 65_535:
                 raise ValueError(f"tcp_port must be at most 65535, but it is {number}")
-        if not _seconds("timeout", self.timeout) > 0:
-            raise ValueError(f"timeout must be seconds above 0, but it is {self.timeout!r}")
+        self._check_address()
+        if not 0 < check_seconds("timeout", self.timeout) < math.inf:
+            raise ValueError(
+                f"timeout must be seconds above 0, and not infinite, but it is {self.timeout!r}"
+            )
         limit = self.link_timeout
-        if limit is not None and not LEAST_SECONDS <= _seconds("link_timeout", limit) < math.inf:
+        if (
+            limit is not None
+            and not LEAST_SECONDS <= check_seconds("link_timeout", limit) < math.inf
+        ):
             raise ValueError(
                 f"link_timeout must be at least {LEAST_SECONDS:g} seconds, or None for no limit, "
                 f"but it is {limit!r}"
             )
 
+    def _check_address(self) -> None:
+        address = self.address
+        if address is None:
+            return
+        wanted = "the address or the name of this machine in the network of the workers, no port"
+        if not isinstance(address, str):
+            raise TypeError(f"address must be {wanted}, but it is {address!r}")
+        try:
+            listening(address, 0).close()
+        except OSError as error:
+            raise ValueError(
+                f"address must be {wanted}, but it is {address!r}: {error.strerror or error}"
+            ) from None
+
     @property
     def outside(self) -> bool:
         """Whether somebody else starts the workers."""
         return self.launcher in ("env", "submitit_delayed", None)
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
-    return float(value)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
-from trawl.backends.ray_cluster import Connection, connect, disconnect, with_defaults
+from trawl.backends.ray_cluster import connect, disconnect, with_defaults
+from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayOptions
@@ -54,6 +55,8 @@ class RayCollector(ClusterCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         self._take_options(options)
         count = options.pop("num_workers", None)
+        if self.remote.num_collectors is not None:
+            check_number("num_collectors", self.remote.num_collectors, 1)
         if count is not None and self.remote.num_collectors not in (None, count):
             raise ValueError(
                 f"num_workers={count} and num_collectors={self.remote.num_collectors} are the same "
@@ -64,12 +67,12 @@ class RayCollector(ClusterCollector):
         if options.get("start_method") is not None:
             raise TypeError("start_method has no meaning for actors of a Ray cluster")
         started = connect(self.remote.ray_init_config)
-        self._own_connection = Connection() if started else None
         try:
             super().__init__(create_env_fn, policy, *more, **options)
             self._warn_of_random_frames()
         except BaseException:
-            self._disconnect()
+            if started:
+                disconnect()
             raise
 
     # --- where workers live
@@ -192,20 +195,14 @@ class RayCollector(ClusterCollector):
                 killed; None for a few.
             close_env: must be True: environments end with their actors.
             raise_on_error: whether errors of closing are raised.
-            shutdown_ray: whether the connection to Ray ends as well; the cluster that this
-                collector has started ends with it. One that ran before goes on, in any case.
+            shutdown_ray: whether the connection to Ray ends as well, if this library has made it;
+                a cluster that it has started ends with it. One that ran before goes on.
 
         Raises:
             RuntimeError: with ``close_env=False``.
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        own = self.__dict__.get("_own_connection")
-        self._own_connection = None
-        if own is not None and own.alive:
             disconnect()
 
     async def async_shutdown(  # type: ignore[override]
@@ -225,7 +222,7 @@ class RayCollector(ClusterCollector):
 
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
         if shutdown_ray:
-            self._disconnect()
+            disconnect()
 
 
 setattr(RayCollector, "__signature__", signature(RayOptions))  # noqa: B010

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.ray_cluster import with_defaults
+from trawl.collectors.config import check_seconds
 from trawl.collectors.distributed.cluster import ClusterOptions, each
 
 
@@ -32,7 +33,7 @@ class RayOptions(ClusterOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         wait = self.placement_timeout
-        if wait is not None and (isinstance(wait, bool) or not wait > 0):
+        if wait is not None and not check_seconds("placement_timeout", wait) > 0:
             raise ValueError(f"placement_timeout must be seconds above 0, but it is {wait!r}")
 
     def remote(self, count: int) -> list[dict[str, Any]]:

@@ -18,6 +18,19 @@ from trawl.collectors.distributed.process_group_config import RemoteOptions
 from trawl.weight_update.rpc import RPCWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
+# What TensorPipeRpcBackendOptions takes.
+_KNOWN = frozenset(
+    {
+        "num_worker_threads",
+        "rpc_timeout",
+        "init_method",
+        "device_maps",
+        "devices",
+        "_transports",
+        "_channels",
+    }
+)
+
 
 @dataclass(frozen=True)
 class RPCOptions(RemoteOptions):
@@ -38,6 +51,16 @@ class RPCOptions(RemoteOptions):
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(
                 f"tensorpipe_options must be a mapping, but it is {type(given).__name__}"
+            )
+        if isinstance(self.visible_devices, str):
+            raise TypeError(
+                f"visible_devices must be a list of devices, but it is {self.visible_devices!r}"
+            )
+        unknown = set(given or ()) - _KNOWN
+        if unknown:
+            raise ValueError(
+                f"tensorpipe_options has {', '.join(map(repr, sorted(unknown)))}, but "
+                f"TensorPipeRpcBackendOptions takes {', '.join(sorted(_KNOWN))}"
             )
 
     @property
