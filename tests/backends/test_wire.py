@@ -102,7 +102,7 @@ def test_posting_does_not_wait(wires):
             os.close(fd)
     assert got == list(range(3000))
     assert not one.full
-    assert descriptors() == before
+    assert descriptors() <= before  # others may be closed by whoever had them
 
 
 def test_what_is_kept_is_let_go_of(wires):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from inspect import getattr_static, isfunction
 from numbers import Real
 from typing import Any
 
@@ -168,9 +169,11 @@ class CollectorConfig:
         self._check_flow()
 
     def _check_instances(self) -> None:
-        for name in ("replay_buffer", "sink", "postproc"):
+        used = {"replay_buffer": "extend" if self.extend_buffer else "add", "sink": "write"}
+        for name, method in {**used, "postproc": "__init__"}.items():
             value = getattr(self, name)
-            if isinstance(value, type):
+            # A class may do, if its methods need no object.
+            if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
                 raise TypeError(
                     f"{name} must be an object, but it is the class {value.__name__}: make one, "
                     f"{name}={value.__name__}(...)"
