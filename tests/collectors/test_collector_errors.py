@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from trawl.collectors import Collector, PolicyVersion
+from trawl.data import MemmapSink, MultiStep
 from trawl.envs import GymEnv
 from trawl.testing import FaultyEnv, NumberedEnv
 
@@ -568,12 +569,15 @@ def test_a_numpy_seed_is_an_integer():
         assert collector.set_seed(np.int64(3), static_seed=True) == 3
 
 
-@pytest.mark.parametrize("name", ["replay_buffer", "sink", "postproc"])
-def test_a_class_is_not_taken_for_an_object(name):
+@pytest.mark.parametrize(
+    ("name", "given"), [("replay_buffer", Buffer), ("sink", MemmapSink), ("postproc", MultiStep)]
+)
+def test_a_class_is_not_taken_for_an_object(name, given):
+    kind = given.__name__
     refused(
         TypeError,
-        rf"{name} must be an object, but it is the class Buffer: make one, {name}=Buffer\(",
-        **{name: Buffer},
+        rf"{name} must be an object, but it is the class {kind}: make one, {name}={kind}\(",
+        **{name: given},
     )
 
 
