@@ -104,21 +104,15 @@ class Link:
     def __init__(self, group: Any, peer: int) -> None:
         self._group = group
         self._peer = peer
-        # Any thread of an environment may warn, and the worker tells of it.
-        self._sending = threading.Lock()
         self._sent = torch.empty(_FRAME, dtype=torch.uint8)
         self._received = torch.empty(_FRAME, dtype=torch.uint8)
 
     def send(self, packed: Packed) -> None:
-        """Sends a message; what it refers to may change after that.
+        """Sends a message; what it refers to may change after that. One thread may at a time.
 
         Raises:
             RuntimeError: if the other rank is gone.
         """
-        with self._sending:
-            self._send(packed)
-
-    def _send(self, packed: Packed) -> None:
         sizes = [len(view) for view in packed.buffers]
         total = _HEAD.size + 8 * len(sizes) + len(packed.body)
         inside = total + sum(sizes) <= _LARGEST_FRAME

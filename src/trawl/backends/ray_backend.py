@@ -308,9 +308,7 @@ class RayWorker(Worker):
         with self._lock:
             self._waiting.append(packed)
             self._expected += 1
-            direct = self._lined and len(self._waiting) == 1 and not (packed.arrays or packed.refs)
-        if direct:
-            self._write()
+        self._write()
         if not self._waiting:
             self.listen()
         elif not self._exchange():
@@ -322,10 +320,9 @@ class RayWorker(Worker):
             with contextlib.suppress(OSError):
                 self.orders.meet()
                 self._lined = True
-        if self._lined:
-            self._write()
-        else:
+        if not self._lined:
             self.let_go()
+        self._write()
 
     def let_go(self) -> None:
         """Nothing more goes by the line."""
@@ -336,17 +333,17 @@ class RayWorker(Worker):
         """Asks for what it says next, if that was not done."""
         if not self.listening and not self.buried and self._connection.alive:
             # It waits for that, and a call takes longer.
-            if self._lined and self._confirmed < self._heard and not self._waiting:
+            if self._confirmed < self._heard:
                 self._write()
             self._exchange()
 
     def _write(self) -> None:
-        """Sends a letter by the line."""
-        assert self.orders is not None
+        """Sends a letter by the line, if there is one; but what is large waits for a call."""
+        if self.orders is None or not self._lined:
+            return
         try:
             with self._lock:
                 if any(packed.arrays or packed.refs for packed in self._waiting):
-                    # Another thread has added it meanwhile: it goes by a call.
                     return
                 self._confirmed = self._heard
                 self.orders.send(Sheet(MESSAGE, self._letter(self._heard)[0]))

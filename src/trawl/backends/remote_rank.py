@@ -58,6 +58,7 @@ class Rank(Port):
         # How many messages were sent, and how many of them the driver is known to have.
         self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
+        # Any thread of an environment may warn, and the worker tells of it.
         self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None

@@ -75,10 +75,9 @@ class RemoteOptions(ClusterOptions):
                 f"timeout must be seconds above 0, and not infinite, but it is {self.timeout!r}"
             )
         limit = self.link_timeout
-        if (
-            limit is not None
-            and not LEAST_SECONDS <= check_seconds("link_timeout", limit) < math.inf
-        ):
+        if limit is None:
+            return
+        if not LEAST_SECONDS <= check_seconds("link_timeout", limit) < math.inf:
             raise ValueError(
                 f"link_timeout must be at least {LEAST_SECONDS:g} seconds, or None for no limit, "
                 f"but it is {limit!r}"

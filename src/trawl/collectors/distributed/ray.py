@@ -9,7 +9,6 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
 from trawl.backends.ray_cluster import connect, disconnect, with_defaults
-from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayOptions
@@ -55,8 +54,6 @@ class RayCollector(ClusterCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         self._take_options(options)
         count = options.pop("num_workers", None)
-        if self.remote.num_collectors is not None:
-            check_number("num_collectors", self.remote.num_collectors, 1)
         if count is not None and self.remote.num_collectors not in (None, count):
             raise ValueError(
                 f"num_workers={count} and num_collectors={self.remote.num_collectors} are the same "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.ray_cluster import with_defaults
-from trawl.collectors.config import check_seconds
+from trawl.collectors.config import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterOptions, each
 
 
@@ -32,6 +32,8 @@ class RayOptions(ClusterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_collectors is not None:
+            check_number("num_collectors", self.num_collectors, 1)
         wait = self.placement_timeout
         if wait is not None and not check_seconds("placement_timeout", wait) > 0:
             raise ValueError(f"placement_timeout must be seconds above 0, but it is {wait!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +18,6 @@ from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
 from trawl.weight_update.rpc import RPCWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
-
-# What TensorPipeRpcBackendOptions takes.
-_KNOWN = frozenset(
-    {
-        "num_worker_threads",
-        "rpc_timeout",
-        "init_method",
-        "device_maps",
-        "devices",
-        "_transports",
-        "_channels",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -56,12 +44,8 @@ class RPCOptions(RemoteOptions):
             raise TypeError(
                 f"visible_devices must be a list of devices, but it is {self.visible_devices!r}"
             )
-        unknown = set(given or ()) - _KNOWN
-        if unknown:
-            raise ValueError(
-                f"tensorpipe_options has {', '.join(map(repr, sorted(unknown)))}, but "
-                f"TensorPipeRpcBackendOptions takes {', '.join(sorted(_KNOWN))}"
-            )
+        if given:
+            _check_names(given)
 
     @property
     def agent(self) -> dict[str, Any]:
@@ -70,6 +54,18 @@ class RPCOptions(RemoteOptions):
         if self.visible_devices is not None:
             found["devices"] = list(self.visible_devices)
         return found
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    from torch.distributed import rpc
+
+    known = inspect.signature(rpc.TensorPipeRpcBackendOptions).parameters
+    unknown = options.keys() - known
+    if unknown:
+        raise ValueError(
+            f"tensorpipe_options has {', '.join(map(repr, sorted(unknown)))}, but "
+            f"TensorPipeRpcBackendOptions takes {', '.join(sorted(known))}"
+        )
 
 
 class RPCCollector(RemoteCollector):
