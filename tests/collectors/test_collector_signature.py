@@ -1,9 +1,11 @@
 import inspect
 import pydoc
+from functools import partial
 
 import pytest
+from collector_parts import by_step
 
-from trawl.collectors import Collector, CollectorConfig
+from trawl.collectors import Collector, CollectorConfig, MultiSyncCollector
 from trawl.testing import NumberedEnv
 
 # Every argument beside the first two, and what it is when it is left out.
@@ -102,7 +104,23 @@ def test_options_can_be_read_as_attributes():
     with Collector(NumberedEnv(), frames_per_batch=10, total_frames=30) as collector:
         assert collector.total_frames == 30
         assert collector.replay_buffer is None
-        assert collector.init_random_frames is None
+
+
+@pytest.mark.parametrize(
+    "make", [Collector, partial(MultiSyncCollector, num_workers=1, start_method="inline")]
+)
+@pytest.mark.parametrize("given", [None, -1, 0])
+def test_an_option_that_is_off_reads_as_a_number_or_false(make, given):
+    """Trainers compare these: ``frames >= collector.init_random_frames``."""
+    options = {"init_random_frames": given, "max_frames_per_traj": given}
+    with make(NumberedEnv, by_step(), frames_per_batch=10, **options) as collector:
+        assert (collector.init_random_frames, collector.max_frames_per_traj) == (0, 0)
+        assert (collector.trust_policy, collector.split_trajs) == (False, False)
+
+
+def test_random_actions_are_trusted():
+    with Collector(NumberedEnv(), frames_per_batch=10) as collector:
+        assert collector.trust_policy is True
 
 
 def test_another_attribute_is_not_there():

@@ -567,7 +567,7 @@ class BaseCollector(WeightControl):
                 f"{batches * requested} frames will be collected, in {batches} batches"
             )
         random = self.config.init_random_frames
-        if random is not None and random % requested and self.config.extend_buffer:
+        if random and random % requested and self.config.extend_buffer:
             warn(
                 f"init_random_frames={random} is not a multiple of the {requested} frames of a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"

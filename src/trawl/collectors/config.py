@@ -140,6 +140,7 @@ class CollectorConfig:
         for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
             value = _check_count(name, getattr(self, name))
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "split_trajs", bool(self.split_trajs))
         if self.total_frames == 0:
             raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
         if not self.reset_when_done:
@@ -417,13 +418,13 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def _check_count(name: str, value: int | None) -> int | None:
-    """A number of frames; None and -1 mean that there is none."""
+def _check_count(name: str, value: int | None) -> int:
+    """Returns a number of frames; without a limit 0, and -1 for ``total_frames``."""
     if name == "total_frames":
         endless = value is None or value == math.inf
         return -1 if endless else check_number(name, value, least=-1)
     number = -1 if value is None else check_number(name, value, least=-1)
-    return number if number > 0 else None
+    return max(number, 0)
 
 
 @dataclass(frozen=True)

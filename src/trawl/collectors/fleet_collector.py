@@ -80,6 +80,7 @@ class FleetCollector(FleetControl):
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
         vars(self).update(self._own.shown)
+        self.trust_policy = bool(config.trust_policy)
         self._check()
         self.policy = policy
         self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
@@ -392,7 +393,7 @@ class FleetCollector(FleetControl):
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames
-        if first is None:
+        if not first:
             return False
         written = getattr(self.config.replay_buffer, "write_count", 0)
         return bool(max(self._frames + self._schedule.frames_under_way, written) < first)

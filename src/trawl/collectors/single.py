@@ -115,6 +115,9 @@ class Collector(BaseCollector):
         devices = resolve_devices(config)
         self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
         self._seed: tuple[int, bool, int] | None = None  # the last: rebuilds before it
+        self._in_turn = False
+        # What the parent of a worker decided for the batch: random actions, and when to stop.
+        self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
         self._restarts: Restarts | None = None
         self._lives: dict[str, Live] = {}
         self.env = self._make_env()
@@ -158,7 +161,7 @@ class Collector(BaseCollector):
             self._resolved,
             FrameOptions(
                 steps=1 if self._adds_steps else each,
-                limit=config.max_frames_per_traj,
+                limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
                 compact=config.compact_obs,
                 recycle=config.use_buffers is not False,
@@ -191,6 +194,7 @@ class Collector(BaseCollector):
         trusted = config.trust_policy
         if trusted is None:
             trusted = isinstance(policy, CudaGraphModule) or is_random(policy)
+        self.trust_policy = trusted
         self._source = policy
         moved = on_device(policy, self.policy_device)
         if self.policy_device is not None and not trusted and not tensors_of(policy):
@@ -209,7 +213,7 @@ class Collector(BaseCollector):
     def _add_transforms(self) -> None:
         """TorchRL's environments count steps and mark starts by transforms of their own."""
         limit = self.config.max_frames_per_traj
-        if limit is not None and "step_count" in names(self.env.full_observation_spec):
+        if limit and "step_count" in names(self.env.full_observation_spec):
             raise ValueError(
                 f"max_frames_per_traj={limit} counts steps under 'step_count', which the "
                 "environment has already; limit the episodes there"
@@ -219,8 +223,8 @@ class Collector(BaseCollector):
         marks = self.config.auto_register_policy_transforms
         if marks is None:
             marks = self._resolved.reads_is_init
-        if limit is not None or marks:
-            self.env = add_transforms(self.env, limit, marks, self.policy)
+        if limit or marks:
+            self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
         """An environment that isn't Trawl's own, in the place of one that failed."""
@@ -252,14 +256,47 @@ class Collector(BaseCollector):
     # --- collecting
 
     def rollout(self) -> TensorDictBase:
-        """Collects a batch as it comes: not counted, not processed."""
+        """Collects a batch, without processing or counting it.
+
+        Iteration, background collection and workers get their batches from this method, so a
+        subclass can override it to change how a batch is collected. The override returns the
+        batch; its last dimension is time, and may have any length. With ``extend_buffer=False``
+        iteration adds each step to the replay buffer within this call, which then returns None.
+        """
         self._check_open("rollout()")
         with self._held():
             self._prepare()
+            if self._in_turn and self._adds_steps:
+                return self._collect_steps()
             batch = self._run()
-            if self._whole is not None:
+            if self._whole is not None and not self._in_turn:
                 self._whole.miss(batch)
             return batch
+
+    @property
+    def _overrides_rollout(self) -> bool:
+        """Whether a subclass collects batches in its own way."""
+        return type(self).rollout is not Collector.rollout
+
+    def _turn(self) -> TensorDictBase | None:
+        """Calls :meth:`rollout` for a batch that is delivered; None if its steps were added."""
+        self._in_turn = True
+        # Only an interruption leaves rows empty, and only in a batch of the usual length.
+        self._rollout.filled = self.frames_per_batch
+        try:
+            batch: Any = self.rollout()
+        finally:
+            self._in_turn = False
+        if batch is None and self._adds_steps:
+            return None
+        if not isinstance(batch, TensorDictBase) or not batch.ndim:
+            raise TypeError(
+                f"{type(self).__name__}.rollout() must return the batch that it collected, a "
+                f"TensorDict whose last dimension is time, but it returned {batch!r}"
+            )
+        if batch.shape[-1] != self.frames_per_batch:
+            self._rollout.filled = batch.shape[-1]
+        return batch
 
     def _prepare(self) -> None:
         """What comes before a batch."""
@@ -277,7 +314,8 @@ class Collector(BaseCollector):
         # The version that acts is the one at the start, whatever others do meanwhile.
         version = None if self._version is None else self._version.version
         self._at_start = False
-        batch = self._rollout.run(self._is_random(), self._stopped(), not self.is_running())
+        random, stopped = self._ordered or (self._is_random(), self._stopped())
+        batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
         return batch
 
@@ -285,6 +323,12 @@ class Collector(BaseCollector):
         self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
     ) -> TensorDictBase | None:
         """Collects a batch for somebody else, who counts and delivers it."""
+        if self._overrides_rollout:
+            self._ordered = random, stopped
+            try:
+                return self._turn()
+            finally:
+                self._ordered = None
         self._prepare()
         self._at_start = False
         if block is None:
@@ -297,7 +341,7 @@ class Collector(BaseCollector):
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames
-        if first is None:
+        if not first:
             return False
         buffer = self.config.replay_buffer
         # A buffer may hold frames of others; its own count may be of rows, of several lanes each.
@@ -312,10 +356,9 @@ class Collector(BaseCollector):
         return asked
 
     def _collect(self) -> Any:
-        self._prepare()
-        if self._adds_steps:
-            return self._collect_steps()
-        batch = self._run()
+        batch = self._turn()
+        if batch is None:
+            return None
         filled = self._rollout.filled
         delivered = count_frames(batch, filled)
         if self._whole is not None:
@@ -324,7 +367,7 @@ class Collector(BaseCollector):
             return None
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
-            self.config.replay_buffer.extend(batch)
+            self._write(batch)
         self._frames += delivered
         self._batches += 1
         self._record(batch)
@@ -332,12 +375,21 @@ class Collector(BaseCollector):
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
 
+    def _write(self, batch: TensorDictBase) -> None:
+        """Puts a batch into the replay buffer, which may have no way to take several frames."""
+        buffer = self.config.replay_buffer
+        if hasattr(buffer, "extend"):
+            buffer.extend(batch)
+        else:
+            for frame in batch:
+                buffer.add(frame)
+
     @override
     def _note_whole(self, batch: Any) -> None:
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
 
-    def _collect_steps(self) -> None:
+    def _collect_steps(self) -> Any:
         """Adds single steps to the buffer, up to a batch or the end of the budget."""
         stopped = self._stopped() or (lambda: False)
         last = False

@@ -140,7 +140,8 @@ class CollectorService(Service):
         self.collector._receivers |= program.receivers
         self.collector._take_weights()
         self._hidden = frozenset(frames.hidden)
-        self._layout = layout = frames.layout
+        # What a subclass's own rollout() returns may have any layout: it is sent as it is.
+        self._layout = layout = None if self.collector._overrides_rollout else frames.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
             Ready(

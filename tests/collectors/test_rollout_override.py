@@ -1,0 +1,176 @@
+"""A subclass may collect batches in its own way: by an override of ``rollout()``."""
+
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import Buffer, by_step
+from multi_parts import CLASSES, envs, make
+from tensordict import TensorDict
+
+from trawl.collectors import Collector
+from trawl.testing import Ledger, NumberedEnv
+
+LENGTHS = [3, 5, 1]
+env = partial(NumberedEnv, lengths=LENGTHS)
+
+
+class Marked(Collector):
+    """Adds an entry to each batch."""
+
+    def rollout(self):
+        batch = super().rollout()
+        return None if batch is None else batch.set("mark", torch.ones(batch.shape))
+
+
+class Shortened(Collector):
+    """Drops the last three rows of each batch."""
+
+    def rollout(self):
+        return super().rollout()[..., :-3]
+
+
+class Doubled(Collector):
+    """Collects twice for each batch."""
+
+    def rollout(self):
+        return torch.cat([super().rollout(), super().rollout()], -1)
+
+
+class Invented(Collector):
+    """Never calls the method that it overrides."""
+
+    def rollout(self):
+        return TensorDict({"x": torch.ones(10)}, [10])
+
+
+class Forgetful(Collector):
+    """Returns nothing."""
+
+    def rollout(self):
+        super().rollout()
+
+
+def test_iteration_delivers_what_an_override_returns():
+    ledger = Ledger([env()])
+    with Marked(env, by_step(), frames_per_batch=10, total_frames=30) as collector:
+        for batch in collector:
+            assert batch.pop("mark").sum() == 10
+            ledger.add(batch)
+        assert collector.stats()["frames"] == ledger.frames == 30
+
+
+@pytest.mark.parametrize(("kind", "rows", "batches"), [(Shortened, 7, 5), (Doubled, 20, 2)])
+def test_a_batch_of_another_length_is_counted_as_it_is(kind, rows, batches):
+    calls = []
+    collector = kind(
+        env,
+        by_step(),
+        frames_per_batch=10,
+        total_frames=30,
+        pre_collect_hook=lambda: calls.append(1),
+    )
+    with collector:
+        found = list(collector)
+        assert [len(batch) for batch in found] == [rows] * batches
+        assert collector.stats()["frames"] == rows * batches
+    assert len(calls) == (2 if kind is Doubled else 1) * batches
+
+
+def test_an_override_need_not_call_what_it_overrides():
+    with Invented(env, by_step(), frames_per_batch=10, total_frames=30) as collector:
+        assert [batch["x"].sum() for batch in collector] == [10, 10, 10]
+
+
+def test_an_override_that_returns_nothing_is_told_so():
+    collector = Forgetful(env, by_step(), frames_per_batch=10)
+    with collector, pytest.raises(TypeError, match=r"Forgetful.rollout\(\) must return the batch"):
+        collector.next()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("extend", [True, False])
+def test_a_buffer_gets_what_an_override_returns(extend, background):
+    """But for steps that are added one by one, within the call."""
+    buffer = Buffer()
+    with Marked(
+        env,
+        by_step(),
+        frames_per_batch=10,
+        total_frames=30,
+        replay_buffer=buffer,
+        extend_buffer=extend,
+    ) as collector:
+        if background:
+            collector.start()
+            buffer.wait_for(30)
+        else:
+            assert list(collector) == [None] * 3
+    Ledger([env()]).add(buffer.content().exclude("mark"))
+    assert ("mark" in buffer.content().keys(True)) == extend
+
+
+@pytest.mark.parametrize("extend", [True, False])
+def test_a_buffer_gets_a_batch_that_was_made_elsewhere(extend):
+    buffer = Buffer()
+    with Invented(
+        env,
+        by_step(),
+        frames_per_batch=10,
+        total_frames=30,
+        replay_buffer=buffer,
+        extend_buffer=extend,
+    ) as collector:
+        assert list(collector) == [None] * 3
+    assert len(buffer) == 30
+
+
+def test_whole_trajectories_are_put_together_of_what_an_override_returns():
+    with Marked(
+        env,
+        by_step(),
+        frames_per_batch=10,
+        total_frames=30,
+        trajs_per_batch=2,
+        traj_format="cat",
+    ) as collector:
+        found = list(collector)
+    assert [len(batch) for batch in found] == [8, 4, 6, 8, 4]
+    assert all("mark" in batch.keys(True) for batch in found)
+
+
+def test_an_interruption_is_seen_through_an_override():
+    stops = iter([False] * 3 + [True])
+    with Marked(env, by_step(), frames_per_batch=10, interruptor=lambda: next(stops)) as collector:
+        batch = collector.next()
+        assert (len(batch), collector.stats()["frames"]) == (10, 4)
+        assert (batch["collector", "traj_ids"] >= 0).sum() == 4
+
+
+@pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_workers_call_it(cls, method):
+    collector = make(
+        cls, collector_class=Marked, start_method=method, total_frames=40, init_random_frames=10
+    )
+    ledger = Ledger([one() for one in envs(2)])
+    with collector:
+        found = list(collector)
+    for batch in found:
+        assert batch.pop("mark").sum() == batch.numel()
+        ledger.add(batch)
+    assert ledger.frames == 40
+
+
+def test_workers_deliver_batches_of_any_length():
+    with make(collector_class=Shortened, frames_per_batch=20) as collector:
+        assert [collector.next().shape for _ in range(2)] == [(2, 7), (2, 7)]
+        assert collector.stats()["frames"] == 28
+
+
+def test_slow_workers_are_interrupted_in_it():
+    with make(collector_class=Marked, frames_per_batch=20, preemptive_threshold=0.5) as collector:
+        batch = collector.next()
+        mask = batch["collector", "mask"]
+        assert batch["mark"][mask].all()
+        assert 10 <= int(mask.sum()) == collector.stats()["frames"]
