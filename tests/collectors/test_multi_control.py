@@ -520,8 +520,10 @@ def test_without_a_threshold_all_are_waited_for(threshold):
 
 
 def test_a_threshold_means_nothing_to_async_batches():
-    with pytest.raises(ValueError, match=r"preemptive_threshold=0\.5 is for batches of all"):
-        make(MultiAsyncCollector, preemptive_threshold=0.5)
+    with pytest.warns(UserWarning, match=r"preemptive_threshold=0\.5 has no effect with sync=F"):
+        collector = make(MultiAsyncCollector, preemptive_threshold=0.5, total_frames=40)
+    book = ledger(2)
+    assert sum(batch.numel() for batch in drained(collector, book)) == 40
 
 
 def test_what_late_workers_left_breaks_off_nobody():

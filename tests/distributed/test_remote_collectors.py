@@ -176,7 +176,7 @@ def test_errors_come_with_their_type(cls):
         ({"slurm_kwargs": {"folder": "x"}}, ValueError, "slurm_kwargs is for launcher='submitit'"),
         ({"slurm_kwargs": "gpu"}, TypeError, "slurm_kwargs must be a mapping, but it is 'gpu'"),
         ({"collector_class": "many"}, ValueError, "collector_class"),
-        ({"num_workers_per_collector": 2}, ValueError, "collector_class with workers"),
+        ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector must be at"),
         ({"collector_kwargs": [{}]}, ValueError, "1 entries"),
         ({"max_weight_update_interval": -2}, ValueError, "max_weight_update_interval"),
         ({"launcher": None}, RuntimeError, "MASTER_ADDR"),

@@ -159,6 +159,13 @@ def disconnect() -> None:
         ray.shutdown()
 
 
+def end_connection() -> None:
+    """Ends the connection of this process to Ray, if there is one, whoever has made it."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+
+
 def with_defaults(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options of an actor, completed."""
     own = dict(config or {})

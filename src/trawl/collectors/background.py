@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,23 +60,31 @@ class Background:
         self._thread.start()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, timeout: float | None = None) -> Iterator[None]:
         """Within it the thread does nothing; entering waits for the turn it is at.
 
         It may be entered again within. What a turn itself calls is not held up by it.
+
+        Args:
+            timeout: seconds to wait for that turn; None to wait as long as it takes.
+
+        Raises:
+            TimeoutError: if the turn takes longer.
         """
         if threading.current_thread() is self._thread:
             yield
             return
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             # Who holds again and again would never let it work otherwise.
-            self._changed.wait_for(
-                lambda: not (self._owed and self.running and self._ready()) or self._stopping
+            self._wait(
+                lambda: not (self._owed and self.running and self._ready()) or self._stopping,
+                deadline,
             )
             self._holders += 1
         try:
             with self._changed:
-                self._changed.wait_for(lambda: not self._busy)
+                self._wait(lambda: not self._busy, deadline)
             self.check()
             yield
         finally:
@@ -83,6 +92,11 @@ class Background:
                 self._holders -= 1
                 self._owed = not self._holders
                 self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
+        left = None if deadline is None else deadline - time.monotonic()
+        if not self._changed.wait_for(condition, left):
+            raise TimeoutError("the batch that is being collected was not finished in time")
 
     def stop(self, timeout: float | None = None) -> None:
         """Ends the thread after the turn that it is at.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
@@ -18,6 +20,7 @@ from torch import nn
 from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import Delivery
+from trawl.collectors.familiar import FamiliarAttributes
 from trawl.collectors.flow import Flow
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
@@ -41,7 +44,7 @@ class CollectorClosed(Exception):
     """Somebody else shut the collector down while a batch was being collected."""
 
 
-class BaseCollector(WeightControl):
+class BaseCollector(FamiliarAttributes, WeightControl):
     """A source of batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -80,9 +83,9 @@ class BaseCollector(WeightControl):
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
         self._receivers = {}
-        self._schemes = {}
-        self._schemes_received = {}
-        self.weight_updater = None
+        self._weight_sync_schemes = {}
+        self._receiver_schemes = {}
+        self._updater = None
         self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
         self._whole: WholeTrajectories | None = None
         if config.trajs_per_batch is not None:
@@ -313,17 +316,40 @@ class BaseCollector(WeightControl):
         """Whether collection goes on in the background."""
         return self._background is not None and self._background.running
 
-    def pause(self) -> AbstractContextManager[None]:
+    def pause(
+        self, timeout: float | None = None, *, resume: bool = True
+    ) -> AbstractContextManager[None]:
         """Holds background collection, within a ``with`` block.
 
         Entering waits for the batch that is being collected; no frame is added within.
 
+        Args:
+            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            resume: whether collection goes on after the block. If not, ``start()`` continues it.
+
         Raises:
             RuntimeError: if collection was not started.
+            TimeoutError: on entering, if the batch takes longer.
         """
         if self._background is None:
             raise RuntimeError("pause() holds what start() began: call start() before")
-        return self._background.held()
+        return self._paused(self._background, timeout, resume)
+
+    @contextmanager
+    def _paused(
+        self, background: Background, timeout: float | None, resume: bool
+    ) -> Iterator[None]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with background.held(timeout):
+            self._settle(None if deadline is None else deadline - time.monotonic())
+            try:
+                yield
+            finally:
+                if not resume:
+                    background.stop()
+
+    def _settle(self, timeout: float | None) -> None:
+        """Waits for frames that are under way although the background is held."""
 
     def _held(self) -> AbstractContextManager[Any]:
         """Keeps other threads from collecting, and from changing what a batch is made with."""
@@ -434,14 +460,14 @@ class BaseCollector(WeightControl):
 
     def map_fn(
         self,
-        name: str,
+        method_name: str,
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[dict[str, Any]] | None = None,
     ) -> list[Any]:
-        """Calls the method at path ``name``, once for each entry of the lists.
+        """Calls the method at path ``method_name``, once for each entry of the lists.
 
         Args:
-            name: path of the method, as ``"env.close"``.
+            method_name: path of the method, as ``"env.close"``.
             list_of_args: positional arguments of each call.
             list_of_kwargs: keyword arguments of each call.
 
@@ -458,53 +484,95 @@ class BaseCollector(WeightControl):
                 f"list_of_args and list_of_kwargs must have the same length, but they have "
                 f"{len(args)} and {len(kwargs)} entries"
             )
-        function = get_path(self, name)
+        function = get_path(self, method_name)
         if not callable(function):
-            raise AttributeError(f"{name!r} is {type(function).__name__}, which can't be called")
+            raise AttributeError(
+                f"{method_name!r} is {type(function).__name__}, which can't be called"
+            )
         with self._held():
             return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
 
-    def get_distant_attr(self, path: str) -> Any:
-        """The attribute at ``path``, as ``"env.batch_size"`` or ``"policy.module[0].weight"``."""
-        return get_path(self, path)
+    def get_distant_attr(self, attr: str) -> Any:
+        """Returns the attribute at a path: ``"env.batch_size"``, ``"policy.module[0].weight"``."""
+        return get_path(self, attr)
 
-    def cascade_execute(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method at ``path``; an attribute that can't be called is given back.
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method at ``attr_path``; returns an attribute that can't be called.
 
         Raises:
             ValueError: if there are arguments for something that can't be called.
         """
         with self._held():
-            return call_path(self, path, args, kwargs)
+            return call_path(self, attr_path, args, kwargs)
 
-    def getattr_rb(self, path: str) -> Any:
-        """The attribute of the replay buffer at ``path``.
+    def getattr_rb(self, attr: str) -> Any:
+        """Returns the attribute of the replay buffer at path ``attr``.
 
         Raises:
             AttributeError: if there is nothing at it, or no replay buffer.
         """
         if self.config.replay_buffer is None:
-            raise AttributeError(f"there is no replay buffer to get {path!r} from")
-        return get_path(self.config.replay_buffer, path)
+            raise AttributeError(f"there is no replay buffer to get {attr!r} from")
+        return get_path(self.config.replay_buffer, attr)
 
     # --- profiles
 
-    def enable_profile(self, **options: Any) -> None:
+    def enable_profile(
+        self,
+        workers: Sequence[int] | None = None,
+        num_rollouts: int = 3,
+        warmup_rollouts: int = 1,
+        save_path: str | Path | None = None,
+        activities: Sequence[str] | None = None,
+        record_shapes: bool = True,
+        profile_memory: bool = False,
+        with_stack: bool = True,
+        with_flops: bool = False,
+        on_trace_ready: Callable[[Any], Any] | None = None,
+    ) -> None:
         """Profiles the first batches with ``torch.profiler``.
 
         Args:
-            **options: the attributes of :class:`~trawl.collectors.ProfileConfig`.
+            workers: numbers of the workers to profile; the first by default. A collector in
+                this process is number 0.
+            num_rollouts: batches after which profiling ends, warm-up included.
+            warmup_rollouts: batches before profiling begins.
+            save_path: file for the Chrome trace, as
+                :class:`~trawl.collectors.ProfileConfig` takes it.
+            activities: ``"cpu"`` and ``"cuda"``; both by default.
+            record_shapes: whether shapes of operators' inputs are recorded.
+            profile_memory: whether allocations are recorded.
+            with_stack: whether source lines are recorded.
+            with_flops: whether operations are counted.
+            on_trace_ready: called with the profiler at the end, instead of saving.
 
         Raises:
-            RuntimeError: if batches were collected already.
+            RuntimeError: if batches were collected already, or the collector is closed.
             ValueError: if the options leave nothing to profile.
         """
-        config = ProfileConfig(**options)
+        config = ProfileConfig(
+            [0] if workers is None else list(workers),
+            num_rollouts,
+            warmup_rollouts,
+            save_path,
+            ["cpu", "cuda"] if activities is None else list(activities),
+            record_shapes,
+            profile_memory,
+            with_stack,
+            with_flops,
+            on_trace_ready,
+        )
+        self._check_open("enable_profile()")
         if self._batches or self.is_running():
             raise RuntimeError("enable_profile() must be called before the first batch")
-        worker = self.config.worker_idx or 0
-        self._profiler = RolloutProfiler(config, worker) if worker in config.workers else None
+        self._begin_profile(config)
         self._profile_config = config
+
+    def _begin_profile(self, config: ProfileConfig) -> None:
+        """Profiles the next batches."""
+        worker = self.config.worker_idx or 0
+        profiled = config.should_profile_worker(worker)
+        self._profiler = RolloutProfiler(config, worker) if profiled else None
 
     def disable_profile(self) -> None:
         """Ends the profile that :meth:`enable_profile` began, and saves what there is."""

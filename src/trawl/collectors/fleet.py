@@ -409,9 +409,21 @@ class Fleet:
         self.members[index].batches += 1
         return index, done
 
-    def settle(self) -> None:
-        """Waits until all orders were carried out."""
-        self._pump_until(lambda: not any(member.orders for member in self.members))
+    def settle(self, timeout: float | None = None) -> None:
+        """Waits until all orders were carried out.
+
+        Args:
+            timeout: seconds to wait; None to wait as long as it takes.
+
+        Raises:
+            TimeoutError: if it takes longer.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while any(member.orders for member in self.members):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("the batches that workers are at were not finished in time")
+            self._pump(left)
 
     def _pump_until(self, reached: Callable[[], bool]) -> None:
         while not reached():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import torch
@@ -62,6 +61,9 @@ class FleetCollector(FleetControl):
         policy: the policy as it was given; workers have copies.
     """
 
+    # Whether weights of the policy are sent even if the user asks for no scheme.
+    _sends_weights: ClassVar[bool] = False
+
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         name = type(self).__name__
         if more:
@@ -76,7 +78,8 @@ class FleetCollector(FleetControl):
         config = MultiConfig(**options)
         # With schemes, a policy beside a factory is where weights come from.
         made = any(self._own.makes_policy(config, i) for i in range(self.num_workers))
-        if policy is not None and made and config.weight_sync_schemes is None:
+        sends = self._sends_weights or config.weight_sync_schemes is not None
+        if policy is not None and made and not sends:
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
         vars(self).update(self._own.shown)
@@ -146,9 +149,9 @@ class FleetCollector(FleetControl):
                 "(sync=True); these are each of one worker"
             )
         if not self.sync and config.preemptive_threshold not in (None, 1):
-            raise ValueError(
-                f"preemptive_threshold={config.preemptive_threshold} is for batches of all workers "
-                "together (sync=True); here no worker waits for others"
+            warn(
+                f"preemptive_threshold={config.preemptive_threshold} has no effect with sync=False:"
+                " no worker waits for others"
             )
         if self.sync and config.max_policy_lag is not None:
             raise ValueError(
@@ -170,9 +173,9 @@ class FleetCollector(FleetControl):
 
     def _connect_schemes(self) -> None:
         """Makes the schemes that bring weights to workers."""
-        self._schemes.update(self.config.weight_sync_schemes or {})
-        self._schemes.setdefault(POLICY, self._new_scheme())
-        for model_id, scheme in self._schemes.items():
+        self._weight_sync_schemes.update(self.config.weight_sync_schemes or {})
+        self._weight_sync_schemes.setdefault(POLICY, self._new_scheme())
+        for model_id, scheme in self._weight_sync_schemes.items():
             if scheme.initialized_on_sender or scheme.initialized_on_receiver:
                 raise RuntimeError(
                     f"the weight-sync scheme of {model_id!r} is in use already: each collector "
@@ -180,7 +183,7 @@ class FleetCollector(FleetControl):
                 )
             scheme.init_on_sender(model_id=model_id, context=self)
             scheme.connect()
-        self._channel = self._schemes[POLICY]
+        self._channel = self._weight_sync_schemes[POLICY]
         if isinstance(self._channel, NoWeightSyncScheme):
             # States that are loaded, and versions, have to come to workers in any case.
             self._channel = self._new_scheme()
@@ -402,28 +405,16 @@ class FleetCollector(FleetControl):
         """Collects a batch, which is not counted."""
         raise NotImplementedError("a collector with workers has no rollout(): use next()")
 
-    def frames_per_batch_worker(self, worker_idx: int = 0) -> int:
-        """Frames that a worker is asked for at a time."""
-        return self._frames_asked[worker_idx]
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        """Returns the frames that a worker is asked for at a time: by default the first."""
+        return self._frames_asked[worker_idx or 0]
 
     # --- background collection
 
     @override
-    def pause(self) -> AbstractContextManager[None]:
-        """Holds background collection, within a ``with`` block.
-
-        Entering waits for the batches that workers are at; no frame is added within.
-
-        Raises:
-            RuntimeError: if collection was not started.
-        """
-        return self._paused(super().pause())
-
-    @contextmanager
-    def _paused(self, held: AbstractContextManager[None]) -> Iterator[None]:
-        with held:
-            self._fleet.settle()
-            yield
+    def _settle(self, timeout: float | None) -> None:
+        # Batches that workers are at.
+        self._fleet.settle(timeout)
 
     # --- statistics
 
@@ -437,13 +428,14 @@ class FleetCollector(FleetControl):
 
         Returns:
             Beside what every collector tells: ``workers``, ``workers_alive``, ``restarts`` (of
-            workers), ``env_time_share``, ``batches_held`` (batches that somebody refers to) and
-            ``memory_bytes`` (of these, and of spare ones); of asynchronous collectors
-            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (frames by the updates
-            that their worker was sent between their beginning and their delivery; not those of
-            random actions); with ``on_env_error="restart"`` ``env_restarts``. Of each worker
-            ``frames`` and ``batches`` (delivered, those of workers that were there before it
-            included), ``alive``, ``restarts``, and what else a ``Collector`` tells.
+            workers), ``worker_frames`` (the sum of ``worker_0/frames``, …), ``env_time_share``,
+            ``batches_held`` (batches that somebody refers to) and ``memory_bytes`` (of these, and
+            of spare ones); of asynchronous collectors ``policy_lag_mean``, ``policy_lag_max`` and
+            ``policy_lag_0``, … (frames by the updates that their worker was sent between their
+            beginning and their delivery; not those of random actions); with
+            ``on_env_error="restart"`` ``env_restarts``. Of each worker ``frames`` and ``batches``
+            (delivered, those of workers that were there before it included), ``alive``,
+            ``restarts``, and what else a ``Collector`` tells.
 
         Raises:
             ValueError: for another value of ``workers``.
@@ -469,6 +461,7 @@ class FleetCollector(FleetControl):
             "workers": self.num_workers,
             "workers_alive": self._fleet.alive,
             "restarts": self._fleet.restarts,
+            "worker_frames": sum(member.frames for member in members),
             "batches_held": sum(pool.leased for pool in pools),
             "memory_bytes": sum(pool.nbytes for pool in pools),
         }
@@ -526,7 +519,7 @@ class FleetCollector(FleetControl):
         fleet = self.__dict__.get("_fleet")
         if fleet is not None:
             fleet.close(self._closing_time)
-        for scheme in self.__dict__.get("_schemes", {}).values():
+        for scheme in self.__dict__.get("_weight_sync_schemes", {}).values():
             scheme.shutdown()
 
     def __repr__(self) -> str:

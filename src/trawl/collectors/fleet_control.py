@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from operator import methodcaller
 from threading import Lock
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDictBase
 from torch import nn
 from typing_extensions import override
 
 from trawl.collectors import worker
 from trawl.collectors.assembly import Assembly
 from trawl.collectors.base import BaseCollector
+from trawl.collectors.config import Devices
 from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.orders import NewWeights, Ready
+from trawl.collectors.placing import tensors_of
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.schedule import Schedule
-from trawl.collectors.weights import POLICY
+from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
+from trawl.weight_update import strategy
 from trawl.weight_update.board import Posted
 from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
@@ -45,7 +52,9 @@ class FleetControl(BaseCollector):
     sync: bool
     num_workers: int
     policy: Any
+    devices: list[Devices]
     _fleet: Fleet
+    _packed: list[bytes | None]
     _assembly: Assembly
     _delivery: Delivery
     _own: PerWorker
@@ -151,7 +160,7 @@ class FleetControl(BaseCollector):
     @property
     def _channels(self) -> dict[str, WeightSyncScheme]:
         """What weights of each model are sent by."""
-        return {**self._schemes, POLICY: self._channel}
+        return {**self._weight_sync_schemes, POLICY: self._channel}
 
     def _know(self, index: int, ready: Ready) -> None:
         """Takes in what a worker says of its models."""
@@ -168,35 +177,61 @@ class FleetControl(BaseCollector):
             finally:
                 self._lock.release()
 
+    def _chosen(self, worker_ids: WorkerIds) -> list[int]:
+        """Returns the numbers of workers that are named by number, or by their policy's device.
+
+        Raises:
+            ValueError: if there is no such worker, or none is named.
+            TypeError: if these are neither numbers nor devices.
+        """
+        given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
+        if not any(isinstance(one, torch.device) for one in given):
+            return self._channel.chosen(worker_ids)
+        numbers: list[Any] = []
+        for one in given:
+            named = [i for i, own in enumerate(self._acting_devices()) if own == one]
+            if isinstance(one, torch.device) and not named:
+                raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
+            numbers += named if isinstance(one, torch.device) else [one]
+        return sorted(set(self._channel.chosen(numbers)))
+
+    def _acting_devices(self) -> list[torch.device]:
+        """Where each worker's policy runs: where it was given, if nothing else was asked for."""
+        return [
+            one.policy or next((t.device for t in tensors_of(policy)), torch.device("cpu"))
+            for one, policy in zip(self.devices, self._own.policies, strict=True)
+        ]
+
     @override
     def _prepare_weights(
         self,
         by_model: Mapping[str, Any],
-        worker_ids: int | Sequence[int] | None,
+        worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
         for model_id in by_model:
-            if model_id not in self._schemes:
+            if model_id not in self._weight_sync_schemes:
                 raise KeyError(
                     f"there is no model {model_id!r} that weights can be sent to; there are "
-                    f"{sorted(self._schemes)}. Others need a scheme in weight_sync_schemes"
+                    f"{sorted(self._weight_sync_schemes)}. Others need a scheme in "
+                    "weight_sync_schemes"
                 )
             if model_id != POLICY and by_model[model_id] is None:
                 raise ValueError(
                     f"the weights of {model_id!r} have to be given: only workers have that model"
                 )
-        chosen = self._channel.chosen(worker_ids)
+        chosen = self._chosen(worker_ids)
         sent = {}
         for model_id, new in by_model.items():
             if model_id == POLICY and new is not None:
                 self._check_updatable(chosen)
-            sent[model_id] = self._schemes[model_id].prepare(new, chosen)
+            sent[model_id] = self._weight_sync_schemes[model_id].prepare(new, chosen)
 
         def change() -> None:
             with self._in_bounds(chosen), self._weights_lock:
                 with self._next_version() if new_version else nullcontext():
                     for model_id, parcels in sent.items():
-                        self._schemes[model_id].commit(parcels, self.policy_version)
+                        self._weight_sync_schemes[model_id].commit(parcels, self.policy_version)
                 reached = {
                     i: {w for p in parcels for w in p.workers} for i, parcels in sent.items()
                 }
@@ -246,9 +281,9 @@ class FleetControl(BaseCollector):
                 raise TypeError(f"policy {kind} has no weights to update")
 
     @override
-    def _announce_version(self, worker_ids: int | Sequence[int] | None = None) -> None:
+    def _announce_version(self, worker_ids: WorkerIds = None) -> None:
         self._announced = self.policy_version
-        chosen = self._channel.chosen(worker_ids)
+        chosen = self._chosen(worker_ids)
         late = [i for i in chosen if self._versions[i] != self.policy_version]
         if late:
             with self._in_bounds(late), self._weights_lock:
@@ -363,14 +398,14 @@ class FleetControl(BaseCollector):
     @override
     def map_fn(
         self,
-        name: str,
+        method_name: str,
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[dict[str, Any]] | None = None,
     ) -> list[Any]:
-        """Calls the method at path ``name`` of each worker's collector.
+        """Calls the method at path ``method_name`` of each worker's collector.
 
         Args:
-            name: path of the method, as ``"env.close"``.
+            method_name: path of the method, as ``"env.close"``.
             list_of_args: positional arguments for each worker.
             list_of_kwargs: keyword arguments for each worker.
 
@@ -389,26 +424,45 @@ class FleetControl(BaseCollector):
         self._check_open("map_fn()")
         with self._held():
             results = self._fleet.call(
-                {i: (worker.call_path, name, args[i], kwargs[i]) for i in range(count)}
+                {i: (worker.call_path, method_name, args[i], kwargs[i]) for i in range(count)}
             )
         return [results[index] for index in range(count)]
 
     @override
-    def get_distant_attr(self, path: str) -> list[Any]:
-        """The attribute at ``path`` of each worker's collector."""
-        return self._all(get_path, path)
+    def get_distant_attr(self, attr: str) -> list[Any]:
+        """Returns the attribute at path ``attr`` of each worker's collector."""
+        return self._all(get_path, attr)
 
-    def getattr_policy(self, path: str) -> Any:
-        """The attribute of the first worker's policy at ``path``."""
-        return self._one(0, methodcaller("getattr_policy", path))
+    def getattr_policy(self, attr: str) -> Any:
+        """Returns the attribute of the first worker's policy at path ``attr``."""
+        return self._one(0, methodcaller("getattr_policy", attr))
 
-    def getattr_env(self, path: str) -> Any:
-        """The attribute of the first worker's environment at ``path``."""
-        return self._one(0, methodcaller("getattr_env", path))
+    def getattr_env(self, attr: str) -> Any:
+        """Returns the attribute of the first worker's environment at path ``attr``."""
+        return self._one(0, methodcaller("getattr_env", attr))
 
     def get_model(self, model_id: str) -> Any:
         """The model named ``model_id`` in this process: ``"policy"``, or by its path."""
         return self.policy if model_id == "policy" else get_path(self, model_id)
+
+    def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
+        """Returns the weights of a model that the first worker was sent last.
+
+        Returns:
+            A copy; before the first update the weights that the policy's copies began with. None
+            for a model that this process has no weights of.
+        """
+        scheme = self._channels.get(model_id)
+        sent = None if scheme is None else scheme.last_sent(0)
+        if sent is not None:
+            return strategy.in_form(sent, "tensordict")
+        if model_id != POLICY or self._packed[0] is None:
+            return None
+        policy = pickle.loads(self._packed[0])
+        found: TensorDictBase | None = None
+        if isinstance(policy, nn.Module):
+            found = strategy.WeightStrategy().extract_weights(policy)
+        return found
 
     def fake_tensordict(self) -> Any:
         """A batch of zeros with the layout of one that is delivered."""
@@ -445,13 +499,9 @@ class FleetControl(BaseCollector):
         hooks[name] = hook
 
     @override
-    def enable_profile(self, **options: Any) -> None:
-        config = ProfileConfig(**options)
-        if self._batches or self.is_running():
-            raise RuntimeError("enable_profile() must be called before the first batch")
-        self._check_open("enable_profile()")
+    def _begin_profile(self, config: ProfileConfig) -> None:
+        options = {field.name: getattr(config, field.name) for field in fields(config)}
         self._all(methodcaller("enable_profile", **options))
-        self._profile_config = config
 
     @override
     def disable_profile(self) -> None:

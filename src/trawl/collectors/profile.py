@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import profiler
 
 @dataclass
 class ProfileConfig:
-    """What to profile, and where the trace goes.
+    """Options of a profile.
 
     Attributes:
         workers: numbers of the workers to profile; a collector of its own is number 0.
@@ -32,11 +32,11 @@ class ProfileConfig:
         ValueError: if nothing would be left to profile.
     """
 
-    workers: Sequence[int] = (0,)
+    workers: list[int] = field(default_factory=lambda: [0])
     num_rollouts: int = 3
     warmup_rollouts: int = 1
     save_path: str | Path | None = None
-    activities: Sequence[str] = ("cpu", "cuda")
+    activities: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     record_shapes: bool = True
     profile_memory: bool = False
     with_stack: bool = True
@@ -57,10 +57,20 @@ class ProfileConfig:
         if unknown:
             raise ValueError(f"activities must be 'cpu' or 'cuda', but there is {sorted(unknown)}")
 
-    def path(self, worker: int) -> Path:
-        """Where the trace of a worker goes."""
+    def should_profile_worker(self, worker_idx: int) -> bool:
+        """Returns whether a worker is among those to profile."""
+        return worker_idx in self.workers
+
+    def get_save_path(self, worker_idx: int) -> Path:
+        """Returns the file for the trace of a worker."""
         template = self.save_path or "./collector_profile_{worker_idx}.json"
-        return Path(str(template).replace("{worker_idx}", str(worker)))
+        return Path(str(template).replace("{worker_idx}", str(worker_idx)))
+
+    def get_activities(self) -> list[profiler.ProfilerActivity]:
+        """Returns what is recorded, for ``torch.profiler``: of ``activities``, those it can."""
+        wanted = [getattr(profiler.ProfilerActivity, name.upper()) for name in self.activities]
+        possible = profiler.supported_activities()
+        return [activity for activity in wanted if activity in possible]
 
 
 class RolloutProfiler:
@@ -99,16 +109,14 @@ class RolloutProfiler:
         if self.config.on_trace_ready is not None:
             self.config.on_trace_ready(profile)
         else:
-            path = self.config.path(self.worker)
+            path = self.config.get_save_path(self.worker)
             path.parent.mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(path))
 
     def _new(self) -> Any:
         config = self.config
-        wanted = [getattr(profiler.ProfilerActivity, name.upper()) for name in config.activities]
-        possible = profiler.supported_activities()
         return profiler.profile(
-            activities=[activity for activity in wanted if activity in possible],
+            activities=config.get_activities(),
             record_shapes=config.record_shapes,
             profile_memory=config.profile_memory,
             with_stack=config.with_stack,

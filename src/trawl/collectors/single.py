@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weak import weak
-from trawl.collectors.weights import POLICY
+from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import build_env, check_rebuildable
 from trawl.envs.seeding import check_seed, derive
@@ -131,7 +131,7 @@ class Collector(BaseCollector):
             for model_id, scheme in (config.weight_sync_schemes or {}).items():
                 if not scheme.initialized_on_sender:
                     scheme.init_on_sender(model_id=model_id, context=self)
-                self._schemes[model_id] = scheme
+                self._weight_sync_schemes[model_id] = scheme
             self._init_weights()
         except BaseException:
             self.shutdown(raise_on_error=False)
@@ -155,6 +155,7 @@ class Collector(BaseCollector):
         lanes = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(lanes)
         self.frames_per_batch = each
+        self.n_env = lanes
         self._at_start = True
         self._rollout = Rollout(
             self.env,
@@ -467,17 +468,17 @@ class Collector(BaseCollector):
     def _prepare_weights(
         self,
         by_model: Mapping[str, Any],
-        worker_ids: int | Sequence[int] | None,
+        worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
-        if worker_ids is not None and not self._schemes:
+        if worker_ids is not None and not self._weight_sync_schemes:
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
         loads = [self._prepare_load(model_id, new) for model_id, new in by_model.items()]
         sent = [
             (scheme, scheme.prepare(by_model[model_id], scheme.chosen(worker_ids)))
-            for model_id, scheme in self._schemes.items()
+            for model_id, scheme in self._weight_sync_schemes.items()
             if model_id in by_model
         ]
 
@@ -614,13 +615,13 @@ class Collector(BaseCollector):
         """The model named ``model_id``: ``"policy"``, or by its path."""
         return self.policy if model_id == "policy" else get_path(self, model_id)
 
-    def getattr_policy(self, path: str) -> Any:
-        """The attribute of the policy at ``path``."""
-        return get_path(self.policy, path)
+    def getattr_policy(self, attr: str) -> Any:
+        """Returns the attribute of the policy at path ``attr``."""
+        return get_path(self.policy, attr)
 
-    def getattr_env(self, path: str) -> Any:
-        """The attribute of the environment at ``path``."""
-        return get_path(self.env, path)
+    def getattr_env(self, attr: str) -> Any:
+        """Returns the attribute of the environment at path ``attr``."""
+        return get_path(self.env, attr)
 
     def stats(self) -> dict[str, Any]:
         """What the collector has done, and how: flat, by name.

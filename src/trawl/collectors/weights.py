@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.weight_update.board import Posted
@@ -14,6 +16,8 @@ from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.updaters import WeightUpdaterBase
 
 POLICY = "policy"
+# Workers by number, or by the device of their policy.
+WorkerIds = int | torch.device | Sequence[int | torch.device] | None
 
 
 class WeightControl(ABC):
@@ -24,11 +28,11 @@ class WeightControl(ABC):
     """
 
     config: CollectorConfig
-    weight_updater: WeightUpdaterBase | None
+    _updater: WeightUpdaterBase | None
     _version: PolicyVersion | None
     _receivers: dict[str, Receiver]
-    _schemes: dict[str, WeightSyncScheme]
-    _schemes_received: dict[str, WeightSyncScheme]
+    _weight_sync_schemes: dict[str, WeightSyncScheme]
+    _receiver_schemes: dict[str, WeightSyncScheme]
 
     if TYPE_CHECKING:
 
@@ -37,13 +41,26 @@ class WeightControl(ABC):
 
     def _init_weights(self) -> None:
         """To be called once the collector is made, and has its schemes."""
-        self.weight_updater = made_updater(self.config.weight_updater)
-        if self.weight_updater is not None:
-            self.weight_updater.register_collector(self)
+        policy = getattr(self, "policy", None)
+        self.weight_updater = made_updater(self.config.weight_updater, policy)
         if self.config.weight_recv_schemes:
             self.register_scheme_receiver(self.config.weight_recv_schemes)
 
     # --- sending
+
+    @property
+    def weight_updater(self) -> WeightUpdaterBase | None:
+        """The updater that brings weights to workers, in the place of weight-sync schemes.
+
+        An updater that is assigned serves this collector from then on.
+        """
+        return self._updater
+
+    @weight_updater.setter
+    def weight_updater(self, updater: WeightUpdaterBase | None) -> None:
+        if updater is not None:
+            updater.register_collector(self)
+        self._updater = updater
 
     def update_policy_weights_(
         self,
@@ -53,7 +70,7 @@ class WeightControl(ABC):
         weights: Any = None,
         weights_dict: Mapping[str, Any] | None = None,
         model_id: str | None = None,
-        worker_ids: int | Sequence[int] | None = None,
+        worker_ids: WorkerIds = None,
         policy_weights: Any = None,
     ) -> None:
         """Gives the policies that collect new weights; each batch that begins after it has them.
@@ -68,7 +85,8 @@ class WeightControl(ABC):
             weights: the same, as weights.
             weights_dict: weights by model (``"policy"``, or a path, as ``"env.transform[0]"``).
             model_id: the model that the weights are for; ``"policy"`` by default.
-            worker_ids: the workers that get them; None: all.
+            worker_ids: the workers that get them, by number or by the ``torch.device`` of their
+                policy; None: all.
             policy_weights: an older name of ``policy_or_weights``.
 
         Raises:
@@ -120,17 +138,15 @@ class WeightControl(ABC):
             raise
 
     def _announce_version(  # noqa: B027 (there may be no workers)
-        self, worker_ids: int | Sequence[int] | None = None
+        self, worker_ids: WorkerIds = None
     ) -> None:
         """Tells workers of the version, if they did not hear of it with weights."""
 
-    def _deliver_weights(self, weights: Any, worker_ids: int | Sequence[int] | None) -> None:
+    def _deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
         """Gives weights to workers, as those of the version that there is."""
         self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
 
-    def _update(
-        self, by_model: Mapping[str, Any], worker_ids: int | Sequence[int] | None = None
-    ) -> None:
+    def _update(self, by_model: Mapping[str, Any], worker_ids: WorkerIds = None) -> None:
         """Checks weights, and then gives them to who is to have them."""
         self._prepare_weights(by_model, worker_ids)()
 
@@ -138,20 +154,15 @@ class WeightControl(ABC):
     def _prepare_weights(
         self,
         by_model: Mapping[str, Any],
-        worker_ids: int | Sequence[int] | None,
+        worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
         """Checks weights, and changes nothing; gives what makes the change."""
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
-        """Initialises the ``weight_updater``, with arguments of its ``init``.
-
-        Raises:
-            RuntimeError: if there is none.
-        """
-        if self.weight_updater is None:
-            raise RuntimeError("init_updater() needs a collector with a weight_updater")
-        self.weight_updater.init(*args, **kwargs)
+        """Initialises the ``weight_updater``, with arguments of its ``init``, if there is one."""
+        if self.weight_updater is not None:
+            self.weight_updater.init(*args, **kwargs)
 
     # --- receiving
 
@@ -180,7 +191,7 @@ class WeightControl(ABC):
             if not scheme.synchronized_on_receiver:
                 scheme.connect()
             # Kept, as the sender hears from it that this collector lives.
-            self._schemes_received[model_id] = scheme
+            self._receiver_schemes[model_id] = scheme
             self._receivers[model_id] = scheme.incoming
         if synchronize_weights:
             with self._held():
@@ -223,7 +234,7 @@ class WeightControl(ABC):
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
                 self._take(model_id, receiver)
-                scheme = self._schemes_received.get(model_id)
+                scheme = self._receiver_schemes.get(model_id)
                 if scheme is not None:
                     # Somebody may wait for that.
                     scheme.acknowledge()
@@ -263,15 +274,23 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, 
     return dict(by_model)
 
 
-def made_updater(given: Any) -> WeightUpdaterBase | None:
-    """The weight updater, from itself or from what makes it.
+def made_updater(given: Any, policy: Any = None) -> WeightUpdaterBase | None:
+    """Returns the weight updater, from itself, its class, or a function that makes it.
+
+    Args:
+        given: what the user gave.
+        policy: the policy that a class may make its updater for.
 
     Raises:
-        TypeError: if it is neither.
+        TypeError: if it is none of these.
     """
     if given is None or isinstance(given, WeightUpdaterBase):
         return given
-    made = given() if callable(given) else given
+    made = None
+    if isinstance(given, type) and issubclass(given, WeightUpdaterBase):
+        made = given.from_policy(policy)
+    if made is None:
+        made = given() if callable(given) else given
     if not isinstance(made, WeightUpdaterBase):
         raise TypeError(
             "weight_updater must be a WeightUpdaterBase, or a function that makes one, but it is "

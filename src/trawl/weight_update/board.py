@@ -218,6 +218,16 @@ class Board:
             for index in readers:
                 self._tell(index, record, self._newest(index))
 
+    def newest(self, index: int) -> Weights | None:
+        """Returns a copy of the newest weights of a reader; None before the first."""
+        with _here:
+            number = self._newest(index)
+            if self._file is None or number == _NO_SLOT:
+                return None
+            # Only this process writes, and not while it has the lock.
+            slot, extra = self._file.slot(number), self._file.extra(number)
+            return Posted(0, None, slot, *unstamped(extra)).copy()
+
     def _newest(self, index: int) -> int:
         return self._words[_at(index)] & _NO_SLOT
 

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from trawl.weight_update.board import Version, stamped
+from trawl.weight_update.board import Posted, Version, stamped, unstamped
 from trawl.weight_update.lines import Inbox, Line
 from trawl.weight_update.mailbox import Mailbox, Packet
 from trawl.weight_update.packing import Packing, Slot
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.shipments import Shipment
+from trawl.weight_update.tensors import Weights
 
 
 class MessageWeightSyncScheme(WeightSyncScheme):
@@ -167,6 +168,14 @@ class MessageWeightSyncScheme(WeightSyncScheme):
     @override
     def receiver(self, worker: int) -> Receiver:
         return Mailbox(self._latest.get(worker))
+
+    @override
+    def last_sent(self, worker: int) -> Weights | None:
+        known = self._latest.get(worker)
+        if known is None or known.packing is None:
+            return None
+        posted = Posted(0, None, Slot(known.packing, known.opened()), *unstamped(known.extra))
+        return posted.copy()
 
     @override
     def count(self, worker: int) -> int:

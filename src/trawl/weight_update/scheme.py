@@ -132,6 +132,10 @@ class WeightSyncScheme(ABC):
     def count(self, worker: int) -> int:
         """How many sets of weights were sent to a worker."""
 
+    def last_sent(self, worker: int) -> Weights | None:
+        """Returns a copy of the weights that a worker was sent last; None before the first."""
+        return None
+
     def _connect_sender(self) -> None:  # noqa: B027
         """Called when receivers have been started."""
 
@@ -254,7 +258,7 @@ class WeightSyncScheme(ABC):
         if not self.initialized_on_sender:
             raise RuntimeError("send() before init_on_sender()")
         collector = self.context
-        if getattr(collector, "_schemes", {}).get(self._model_id) is self:
+        if getattr(collector, "_weight_sync_schemes", {}).get(self._model_id) is self:
             # It counts versions, and how far workers may be behind.
             by_model = {self._model_id: weights}
             collector.update_policy_weights_(weights_dict=by_model, worker_ids=worker_ids)
@@ -334,7 +338,7 @@ class WeightSyncScheme(ABC):
         """The numbers of all receivers."""
         return sorted(i for group in self._groups or () for i in group.workers)
 
-    def chosen(self, worker_ids: int | Sequence[int] | None) -> list[int]:
+    def chosen(self, worker_ids: Any) -> list[int]:
         """The numbers of receivers that are named; all for None.
 
         Raises:

@@ -11,6 +11,7 @@ from trawl.weight_update.board import Board, Posted, Reader, Version
 from trawl.weight_update.lines import way_of
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.shipments import Shipment
+from trawl.weight_update.tensors import Weights
 from trawl.weight_update.transports import SharedMemTransport
 
 
@@ -95,6 +96,11 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     def count(self, worker: int) -> int:
         board, place = self._boards[worker]
         return board.count(place)
+
+    @override
+    def last_sent(self, worker: int) -> Weights | None:
+        board, place = self._boards[worker]
+        return board.newest(place)
 
     @override
     def _connect_sender(self) -> None:

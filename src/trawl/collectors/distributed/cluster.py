@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
@@ -41,7 +41,8 @@ class ClusterOptions:
         sync: whether batches are made by all workers together.
         collector_class: what a worker runs: ``"single"`` (a ``Collector``), ``"sync"`` or
             ``"async"`` (a collector with workers of its own), or the class.
-        num_workers_per_collector: processes of each worker, if its collector is one with workers.
+        num_workers_per_collector: copies of its environment that each worker has: in a process
+            each if its collector is one with workers, else stepped as one batch.
         collector_kwargs: more options of the workers' collectors: for all, or a list.
         update_after_each_batch: sends a worker the policy's weights after each of its batches.
         max_weight_update_interval: the same, after that many of its batches; -1: not by itself.
@@ -64,11 +65,6 @@ class ClusterOptions:
             raise ValueError(
                 f"collector_class must be a class, or one of {', '.join(map(repr, KINDS))}, but it "
                 f"is {self.collector_class!r}"
-            )
-        if number > 1 and not self.nested:
-            raise ValueError(
-                f"num_workers_per_collector={number} needs a collector_class with workers "
-                "('sync' or 'async')"
             )
 
     @property
@@ -120,6 +116,20 @@ class ClusterCollector(FleetCollector):
         # Batches of each worker since it was sent weights.
         self._since: dict[int, int] = {}
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # The options that only these have can be read as attributes, like the others.
+            remote = self.__dict__.get("remote")
+            if remote is not None and any(name == field.name for field in fields(remote)):
+                return getattr(remote, name)
+            return super().__getattr__(name)
+
+    @property
+    def collector_class(self) -> Any:
+        """The class of the workers' collectors."""
+        return self.remote.kind
+
     @property
     @override
     def _inner_workers(self) -> int:
@@ -148,6 +158,7 @@ class ClusterCollector(FleetCollector):
                 "weights are sent: a module. This one is none, or was made by a policy_factory"
             )
         self._kwargs = self.remote.kwargs(self.num_workers)
+        self._environments = [self.remote.num_workers_per_collector] * self.num_workers
 
     @override
     def _program(self, member: Member) -> Program:
@@ -156,12 +167,12 @@ class ClusterCollector(FleetCollector):
         parts["options"] = {**program.options, **self._kwargs[member.index]}
         parts["collector_class"] = self.remote.kind
         self._adapt(member, parts)
-        if not self.remote.nested:
-            return Program(**parts)
-        count = self.remote.num_workers_per_collector
-        parts["options"] = inner_options(parts["options"], count)
-        parts["create_env_fn"] = [program.create_env_fn] * count
-        return NestedProgram(**parts)
+        count = self._environments[member.index]
+        if self.remote.nested:
+            parts["options"] = inner_options(parts["options"], count)
+        if self.remote.nested or count > 1:
+            parts["create_env_fn"] = [program.create_env_fn] * count
+        return NestedProgram(**parts) if self.remote.nested else Program(**parts)
 
     def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
         """Changes what a worker is made of, where a place needs that."""

@@ -129,7 +129,8 @@ class DistributedSyncCollector(DistributedCollector):
 
     Args:
         create_env_fn: one environment, or a list of them with one per worker.
-        policy: the policy of the workers.
+        policy: the policy of the workers. Beside ``policy_factory`` it is only where their
+            weights come from.
         **options: those of :class:`DistributedCollector`, but for ``sync`` and
             ``update_after_each_batch``.
 
@@ -137,6 +138,8 @@ class DistributedSyncCollector(DistributedCollector):
         TypeError: an option that this collector doesn't have.
         ValueError: a value that can't be used.
     """
+
+    _sends_weights = True
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         for name in ("sync", "update_after_each_batch"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
-from trawl.backends.ray_cluster import connect, disconnect, with_defaults
+from trawl.backends.ray_cluster import connect, disconnect, end_connection, with_defaults
+from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayOptions
@@ -121,7 +124,69 @@ class RayCollector(ClusterCollector):
         """The policy in this process, as it was given; None if workers make theirs."""
         return self.policy
 
+    @override
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
+    ) -> None:
+        """Goes on from an earlier state; new trajectories begin.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave. Also states of single collectors, such as
+                TorchRL's RayCollector gives: a list with one for each actor, or one for all.
+            strict: whether weights that don't fit exactly are an error.
+
+        Raises:
+            KeyError: if an entry is missing.
+            ValueError: if the number of states is not that of the actors.
+        """
+        super().load_state_dict(of_actors(state_dict, self.num_workers, self.sync), strict)
+
+    @override
+    def pause(
+        self, timeout: float | None = 30.0, *, resume: bool = True
+    ) -> AbstractContextManager[None]:
+        """Holds collection, within a ``with`` block, whether or not it runs in the background.
+
+        Entering waits for the batches that actors are at; no frame is added within.
+
+        Args:
+            timeout: seconds to wait for them; None to wait as long as it takes.
+            resume: whether collection in the background goes on after the block. If not,
+                ``start()`` continues it.
+
+        Raises:
+            TimeoutError: on entering, if the batches take longer.
+        """
+        if self._background is None:
+            self._check_open("pause()")
+            return self._settled(timeout)
+        return super().pause(timeout, resume=resume)
+
+    @contextmanager
+    def _settled(self, timeout: float | None) -> Iterator[None]:
+        with self._held():
+            self._settle(timeout)
+            yield
+
+    @override
+    def stats(self, workers: str = "aggregate", *, timeout: float | None = 10.0) -> dict[str, Any]:
+        """Returns what the collector has done, as other collectors with workers do.
+
+        Args:
+            workers: ``"aggregate"``, ``"per_worker"`` or ``"both"``.
+            timeout: accepted for compatibility: no actor is asked, and so none is waited for.
+
+        Raises:
+            ValueError: for another value of ``workers``.
+        """
+        return super().stats(workers)
+
     # --- actors
+
+    @property
+    def num_collectors(self) -> int:
+        """Number of actors."""
+        return self.num_workers
 
     @property
     def remote_collectors(self) -> list[Any]:
@@ -143,7 +208,8 @@ class RayCollector(ClusterCollector):
 
         Args:
             create_env_fn: what each makes its environment of, in a list; or one such thing.
-            num_envs: how many actors there are to be, if it is no list.
+            num_envs: copies of its environment that each actor has, if these are in a list (by
+                default ``num_workers_per_collector``); else the number of actors.
             policy: their policy; None for that of the first.
             collector_kwargs: more options of their collectors: for all, or a list.
             remote_configs: options of the actors: for all, or a list; None for those of the first.
@@ -155,7 +221,12 @@ class RayCollector(ClusterCollector):
         """
         self._check_open("add_collectors()")
         several = isinstance(create_env_fn, (list, tuple))
+        if num_envs is not None:
+            check_number("num_envs", num_envs, 1)
         count = len(create_env_fn) if several else num_envs or 1
+        environments = self.remote.num_workers_per_collector
+        if several and num_envs is not None:
+            environments = num_envs
         remote = self._remote[:1] * count
         if remote_configs is not None:
             remote = [with_defaults(own) for own in each("remote_configs", remote_configs, count)]
@@ -165,8 +236,9 @@ class RayCollector(ClusterCollector):
         with self._held():
             self._remote += remote
             self._kwargs += kwargs
+            self._environments += [environments] * count
             try:
-                grow(self, create_env_fn, num_envs, policy)
+                grow(self, create_env_fn, count, policy)
             except BaseException:
                 self.shutdown(raise_on_error=False)
                 raise
@@ -178,48 +250,69 @@ class RayCollector(ClusterCollector):
     # --- the end
 
     @override
-    def shutdown(
+    def shutdown(  # type: ignore[override]
         self,
         timeout: float | None = None,
+        shutdown_ray: bool = False,
+        *,
         close_env: bool = True,
         raise_on_error: bool = True,
-        shutdown_ray: bool = False,
     ) -> None:
         """Ends the actors; may be called any number of times.
 
         Args:
             timeout: seconds in which they are to close their environments, before they are
                 killed; None for a few.
+            shutdown_ray: whether the connection of this process to Ray ends as well, whoever has
+                made it, with all of its actors. A cluster that this process has started ends
+                with it; one that ran before goes on.
             close_env: must be True: environments end with their actors.
             raise_on_error: whether errors of closing are raised.
-            shutdown_ray: whether the connection to Ray ends as well, if this library has made it;
-                a cluster that it has started ends with it. One that ran before goes on.
 
         Raises:
             RuntimeError: with ``close_env=False``.
         """
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
-            disconnect()
+            end_connection()
 
     async def async_shutdown(  # type: ignore[override]
         self,
+        shutdown_ray: bool = False,
+        *,
         timeout: float | None = None,
         close_env: bool = True,
-        shutdown_ray: bool = False,
     ) -> None:
         """Ends background collection after the batch it is at, and shuts down; others may run.
 
         Args:
+            shutdown_ray: as :meth:`shutdown` takes it.
             timeout: seconds to wait for that batch; None to wait as long as it takes.
             close_env: must be True: environments end with their actors.
-            shutdown_ray: as :meth:`shutdown` takes it.
         """
         import asyncio
 
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
         if shutdown_ray:
-            disconnect()
+            end_connection()
+
+
+def of_actors(given: Any, count: int, sync: bool) -> Mapping[str, Any]:
+    """Returns the state of a collector of actors, out of the forms that it may be given in."""
+    if isinstance(given, Mapping):
+        if "worker0" in given or "frames" not in given:
+            return given
+        whole = {"frames": given["frames"], "iter": given.get("iter", 0)}
+        return {**whole, **{f"worker{index}": given for index in range(count)}}
+    states = list(given)
+    if len(states) != count:
+        raise ValueError(f"state_dict has {len(states)} states, but there are {count} actors")
+    batches = [int(state["iter"]) for state in states]
+    return {
+        "frames": sum(int(state["frames"]) for state in states),
+        "iter": max(batches) if sync else sum(batches),
+        **{f"worker{index}": state for index, state in enumerate(states)},
+    }
 
 
 setattr(RayCollector, "__signature__", signature(RayOptions))  # noqa: B010
