@@ -115,13 +115,14 @@ def check_background(make: Make, buffer: Any, **options: Any) -> None:
             count = buffer.write_count
             collector.update_policy_weights_()
             time.sleep(0.05)  # many batches, if it were not held
-            assert buffer.write_count == count >= collector.stats()["frames"]
+            assert buffer.write_count == count == collector.stats()["frames"]
         assert collector.is_running()
         _wait(collector, lambda: buffer.write_count > count)
     finally:
         ending = collector.async_shutdown()
         if inspect.isawaitable(ending):  # that of Ray collectors, as TorchRL's
             asyncio.run(_wait_for(ending))
+    assert buffer.write_count == collector.stats()["frames"]
 
 
 async def _wait_for(ending: Awaitable[Any]) -> None:

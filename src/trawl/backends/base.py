@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,10 @@ class Port(ABC):
     @abstractmethod
     def interrupted(self) -> int:
         """The number last given to :meth:`Worker.interrupt`; 0 before. It costs next to nothing."""
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Keeps :meth:`Worker.stop` from breaking off what is done within, if it would."""
+        return nullcontext()
 
 
 class Service(ABC):

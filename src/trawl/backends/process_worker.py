@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -138,3 +139,12 @@ class _ProcessPort(Port):
     @override
     def interrupted(self) -> int:
         return int(self._board[0])
+
+    @override
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

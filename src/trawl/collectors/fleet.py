@@ -38,6 +38,7 @@ from trawl.collectors.orders import (
     Reply,
     Warned,
     Writing,
+    Written,
 )
 from trawl.collectors.worker import Program
 from trawl.errors import WorkerDied, WorkerError
@@ -78,6 +79,7 @@ class Member:
         ready: what the worker said when it was made.
         trajectory: id of the next trajectory that begins, as far as is known.
         writing: whether it is writing into a replay buffer that others write into too.
+        written: the answer to the order whose batch it has written there, until that is done.
         frames: frames of it that were delivered, whoever collected them.
         batches: how many batches they came in.
         facts: its latest figures.
@@ -91,6 +93,7 @@ class Member:
     ready: Ready | None = None
     trajectory: int = 0
     writing: bool = False
+    written: Done | None = None
     restarts: int = 0
     heard: float = 0.0
     frames: int = 0
@@ -204,15 +207,23 @@ class Fleet:
                 # Deaths may be among what was not looked at when something went wrong.
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
-                    if isinstance(event, Death):
-                        self.members[event.worker.index].worker = None
+                    self._take_last(event)
         finally:
             self._closed = True
             self.backend.close()
             for member in self.members:
+                if member.written is not None:
+                    self._finish(member, member.written)
                 member.worker = None
                 member.orders.clear()
-            self._done.clear()
+
+    def _take_last(self, event: Event) -> None:
+        """Takes in what a worker that was told to end has to say yet."""
+        member = self.members[event.worker.index]
+        if isinstance(event, Death):
+            member.worker = None
+        elif isinstance(event, Message) and isinstance(event.content, (Written, Done)):
+            self._read(member, event.content)
 
     def _wait_for_waiter(self, deadline: float) -> None:
         """Another thread may wait for workers. It hears of their end, and goes."""
@@ -402,6 +413,10 @@ class Fleet:
             self._pump_until(lambda: bool(self._done))
         elif not self._done:
             self._pump(timeout)
+        return self.take_done()
+
+    def take_done(self) -> tuple[int, Done] | None:
+        """Returns what :meth:`next_done` does, if there is one already; also of a closed fleet."""
         if not self._done:
             return None
         index, done = self._done.popleft()
@@ -512,27 +527,39 @@ class Fleet:
             warn(f"in worker {member.index}: {content.text}", content.category)
             return
         if isinstance(content, Writing):
-            member.writing = content.begun
+            member.writing = True
+            return
+        if isinstance(content, Written):
+            member.writing, member.written = False, content.done
             return
         if isinstance(content, Ready):
             member.ready = content
             member.trajectory = max(member.trajectory, content.trajectory)
             return
+        if isinstance(content, Done):
+            self._finish(member, content)
+            return
         order, _ = member.orders.pop(content.number, (None, None))
         unheeded = content.number in self._unheeded
         self._unheeded.discard(content.number)
-        if isinstance(content, Done):
-            member.trajectory = max(member.trajectory, content.trajectory)
-            member.facts = dict(content.facts)
-            self._done.append((member.index, content))
-        elif isinstance(content, Broken) and (unheeded or isinstance(order, Collect)):
+        if isinstance(content, Broken) and (unheeded or isinstance(order, Collect)):
             raise content.failure.error(f"worker {member.index}")
         elif not unheeded:
             self._replies[content.number] = content
 
+    def _finish(self, member: Member, done: Done) -> None:
+        """Takes a batch as collected."""
+        member.orders.pop(done.number, None)
+        member.written = None
+        member.trajectory = max(member.trajectory, done.trajectory)
+        member.facts = dict(done.facts)
+        self._done.append((member.index, done))
+
     # --- deaths
 
     def _replace(self, member: Member, reason: str) -> None:
+        if member.written is not None:
+            self._finish(member, member.written)
         member.forget_worker()
         if member.silent is not None:
             reason = f"gave no answer for {member.silent:g} s (worker_timeout), and was ended"

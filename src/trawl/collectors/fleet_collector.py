@@ -348,12 +348,7 @@ class FleetCollector(FleetControl):
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
         parts = self._schedule.collect(self._wanted, self._is_random)
-        self._frames += sum(part.done.frames for part in parts)
-        for part in parts:
-            if not part.done.random:
-                lag = self._channel.count(part.index) - part.done.weights
-                self._lags.add(lag, part.done.frames)
-        self._note_parts(parts)
+        self._count(parts)
         if self._whole is not None:
             self._whole.add((part.index, part.done.number, self._frames_of(part)) for part in parts)
             return None
@@ -366,6 +361,24 @@ class FleetCollector(FleetControl):
         delivered = self._delivery.deliver(batch, batch.shape[-1])
         self._record(delivered)
         return delivered
+
+    def _count(self, parts: Sequence[Part]) -> None:
+        """Counts frames that are delivered, or were written."""
+        self._frames += sum(part.done.frames for part in parts)
+        for part in parts:
+            # Once it is closed nobody knows how many updates there were.
+            if not part.done.random and not self.closed:
+                lag = self._channel.count(part.index) - part.done.weights
+                self._lags.add(lag, part.done.frames)
+        self._note_parts(parts)
+
+    def _count_written(self) -> None:
+        """Counts what workers have written into the replay buffer beyond what was asked for."""
+        if "_schedule" in vars(self):
+            rest = self._schedule.rest()
+            if self._workers_write:
+                self._count(rest)
+                self._batches += len(rest)
 
     def _frames_of(self, part: Part) -> TensorDictBase:
         """What a worker collected, as trajectories are put together of it."""
@@ -415,6 +428,18 @@ class FleetCollector(FleetControl):
     def _settle(self, timeout: float | None) -> None:
         # Batches that workers are at.
         self._fleet.settle(timeout)
+        if self._workers_write:
+            self._count_written()
+
+    @override
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        background = self._background
+        if background is not None and self._workers_write and not self.closed:
+            background.stop(timeout)
+            if not self.closed:
+                # What workers write is theirs to finish.
+                self._settle(timeout)
+        super().async_shutdown(timeout, close_env)
 
     # --- statistics
 
@@ -509,6 +534,7 @@ class FleetCollector(FleetControl):
             self._background.let_go()
             self._close(close_env)
         super().shutdown(timeout, close_env, raise_on_error)
+        self._count_written()
 
     def __del__(self) -> None:
         # Environments are closed, if that is a matter of seconds.

@@ -126,9 +126,18 @@ class Done:
 
 @dataclass(frozen=True)
 class Writing:
-    """The worker begins, or has ended, to write into a replay buffer that others write into too."""
+    """The worker begins to write a batch into a replay buffer that others write into too."""
 
-    begun: bool
+
+@dataclass(frozen=True)
+class Written:
+    """The batch is in the replay buffer: it counts even if the worker dies before it is done.
+
+    Attributes:
+        done: the answer to the order, as it is by now.
+    """
+
+    done: Done
 
 
 @dataclass(frozen=True)
@@ -156,4 +165,4 @@ class Broken:
 
 
 #: What comes from a worker.
-Answer = Ready | Done | Reply | Broken | Warned | Writing
+Answer = Ready | Done | Reply | Broken | Warned | Writing | Written

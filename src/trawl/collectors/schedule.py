@@ -11,6 +11,7 @@ from typing_extensions import override
 from trawl.collectors.assembly import Assembly, Part, Place
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.lag import LagBound
+from trawl.collectors.orders import Done
 
 # How long a batch waits for workers that were broken off, as a share of the time it took: who is
 # in the middle of a step that takes longer delivers with the next batch.
@@ -56,6 +57,13 @@ class Schedule(ABC):
         """
         self.assembly, self.frames = assembly, frames
 
+    def rest(self) -> list[Part]:
+        """Takes what was made and not asked for."""
+        parts = []
+        while (part := self._taken(self.fleet.take_done())) is not None:
+            parts.append(part)
+        return parts
+
     def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
         order = place.order(random, breakable)
         number = self.fleet.order(index, order, place.memory, place.joint)
@@ -64,7 +72,9 @@ class Schedule(ABC):
         return number
 
     def _next(self, timeout: float | None = None) -> Part | None:
-        found = self.fleet.next_done(timeout)
+        return self._taken(self.fleet.next_done(timeout))
+
+    def _taken(self, found: tuple[int, Done] | None) -> Part | None:
         if found is None:
             return None
         index, done = found
@@ -94,6 +104,8 @@ class SyncSchedule(Schedule):
         share: float | None = None,
     ) -> None:
         super().__init__(fleet, assembly, frames)
+        # Batches of workers that the others are waited for with.
+        self._made: list[Part] = []
         self._enough: int | None = None
         # Who had not delivered in time when the last batch was made.
         self._slow: set[int] = set()
@@ -103,7 +115,14 @@ class SyncSchedule(Schedule):
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
         fresh = self._order_all(random())
-        return sorted(self._parts(fresh), key=lambda part: part.index)
+        self._gather(fresh)
+        parts, self._made = self._made, []
+        return sorted(parts, key=lambda part: part.index)
+
+    @override
+    def rest(self) -> list[Part]:
+        parts, self._made = [*self._made, *super().rest()], []
+        return parts
 
     def _order_all(self, random: bool) -> set[int]:
         """Gives an order to each worker that has none; tells which these are."""
@@ -122,10 +141,11 @@ class SyncSchedule(Schedule):
                 self._order(index, place, random, breakable=self._enough is not None)
         return set(range(count)) - late
 
-    def _parts(self, fresh: set[int]) -> list[Part]:
+    def _gather(self, fresh: set[int]) -> None:
+        """Waits for the batches of all workers, or of enough."""
         began = time.monotonic()
         count = len(self.frames)
-        parts: list[Part] = []
+        parts = self._made
         # What late ones had left from the batch before says nothing about this one.
         enough = count if self._enough is None else min(self._enough, len(fresh))
         while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
@@ -133,7 +153,7 @@ class SyncSchedule(Schedule):
             if part is not None:
                 parts.append(part)
         if len(parts) == count:
-            return parts
+            return
         missing = set(range(count)) - {part.index for part in parts}
         for index in missing:
             self.fleet.interrupt(index)
@@ -150,7 +170,6 @@ class SyncSchedule(Schedule):
             if part is None and time.monotonic() >= deadline:
                 break
         self._slow = missing
-        return parts
 
 
 class AsyncSchedule(Schedule):
@@ -192,6 +211,15 @@ class AsyncSchedule(Schedule):
         self._made = [one for one in self._made if one is not part]
         self.frames_under_way -= part.done.frames
         return [part]
+
+    @override
+    def rest(self) -> list[Part]:
+        self.frames_under_way -= sum(part.done.frames for part in self._made)
+        parts, self._made = [*self._made, *super().rest()], []
+        if self.bound is not None:
+            for part in parts:
+                self.bound.delivered(part.done.number)
+        return parts
 
     @override
     def grow(self, assembly: Assembly | None, frames: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -118,6 +118,8 @@ class Collector(BaseCollector):
         self._in_turn = False
         # What the parent of a worker decided for the batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
+        # Within it a batch of so many frames is written into the replay buffer.
+        self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
         self._restarts: Restarts | None = None
         self._lives: dict[str, Live] = {}
         self.env = self._make_env()
@@ -368,7 +370,8 @@ class Collector(BaseCollector):
             return None
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
-            self._write(batch)
+            with self._writing(delivered):
+                self._write(batch)
         self._frames += delivered
         self._batches += 1
         self._record(batch)
@@ -653,6 +656,10 @@ class Collector(BaseCollector):
 
 
 Collector.__signature__ = full_signature()  # type: ignore[attr-defined]
+
+
+def _written_by_itself(frames: int) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _tell(target: Any, collector: Collector) -> None:

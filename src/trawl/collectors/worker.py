@@ -10,9 +10,10 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -39,6 +40,7 @@ from trawl.collectors.orders import (
     Reply,
     Warned,
     Writing,
+    Written,
 )
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.weights import POLICY
@@ -115,9 +117,6 @@ class CollectorService(Service):
             program.init_fn()
         policy = None if program.policy is None else pickle.loads(program.policy)
         options = dict(program.options)
-        buffer = options.get("replay_buffer")
-        if buffer is not None and not hasattr(buffer, "write_as"):
-            options["replay_buffer"] = _Announced(buffer, port)
         with muted():
             self.collector = program.collector_class(program.create_env_fn, policy, **options)
         try:
@@ -233,7 +232,8 @@ class CollectorService(Service):
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames
-                self._name_writes(order)
+                if not self._name_writes(order):
+                    collector._writing = partial(self._tell_of_write, order)
                 collector._collect()
                 return self._done(order, collector._frames - before)
             block = self._block(order)
@@ -254,11 +254,24 @@ class CollectorService(Service):
             return self._done(order, frames, batch=cloudpickle.dumps(batch))
         return self._done(order, frames, block=self._own[1] if own and self._own else None)
 
-    def _name_writes(self, order: Collect) -> None:
-        """Tells a replay buffer elsewhere what is written now: it takes that once."""
+    def _name_writes(self, order: Collect) -> bool:
+        """Names what is written now to a replay buffer that writes each name once, if it does."""
         name = getattr(self.collector.config.replay_buffer, "write_as", None)
         if name is not None:
             name(order.number)
+        return name is not None
+
+    @contextmanager
+    def _tell_of_write(self, order: Collect, frames: int) -> Iterator[None]:
+        """Tells the parent of a batch that is written within.
+
+        Others wait for the buffer's locks, so a worker that dies while it writes must be known.
+        One that dies later must not have its batch collected again.
+        """
+        with self._port.undisturbed():
+            self._port.send(Writing())
+            yield
+            self._port.send(Written(self._done(order, frames)))
 
     @property
     def _looks_at_batches(self) -> bool:
@@ -332,27 +345,6 @@ class CollectorService(Service):
             lease = Lease(self._layout, tensors_in(self._layout, array), tracked=False)
             self._own = Block(lease), array
         return self._own[0]
-
-
-class _Announced:
-    """A replay buffer whose locks others wait for: who dies while it writes has to be known."""
-
-    def __init__(self, buffer: Any, port: Port) -> None:
-        self._buffer = buffer
-        self._port = port
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._buffer, name)
-
-    def extend(self, batch: Any) -> None:
-        self._port.send(Writing(True))
-        self._buffer.extend(batch)
-        self._port.send(Writing(False))
-
-    def add(self, frame: Any) -> None:
-        self._port.send(Writing(True))
-        self._buffer.add(frame)
-        self._port.send(Writing(False))
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
