@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from threading import Lock
@@ -435,10 +436,11 @@ class FleetCollector(FleetControl):
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         background = self._background
         if background is not None and self._workers_write and not self.closed:
+            deadline = None if timeout is None else time.monotonic() + timeout
             background.stop(timeout)
             if not self.closed:
                 # What workers write is theirs to finish.
-                self._settle(timeout)
+                self._settle(None if deadline is None else deadline - time.monotonic())
         super().async_shutdown(timeout, close_env)
 
     # --- statistics
