@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
-FRAMES = 20_480  # 20 batches
+# What a policy that learned gets to, and the frames that it may take. A policy that doesn't learn
+# balances the pole for some 22 steps. In 60 runs (20 seeds; with AVX-512, AVX2 and neither) PPO
+# took from 9,216 to 15,360 frames to get to 60: the budget is six times that of the slowest.
+LEARNED = {"target_return": 60.0, "total_frames": 102_400}
 
 
 @pytest.fixture
@@ -16,22 +21,18 @@ def ppo(example: Callable[[str], Any]) -> Any:
     return example("ppo")
 
 
-# A policy that doesn't learn balances the pole for some 20 steps. After so many frames PPO was
-# between 138 and 150, with the seeds from 0 to 5.
 def test_ppo_learns(ppo: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    result = ppo.main(ppo.Config(total_frames=FRAMES))
-    assert result.frames == FRAMES
+    result = ppo.main(ppo.Config(**LEARNED))
+    assert result.solved
+    assert result.mean_return >= 60
     assert result.episodes > 100
-    assert result.mean_return > 90
-    assert not result.solved
-    assert "frames  20,480" in capsys.readouterr().out.splitlines()[-1]
+    assert f"frames {result.frames:>7,}" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_ppo_learns_with_workers(ppo: Any) -> None:
-    result = ppo.main(ppo.Config(total_frames=FRAMES, workers=2))
-    assert result.frames == FRAMES
+    result = ppo.main(ppo.Config(**LEARNED, workers=2))
+    assert result.solved
     assert result.episodes > 100
-    assert result.mean_return > 90
 
 
 def test_ppo_shares_its_environments_out_evenly(ppo: Any) -> None:
@@ -40,21 +41,55 @@ def test_ppo_shares_its_environments_out_evenly(ppo: Any) -> None:
 
 
 def test_ppo_needs_its_optimiser(ppo: Any) -> None:
-    result = ppo.main(ppo.Config(total_frames=FRAMES // 4, learning_rate=0.0, num_epochs=1))
+    result = ppo.main(ppo.Config(total_frames=5_120, learning_rate=0.0, num_epochs=1))
+    assert result.frames == 5_120
+    assert not result.solved
     assert result.mean_return < 45
 
 
-def test_ppo_stops_at_its_target(ppo: Any) -> None:
-    result = ppo.main(ppo.Config(total_frames=FRAMES, target_return=15.0))
-    assert result.solved
-    assert result.frames < FRAMES
+class Recall(gym.Env[Any, Any]):
+    """Shows a side (-1 or 1) once; the fourth action is rewarded by 1 if it names that side."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.side, self.time = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.side - 1, 0, 0, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        ends = self.time == 4
+        seen = np.array([0, 0, self.time / 4, 0], np.float32)
+        return seen, float(ends and action == self.side), ends, False, {}
 
 
-# Blind to velocities; after so many frames the mean was 91 with seed 0.
-def test_recurrent_ppo_learns(ppo: Any) -> None:
-    result = ppo.main(ppo.Config(total_frames=2 * FRAMES, recurrent=True))
-    assert result.frames == 2 * FRAMES
-    assert result.mean_return > 60
+@pytest.fixture
+def recall() -> Iterator[dict[str, Any]]:
+    gym.register("Recall-v0", Recall)
+    yield {
+        "env_id": "Recall-v0",
+        "num_steps": 16,
+        "num_epochs": 4,
+        "minibatch_size": 64,
+        "hidden_size": 32,
+        "learning_rate": 3e-3,
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+        "target_return": 0.95,
+    }
+    gym.registry.pop("Recall-v0")
+
+
+# In 60 runs (20 seeds; with AVX-512, AVX2 and neither) it took from 1,792 to 2,560 frames.
+def test_recurrent_ppo_learns_to_remember(ppo: Any, recall: dict[str, Any]) -> None:
+    assert ppo.main(ppo.Config(**recall, recurrent=True, total_frames=20_480)).solved
+
+
+# By guessing, half of the last 100 episodes are won: a share of 0.75 is five deviations away.
+def test_ppo_without_a_memory_can_only_guess(ppo: Any, recall: dict[str, Any]) -> None:
+    assert ppo.main(ppo.Config(**recall, total_frames=4_096)).mean_return < 0.75
 
 
 @pytest.mark.parametrize("workers", [0, 2])
