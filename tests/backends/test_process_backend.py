@@ -343,12 +343,9 @@ def test_nothing_is_left_of_a_parent_that_is_killed(method, doing):
     """) as program:
         handles = [watch(pid) for pid in program.line().split()]
         assert None not in handles
-        began = time.monotonic()
         program.process.kill()
         assert gone(handles)
-        took = time.monotonic() - began
     assert names() <= before
-    assert took < 20, "what ends them is an event"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Seconds after which a process counts as stuck.
+PATIENCE = 100
 TRAWL = [sys.executable, "-m", "trawl"]
 # Processes of their own find the policies too.
 ENVIRONMENT = {
@@ -21,7 +23,7 @@ def run(*arguments, cwd, **options):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         env=ENVIRONMENT,
         **options,
     )

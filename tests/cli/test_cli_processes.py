@@ -10,7 +10,7 @@ import time
 from importlib.metadata import entry_points, version
 
 import pytest
-from cli_parts import ENVIRONMENT, TRAWL, run
+from cli_parts import ENVIRONMENT, PATIENCE, TRAWL, run
 
 from trawl.data import info, load
 
@@ -52,7 +52,7 @@ def test_ctrl_c_ends_it_after_the_batch(started, tmp_path):
     read_until(process.stderr, "200/2,000 frames")
     time.sleep(0.05)  # into the third batch, which takes 0.1 s
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     frames = load(tmp_path / "d")
     assert 200 < len(frames) < 2000
@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_ends_it_at_once(started, tmp_path):
     process.send_signal(signal.SIGINT)
     read_until(process.stderr, "finishing this batch")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "trawl: interrupted; kept the 100 frames collected before, in d"
     assert len(load(tmp_path / "d")) == 100
@@ -102,7 +102,7 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path):
             text=True,
             env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
         )
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE)
         shown = os.read(ours, 1 << 16).decode()
     finally:
         os.close(theirs)

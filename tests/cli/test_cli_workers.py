@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from cli_parts import ENVIRONMENT, TRAWL
+from cli_parts import ENVIRONMENT, PATIENCE, TRAWL
 from cli_policies import Net
 
 from trawl import MultiSyncCollector
@@ -262,7 +262,7 @@ def members(session):
     return found
 
 
-def wait_for(reached, seconds=20):
+def wait_for(reached, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end
@@ -275,7 +275,7 @@ def test_ctrl_c_ends_it_after_the_batch(order, started, tmp_path):
     read_until(process.stderr, "400/4,000 frames")
     # A terminal sends it to all of them.
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     frames = load(tmp_path / "d")
     assert 400 <= len(frames) < 4000
@@ -297,7 +297,7 @@ def test_a_second_ctrl_c_ends_it_at_once(started, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     read_until(process.stderr, "finishing this batch")
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "trawl: interrupted; kept the 200 frames collected before, in d"
     wait_for(lambda: not members(process.pid))
@@ -318,7 +318,7 @@ def test_on_a_terminal_there_is_a_line_for_each_worker(started):
         process = started("dies_once", stderr=theirs)
         os.close(theirs)
         shown = read_all(ours)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE)
     finally:
         os.close(ours)
     assert process.returncode == 0

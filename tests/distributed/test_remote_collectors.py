@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -50,10 +49,9 @@ def test_the_same_seed_gives_the_batches_of_local_workers(cls):
 def test_a_rank_that_dies_is_replaced(cls, sync):
     with make(cls, sync=sync, total_frames=400) as collector:
         frames = collector.next().numel()
-        began = kill_one(collector)
+        kill_one(collector)
         with pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"):
             frames += sum(batch.numel() for batch in collector)
-        assert time.monotonic() - began < 30
         assert frames == 400
         assert collector.stats()["restarts"] == 1
 
@@ -62,10 +60,9 @@ def test_a_rank_that_dies_is_replaced(cls, sync):
 def test_a_rank_that_may_not_be_replaced(cls):
     with make(cls, sync=True, max_restarts=0) as collector:
         collector.next()
-        began = kill_one(collector, 1)
+        kill_one(collector, 1)
         with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
             exhaust(collector)
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 
-# A network that has learned nothing balances the pole for some 10 steps.
+# Of 20 networks that had learned nothing, 17 balanced the pole for less than 30 steps, and one for
+# 500: hence the median of five. With these 20 seeds a clone got to 442 or more.
 def test_a_clone_acts_as_the_controller_does(
     example: Callable[[str], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -24,11 +26,16 @@ def test_a_clone_acts_as_the_controller_does(
     assert result.mean_return > 100
     assert "epoch   8" in capfd.readouterr().out
     # The dataset is there, and is not collected again.
-    again = offline.main(
-        offline.Config(epochs=1, learning_rate=0.0, frames=10, eval_episodes=10, data=data)
-    )
-    assert again.frames == 2_000
-    assert again.mean_return < 100
+    untrained = [
+        offline.main(
+            offline.Config(
+                seed=seed, epochs=1, learning_rate=0.0, frames=10, eval_episodes=10, data=data
+            )
+        )
+        for seed in range(5)
+    ]
+    assert {again.frames for again in untrained} == {2_000}
+    assert statistics.median(again.mean_return for again in untrained) < 100
 
 
 def test_sac_takes_its_steps_while_a_worker_collects(example: Callable[[str], Any]) -> None:
