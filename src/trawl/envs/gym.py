@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Env
-from gymnasium.wrappers import AddRenderObservation, FilterObservation
+from gymnasium.vector import AutoresetMode
 from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.base import DONE_KEYS, TensorDictEnv
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.making import check_keys, make, single_spaces, wrapped
+from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
-from trawl.envs.vector import VectorAdapter, adapt, is_envpool, is_vector_env
+from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
 from trawl.keys import as_key, show_key
-
-# What a frame has beside observations and actions.
-_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
 class GymEnv(TensorDictEnv):
@@ -45,6 +42,10 @@ class GymEnv(TensorDictEnv):
         from_pixels: adds the rendered image, uint8 ``(height, width, 3)``, under ``"pixels"``.
         pixels_only: keeps no other observation than ``"pixels"``.
         num_envs: with an id: how many environments to step as one.
+        autoreset_mode: when a vector environment resets its sub-environments, a
+            ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
+            ``"Disabled"``. It is needed where the environment's metadata has no
+            ``"autoreset_mode"``; with an id it says how the vector environment is made.
         device: where the TensorDicts are put; None for the CPU without saying so.
         **kwargs: further arguments of ``gymnasium.make``, with an id.
 
@@ -75,6 +76,7 @@ class GymEnv(TensorDictEnv):
         from_pixels: bool = False,
         pixels_only: bool = False,
         num_envs: int | None = None,
+        autoreset_mode: AutoresetMode | str | None = None,
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -90,26 +92,32 @@ class GymEnv(TensorDictEnv):
                 from_pixels=from_pixels,
                 pixels_only=pixels_only,
                 num_envs=num_envs,
+                autoreset_mode=autoreset_mode,
                 **kwargs,
             )
-            env = _make(env, num_envs, from_pixels, kwargs)
+            env = make(env, num_envs, from_pixels, autoreset_mode, kwargs)
         elif kwargs or num_envs is not None:
             raise TypeError(
                 f"{sorted(kwargs) or ['num_envs']} need an environment's id; they can't change "
                 f"{type(env).__name__}, which is made already"
             )
-        self.env = _wrapped(env, frame_skip, from_pixels, pixels_only)
+        self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         self.device = None if device is None else torch.device(device)
         self.is_closed = False
         self.categorical_action_encoding = categorical_action_encoding
         batched = is_vector_env(self.env)
+        if autoreset_mode is not None and not batched:
+            raise TypeError(
+                f"autoreset_mode={autoreset_mode!r} is for vector environments, but "
+                f"{type(self.env.unwrapped).__name__} is a single one; the collector resets it"
+            )
         self.batch_size = torch.Size([self.env.num_envs] if batched else [])
-        observed, acted = _single_spaces(self.env, batched)
+        observed, acted = single_spaces(self.env, batched)
         self.observation_codec = SpaceCodec(observed, "observation", categorical_action_encoding)
         self.action_codec = SpaceCodec(acted, "action", categorical_action_encoding)
-        _check_keys(self.observation_codec, self.action_codec)
+        check_keys(self.observation_codec, self.action_codec)
         self.vector: VectorAdapter | None = (
-            adapt(self.env, self.observation_codec) if batched else None
+            adapt(self.env, self.observation_codec, autoreset_mode) if batched else None
         )
         place = self.device or "cpu"
         self.full_observation_spec = self.observation_codec.composite(self.batch_size).to(place)
@@ -284,6 +292,7 @@ class GymEnv(TensorDictEnv):
         if self.vector is None:
             obs, *rest, _ = self.env.step(action)
             leaves = self.observation_codec.encode(obs)
+            rest = self._checked(*rest)
         else:
             leaves, *rest = self.vector.step(action)
         reward, terminated, truncated = (np.asarray(part) for part in rest)
@@ -293,6 +302,13 @@ class GymEnv(TensorDictEnv):
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         return following
+
+    def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:
+        return [
+            reward_of(reward, self),
+            flag_of(terminated, "terminated", self),
+            flag_of(truncated, "truncated", self),
+        ]
 
     def _action(self, tensordict: TensorDictBase, key: Any) -> Any:
         value = tensordict.get(key, None)
@@ -327,85 +343,3 @@ class GymEnv(TensorDictEnv):
     def __repr__(self) -> str:
         batch = f", batch_size={list(self.batch_size)}" if self.batch_size else ""
         return f"GymEnv({self.name}{batch})"
-
-
-class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action, and sums the rewards."""
-
-    def __init__(self, env: Env[Any, Any], times: int) -> None:
-        super().__init__(env)
-        self._times = times
-
-    def step(self, action: Any) -> Any:
-        total = 0.0
-        for _ in range(self._times):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
-                break
-        return obs, total, terminated, truncated, info
-
-
-def _make(env_id: str, num_envs: int | None, from_pixels: bool, kwargs: Mapping[str, Any]) -> Any:
-    options = dict(kwargs)
-    if from_pixels:
-        options.setdefault("render_mode", "rgb_array")
-    if num_envs is None:
-        return gymnasium.make(env_id, **options)
-    options.setdefault("vectorization_mode", "sync")
-    return gymnasium.make_vec(env_id, num_envs, **options)
-
-
-def _wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bool) -> Any:
-    if not (isinstance(env, Env) or is_vector_env(env)):
-        raise TypeError(
-            "env must be a Gymnasium id, a gymnasium.Env, a gymnasium.vector.VectorEnv or an "
-            f"EnvPool environment, but it is {type(env).__name__}: {env!r}"
-        )
-    if is_envpool(env) and not hasattr(env, "num_envs"):
-        raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")
-    if not is_vector_env(env):
-        for name in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, name, None), gymnasium.Space):
-                raise TypeError(
-                    f"{type(env.unwrapped).__name__}.{name} must be a gymnasium.Space, but it is "
-                    f"{getattr(env, name, None)!r}"
-                )
-    if is_vector_env(env):
-        if frame_skip not in (None, 1) or from_pixels:
-            raise ValueError("frame_skip and from_pixels need a single environment, not a vector")
-        return env
-    if frame_skip is not None:
-        if not isinstance(frame_skip, int) or frame_skip < 1:
-            raise ValueError(f"frame_skip must be a positive integer, but it is {frame_skip!r}")
-        env = _FrameSkip(env, frame_skip)
-    if from_pixels:
-        env = AddRenderObservation(
-            env, render_only=False, render_key="pixels", obs_key="observation"
-        )
-        if pixels_only:
-            env = FilterObservation(env, ["pixels"])
-    elif pixels_only:
-        raise ValueError("pixels_only=True needs from_pixels=True")
-    return env
-
-
-def _check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
-    """Refuses observations under a key that a frame has for something else."""
-    taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
-    for key in (leaf.key for leaf in observed.leaves):
-        parts = {key[:length] for length in range(1, len(key) + 1)}
-        if parts & taken or any(other[: len(key)] == key for other in taken):
-            raise ValueError(
-                f"the environment observes {show_key(key)}, but a frame has that key for an "
-                f"action, or for something else ({', '.join(_RESERVED)}); rename it with a wrapper"
-            )
-
-
-def _single_spaces(env: Any, batched: bool) -> Sequence[Any]:
-    if not batched:
-        return env.observation_space, env.action_space
-    with warnings.catch_warnings():
-        # EnvPool casts the bounds of its spaces when they are asked for, and Gymnasium warns.
-        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-        return env.single_observation_space, env.single_action_space

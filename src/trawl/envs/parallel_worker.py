@@ -23,6 +23,7 @@ from trawl.backends.failure import Failure
 from trawl.backends.wire import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.own_process import take_process
 from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
 from trawl.envs.spaces import Array, SpaceCodec
@@ -275,7 +276,9 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
         for arrays in (area.observed, area.begun)
     )
     read_action = _action_reader(env.action_codec, area, row)
-    rewards, flags, cut = area.rewards[rows], area.flags[rows].data, area.cut[rows]
+    # Unlike an array, a memoryview takes nothing but numbers.
+    rewards: Any = area.rewards[rows].data
+    flags, cut = area.flags[rows].data, area.cut[rows]
 
     def begin() -> None:
         seeds = env.take_seeds()
@@ -287,9 +290,17 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
             raise
 
     def step(eager: bool) -> None:
-        obs, rewards[0], terminated, truncated, _ = gym_step(read_action())
+        obs, reward, terminated, truncated, _ = gym_step(read_action())
+        try:
+            rewards[0] = reward
+        except TypeError:
+            rewards[0] = reward_of(reward, env)
         write_observed(obs)
-        told = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+        told = 0
+        if terminated is not False and flag_of(terminated, "terminated", env):
+            told = TERMINATED
+        if truncated is not False and flag_of(truncated, "truncated", env):
+            told |= TRUNCATED
         if eager and (told or cut[0]):
             begin()
             told |= RESET

@@ -14,6 +14,7 @@ Source of the modes: https://farama.org/Vector-Autoreset-Mode
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +24,19 @@ from gymnasium.vector.async_vector_env import AsyncState
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
+from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.outcomes import Outcome, OutcomeCheck
 from trawl.envs.spaces import Array, SpaceCodec
 
 Mask = NDArray[np.bool_]
 Step = tuple[list[Array], Array, Array, Array]
+
+#: What to use where sub-environments have to be restarted at any time.
+RESTARTABLE = (
+    "gymnasium.vector.SyncVectorEnv with stateful wrappers around each sub-environment only, or a "
+    "list of factories"
+)
 
 
 class VectorAdapter:
@@ -35,6 +45,7 @@ class VectorAdapter:
     Args:
         env: the vector environment.
         codec: encodes the observations of one sub-environment.
+        check: whether the environment does what its autoreset mode says.
 
     Attributes:
         num_envs: number of sub-environments.
@@ -43,10 +54,13 @@ class VectorAdapter:
 
     can_restart = True
 
-    def __init__(self, env: Any, codec: SpaceCodec) -> None:
+    def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         self.env = env
         self.codec = codec
         self.num_envs = int(env.num_envs)
+        self._check = check
+        self._check_outcome = OutcomeCheck(env, self.num_envs)
+        self._shown: list[Array] = []
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         """Begins an episode everywhere; the observation leaves, each ``(num_envs, ...)``.
@@ -60,7 +74,8 @@ class VectorAdapter:
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         obs, _ = self.env.reset(**kwargs)
-        return self.codec.encode(obs)
+        self._shown = self.codec.encode(obs)
+        return self._shown
 
     def step(self, action: Any) -> Step:
         """Steps every sub-environment.
@@ -69,14 +84,29 @@ class VectorAdapter:
             The observation leaves (at an episode's end its true last one), rewards, and the
             terminated and truncated flags, each with ``num_envs`` rows.
         """
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return self.codec.encode(obs), reward, terminated, truncated
+        leaves, outcome, info = self._step(action)
+        if self._check.sees_observations:
+            self._check.last(leaves, outcome.terminated | outcome.truncated, info)
+        return leaves, *outcome
+
+    def _step(self, action: Any) -> tuple[list[Array], Outcome, Any]:
+        """A step as the environment takes it, its rewards and flags checked."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        outcome = self._check_outcome(reward, terminated, truncated)
+        self._shown = leaves = self.codec.encode(obs)
+        return leaves, outcome, info
 
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         """Begins a new episode where ``mask`` says; observation leaves for all rows."""
         options = {**(kwargs.pop("options", None) or {}), "reset_mask": mask.copy()}
+        verifies = self._check.sees_observations and not mask.all()
+        # A copy: the environment may write the new observations into the same memory.
+        before = [np.array(leaf) for leaf in self._shown] if verifies else []
         obs, _ = self.env.reset(options=options, **kwargs)
-        return self.codec.encode(obs)
+        self._shown = leaves = self.codec.encode(obs)
+        if verifies:
+            self._check.others(before, leaves, mask)
+        return leaves
 
     def spent(self) -> Mask | None:
         """The rows of the last step that were resets and no experience, or None."""
@@ -111,9 +141,9 @@ class SameStepVector(VectorAdapter):
     taken from ``info["final_obs"]``.
     """
 
-    def __init__(self, env: Any, codec: SpaceCodec) -> None:
-        super().__init__(env, codec)
-        self.can_restart = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+    def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
+        super().__init__(env, codec, check)
+        self.can_restart = is_plain(env)
         self._fresh: list[Array] = []
         # Whose first observation is held back.
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
@@ -125,28 +155,21 @@ class SameStepVector(VectorAdapter):
 
     @override
     def step(self, action: Any) -> Step:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        leaves = self.codec.encode(obs)
-        self._ended = terminated | truncated
+        leaves, outcome, info = self._step(action)
+        self._ended = outcome.terminated | outcome.truncated
         if self._ended.any():
             self._fresh = leaves
             leaves = self._with_final(leaves, info)
-        return leaves, reward, terminated, truncated
+        return leaves, *outcome
 
-    def _with_final(self, leaves: list[Array], info: dict[str, Any]) -> list[Array]:
-        if "final_obs" not in info:
-            raise KeyError(
-                "the vector environment says AutoresetMode.SAME_STEP, but gave no "
-                f"info['final_obs'] at an episode's end; the info holds {sorted(info)}"
-            )
+    def _with_final(self, leaves: list[Array], info: Any) -> list[Array]:
         # What has no fixed layout comes as a tuple.
         merged: list[Any] = [
             np.array(leaf) if isinstance(leaf, np.ndarray) else list(leaf) for leaf in leaves
         ]
-        final = info["final_obs"]
         for row in np.flatnonzero(self._ended):
-            sample = _row(final, int(row))
-            for target, value in zip(merged, self.codec.encode(sample), strict=True):
+            final = self._check.required_final(info, int(row))
+            for target, value in zip(merged, final, strict=True):
                 target[row] = value
         return merged
 
@@ -165,9 +188,8 @@ class SameStepVector(VectorAdapter):
 class EnvPoolVector(VectorAdapter):
     """An EnvPool environment: it resets any sub-environments when asked by their ids."""
 
-    def __init__(self, env: Any, codec: SpaceCodec) -> None:
-        super().__init__(env, codec)
-        self._last: list[Array] = []
+    def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
+        super().__init__(env, codec, check)
         self._raw_reset = _raw_reset(env)
 
     @override
@@ -177,20 +199,17 @@ class EnvPoolVector(VectorAdapter):
                 "an EnvPool environment takes its seed when it is made: "
                 "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
             )
-        obs, _ = self.env.reset()
-        self._last = self.codec.encode(obs)
-        return self._last
+        return super().reset()
 
     @override
     def step(self, action: Any) -> Step:
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        self._last = self.codec.encode(obs)
-        return self._last, reward, terminated, truncated
+        leaves, outcome, _ = self._step(action)
+        return leaves, *outcome
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
         obs, rows = self._raw_reset(np.flatnonzero(mask).astype(np.int32))
-        merged = [np.array(leaf) for leaf in self._last]
+        merged = [np.array(leaf) for leaf in self._shown]
         for target, value in zip(merged, self.codec.encode(obs), strict=True):
             target[rows] = value
         return merged
@@ -201,24 +220,29 @@ class StepResetVector(VectorAdapter):
 
     can_restart = False
 
-    def __init__(self, env: Any, codec: SpaceCodec) -> None:
-        super().__init__(env, codec)
-        self._last: list[Array] = []
+    def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
+        super().__init__(env, codec, check)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        self._resets_twice = resets_twice(env)
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
-        self._ended = np.zeros(self.num_envs, dtype=np.bool_)
+        if not self._resets_twice:
+            self._ended = np.zeros(self.num_envs, dtype=np.bool_)
         return super().reset(seeds, **kwargs)
 
     @override
     def step(self, action: Any) -> Step:
-        self._resetting = self._ended
-        self._last, reward, terminated, truncated = super().step(action)
-        self._ended = terminated | truncated
-        return self._last, reward, terminated, truncated
+        resetting = self._resetting = self._ended
+        leaves, outcome, info = self._step(action)
+        self._ended = ended = outcome.terminated | outcome.truncated
+        if ended.any():
+            self._check.last(leaves, ended, info)
+        if resetting.any():
+            self._check.reset_step(resetting, outcome)
+        return leaves, *outcome
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
@@ -227,7 +251,7 @@ class StepResetVector(VectorAdapter):
                 raise _cant_restart(self.env)
             return self.reset(**kwargs)
         # The next step is the reset.
-        return self._last
+        return self._shown
 
     @override
     def spent(self) -> Mask | None:
@@ -259,29 +283,56 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
     return quick_reset
 
 
-def adapt(env: Any, codec: SpaceCodec) -> VectorAdapter:
+def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None) -> VectorAdapter:
     """The adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment.
 
+    Args:
+        env: the environment.
+        codec: encodes the observations of one sub-environment.
+        given: when it resets, if it doesn't state that itself.
+
     Raises:
-        ValueError: for an EnvPool environment that steps only some of its environments at once.
+        ValueError: for an environment that steps only some of its sub-environments at once, or
+            that doesn't state when it resets.
     """
+    _check_batch_size(env)
     if is_envpool(env):
-        together = env.config["batch_size"]
-        if together != env.num_envs:
+        if given is not None:
             raise ValueError(
-                f"an EnvPool environment must step all of its environments at once, but it has "
-                f"batch_size={together} and num_envs={env.num_envs}; make it without batch_size"
+                f"autoreset_mode={given!r} is not for EnvPool, whose sub-environments are reset "
+                "by their ids; leave it out"
             )
-        return EnvPoolVector(env, codec)
-    mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        return EnvPoolVector(env, codec, ModeCheck(env, codec, AutoresetMode.DISABLED))
+    mode = autoreset_mode(env, given)
+    check = ModeCheck(env, codec, mode)
     if mode is AutoresetMode.SAME_STEP:
-        return SameStepVector(env, codec)
-    if mode is AutoresetMode.DISABLED or isinstance(env.unwrapped, SyncVectorEnv):
-        return VectorAdapter(env, codec)
+        return SameStepVector(env, codec, check)
+    if mode is AutoresetMode.DISABLED:
+        wrapper = forgetful_wrapper(env)
+        if wrapper is not None:
+            warnings.warn(
+                f"{wrapper} forgets what it knows of all sub-environments when one of them is "
+                "reset, as in AutoresetMode.DISABLED after each episode: its statistics will be "
+                "wrong. Make the vector environment with another mode",
+                stacklevel=2,
+            )
+        return VectorAdapter(env, codec, check)
     # Without shared memory, AsyncVectorEnv resets once more after a partial reset.
-    if isinstance(env.unwrapped, AsyncVectorEnv) and env.unwrapped.shared_memory:
-        return VectorAdapter(env, codec)
-    return StepResetVector(env, codec)
+    if is_plain(env) and not resets_twice(env):
+        return VectorAdapter(env, codec, check)
+    return StepResetVector(env, codec, check)
+
+
+def _check_batch_size(env: Any) -> None:
+    """Refuses an environment that steps only some of its sub-environments at once."""
+    pool = is_envpool(env)
+    together = env.config["batch_size"] if pool else getattr(env.unwrapped, "batch_size", None)
+    if isinstance(together, int) and together != env.num_envs:
+        name = "EnvPool" if pool else type(env.unwrapped).__name__
+        raise ValueError(
+            f"{name} must step all of its environments at once, but it has "
+            f"batch_size={together} and num_envs={env.num_envs}; make it without batch_size"
+        )
 
 
 def is_envpool(env: object) -> bool:
@@ -296,20 +347,7 @@ def is_vector_env(env: object) -> bool:
 
 def _cant_restart(env: Any) -> ValueError:
     return ValueError(
-        f"{type(env.unwrapped).__name__} resets its sub-environments by itself when their "
-        "episodes end, and can't be told to restart some of them. Use "
-        "gymnasium.vector.SyncVectorEnv, or a list of factories, for max_frames_per_traj and for "
-        "reset(index)."
+        f"{type(env).__name__} resets its sub-environments by itself when their episodes end, and "
+        "can't be told to restart some of them. Use "
+        f"{RESTARTABLE}, for max_frames_per_traj and for reset(index)."
     )
-
-
-def _row(sample: Any, row: int) -> Any:
-    """Sub-environment ``row``'s part of an info entry, as ``VectorEnv`` merges them."""
-    if isinstance(sample, dict):
-        # Beside each entry, "_entry" says which sub-environments gave one.
-        return {k: _row(v, row) for k, v in sample.items() if not _tells(k, sample)}
-    return sample[row]
-
-
-def _tells(key: Any, sample: dict[Any, Any]) -> bool:
-    return str(key).startswith("_") and str(key)[1:] in sample

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.outcomes import NO, flag_of, reward_of
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import next_seed
 from trawl.envs.serial import SerialEnv
@@ -92,23 +93,28 @@ class SingleStepper(ArrayStepper):
 
     @override
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
-        gym_step, gym_reset = self.env.env.step, self.env.env.reset
+        env = self.env
+        gym_step, gym_reset = env.env.step, env.env.reset
         lane, view = view.first, view.lane()
         keys = self._observed.keys
         next_rows = [view.rows(next_of(key), start, stop) for key in keys]
         root_rows = [view.following(key, start, stop) for key in keys]
-        read_action = _action_reader(self.env.action_codec, view, start, stop)
-        rewards, terminations, truncations, dones = (
-            view.arrays[key][start:stop, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
+        read_action = _action_reader(env.action_codec, view, start, stop)
+        terminations, truncations, dones = (
+            view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
+        # Unlike an array, a memoryview takes nothing but numbers, and it takes them faster.
+        rewards: Any = view.arrays[REWARD][start:stop, 0].data
         cutoff = episodes.cutoff(lane) - start
 
-        def restart(t: int, terminated: bool, truncated: bool) -> Any:
-            """Ends the episode with step ``t``; the first observation of the next one."""
+        def restart(t: int, obs: Any, terminated: Any, truncated: Any) -> Any:
+            """Ends the episode if step ``t`` did; the observation to go on from."""
             nonlocal cutoff
-            terminations[t] = terminated
-            truncations[t] = truncated or t >= cutoff
-            dones[t] = True
+            terminated = flag_of(terminated, "terminated", env)
+            truncated = flag_of(truncated, "truncated", env) or t >= cutoff
+            if not (terminated or truncated):
+                return obs
+            terminations[t], truncations[t], dones[t] = terminated, truncated, True
             episodes.end(lane, start + t)
             cutoff = episodes.cutoff(lane) - start
             return gym_reset()[0]
@@ -120,13 +126,22 @@ class SingleStepper(ArrayStepper):
 
             def step_array(t: int) -> None:
                 nonlocal dtype
-                obs, rewards[t], terminated, truncated, _ = gym_step(read_action(t))
+                obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+                try:
+                    rewards[t] = reward
+                except TypeError:
+                    rewards[t] = reward_of(reward, env)
                 if obs.__class__ is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
                     obs = checked(0, obs)
                     dtype = obs.dtype
                 next_row[t][...] = obs
-                if terminated or truncated or t >= cutoff:
-                    obs = checked(0, restart(t, terminated, truncated))
+                # False itself is the commonest flag; whatever else it is, is looked at.
+                if (
+                    (terminated is not False and terminated is not NO)
+                    or (truncated is not False and truncated is not NO)
+                    or t >= cutoff
+                ):
+                    obs = checked(0, restart(t, obs, terminated, truncated))
                 root_row[t][...] = obs
 
             return step_array
@@ -135,10 +150,18 @@ class SingleStepper(ArrayStepper):
         write_next, write_root = map(self._observed.writer, (next_rows, root_rows))
 
         def step(t: int) -> None:
-            obs, rewards[t], terminated, truncated, _ = gym_step(read_action(t))
+            obs, reward, terminated, truncated, _ = gym_step(read_action(t))
+            try:
+                rewards[t] = reward
+            except TypeError:
+                rewards[t] = reward_of(reward, env)
             write_next(t, encode(obs))
-            if terminated or truncated or t >= cutoff:
-                obs = restart(t, terminated, truncated)
+            if (
+                (terminated is not False and terminated is not NO)
+                or (truncated is not False and truncated is not NO)
+                or t >= cutoff
+            ):
+                obs = restart(t, obs, terminated, truncated)
             write_root(t, encode(obs))
 
         return step

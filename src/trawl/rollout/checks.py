@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from trawl.envs.vector import RESTARTABLE
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.policy import missing_action
 
@@ -71,8 +72,7 @@ def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
         if limit is not None and not vector.can_restart:
             raise ValueError(
                 f"max_frames_per_traj={limit} needs an environment that can restart some of its "
-                f"sub-environments, and {type(vector.env).__name__} can't; use "
-                "gymnasium.vector.SyncVectorEnv, or a list of factories"
+                f"sub-environments, and {type(vector.env).__name__} can't; use {RESTARTABLE}"
             )
     return env.spent() is not None
 

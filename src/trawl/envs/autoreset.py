@@ -1,0 +1,144 @@
+"""When a vector environment resets its sub-environments, and what its wrappers allow.
+
+Source of the modes: https://farama.org/Vector-Autoreset-Mode
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers import vector as wrappers
+
+# Gymnasium's wrappers by what they do. First those that compute each value from that value alone:
+# whether a sub-environment is reset by itself or in a step of all makes no difference to them.
+_STATELESS = frozenset(
+    {
+        wrappers.ClipAction,
+        wrappers.ClipReward,
+        wrappers.DictInfoToList,
+        wrappers.DtypeObservation,
+        wrappers.FilterObservation,
+        wrappers.FlattenObservation,
+        wrappers.GrayscaleObservation,
+        wrappers.RescaleAction,
+        wrappers.RescaleObservation,
+        wrappers.ReshapeObservation,
+        wrappers.ResizeObservation,
+    }
+)
+_ACTIONS = (wrappers.ClipAction, wrappers.RescaleAction, wrappers.TransformAction)
+_REWARDS = (wrappers.ClipReward, wrappers.TransformReward)
+_STATISTICS = (wrappers.NormalizeReward, wrappers.RecordEpisodeStatistics)
+_MODES = ", ".join(repr(mode.value) for mode in AutoresetMode)
+
+
+def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> AutoresetMode:
+    """Returns when a vector environment resets its sub-environments.
+
+    Args:
+        env: the vector environment.
+        given: the mode that the user states, which counts more than what the environment states.
+
+    Raises:
+        ValueError: if neither states a mode, if it is no mode, or if the user contradicts an
+            environment of Gymnasium's own.
+    """
+    declared = _declared(env)
+    if given is not None:
+        mode = _as_mode(given, "autoreset_mode")
+        if is_plain(env) and mode is not declared:
+            raise ValueError(
+                f"autoreset_mode={mode.value!r} contradicts {env!r}, which was made with "
+                f"autoreset_mode={declared.value!r}; leave the argument out"
+            )
+        return mode
+    if declared is None:
+        raise ValueError(
+            f"{env!r} doesn't state when it resets its sub-environments: its metadata has no "
+            "'autoreset_mode'. State it with GymEnv(env, autoreset_mode=...): 'SameStep' if the "
+            "step that ends an episode returns the first observation of the next one (and the "
+            "last one in info['final_obs']), 'NextStep' if the step after the end is spent on the "
+            "reset, 'Disabled' if a sub-environment is reset by "
+            "reset(options={'reset_mask': ...}) only"
+        )
+    return _as_mode(declared, f"metadata['autoreset_mode'] of {env!r}")
+
+
+def _declared(env: Any) -> Any:
+    """The mode that the environment, or its outermost wrapper with metadata, states."""
+    base, metadata = env.unwrapped, env.metadata
+    if metadata is base.metadata:
+        # Some classes write their mode into metadata that they share with other classes
+        # (AtariVectorEnv into that of VectorEnv itself), so the attribute is looked at first.
+        own = getattr(base, "autoreset_mode", None)
+        if own is not None or metadata is VectorEnv.metadata:
+            return own
+    return (metadata or {}).get("autoreset_mode")
+
+
+def _as_mode(value: Any, name: str) -> AutoresetMode:
+    try:
+        return AutoresetMode(value)
+    except ValueError:
+        raise ValueError(f"{name} must be one of {_MODES}, but it is {value!r}") from None
+
+
+def wrappers_of(env: Any) -> Iterator[Any]:
+    """The wrappers around a vector environment, from the outermost on."""
+    while isinstance(env, VectorWrapper):
+        yield env
+        env = env.env
+
+
+def is_plain(env: Any) -> bool:
+    """Whether ``env`` is Gymnasium's own vector environment, under stateless wrappers at most.
+
+    Such an environment resets a sub-environment when it is told to, in any mode, and nobody
+    notices. A subclass, a worker function of the user's or any other wrapper may count on the
+    resets of the environment's mode.
+    """
+    base = getattr(env, "unwrapped", env)
+    around = list(wrappers_of(env))
+    if type(base) is AsyncVectorEnv:
+        if base.worker is not None:
+            return False
+    elif type(base) is not SyncVectorEnv:
+        return False
+    # Wrappers may write into an observation that is not copied, and would do it twice.
+    return not around or (base.copy and all(type(wrapper) in _STATELESS for wrapper in around))
+
+
+def resets_twice(env: Any) -> bool:
+    """Whether an explicit reset leaves the reset of the next step standing.
+
+    Without shared memory the processes of an AsyncVectorEnv don't take note of the former.
+    """
+    base = env.unwrapped
+    return isinstance(base, AsyncVectorEnv) and not base.shared_memory
+
+
+def shows_observations(env: Any) -> bool:
+    """Whether observations come through the wrappers as the environment returned them."""
+    known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
+    return all(type(wrapper) in known for wrapper in wrappers_of(env))
+
+
+def keeps_zero_rewards(env: Any) -> bool:
+    """Whether a reward of zero comes through the wrappers as zero."""
+    known = {*_STATELESS, *_ACTIONS, *_STATISTICS, wrappers.NormalizeObservation}
+    known -= {*_REWARDS}
+    return all(type(wrapper) in known for wrapper in wrappers_of(env))
+
+
+def forgetful_wrapper(env: Any) -> str | None:
+    """Name of a wrapper that forgets all when some sub-environments are reset, or None."""
+    ours = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+    for wrapper in wrappers_of(env):
+        # RecordEpisodeStatistics would know, but Gymnasium's own take the mask out of the options.
+        if isinstance(wrapper, wrappers.NormalizeReward) or (
+            ours and isinstance(wrapper, wrappers.RecordEpisodeStatistics)
+        ):
+            return type(wrapper).__name__
+    return None

@@ -1,0 +1,121 @@
+"""The simulator of a :class:`~trawl.envs.GymEnv`: made, wrapped, and its spaces checked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import AddRenderObservation, FilterObservation
+
+from trawl.envs.base import DONE_KEYS
+from trawl.envs.outcomes import flag_of, reward_of
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.vector import is_envpool, is_vector_env
+from trawl.keys import show_key
+
+# What a frame has beside observations and actions.
+_RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
+
+
+class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action, and sums the rewards."""
+
+    def __init__(self, env: Env[Any, Any], times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: Any) -> Any:
+        total = 0.0
+        for _ in range(self._times):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += reward_of(reward, self.env)
+            terminated = flag_of(terminated, "terminated", self.env)
+            if terminated or flag_of(truncated, "truncated", self.env):
+                break
+        return obs, total, terminated, truncated, info
+
+
+def make(
+    env_id: str,
+    num_envs: int | None,
+    from_pixels: bool,
+    autoreset_mode: AutoresetMode | str | None,
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Makes the simulator of a Gymnasium id: a single one, or a vector of ``num_envs``."""
+    options = dict(kwargs)
+    if from_pixels:
+        options.setdefault("render_mode", "rgb_array")
+    if num_envs is None:
+        return gymnasium.make(env_id, **options)
+    mode = options.setdefault("vectorization_mode", "sync")
+    if autoreset_mode is not None and mode in ("sync", "async"):
+        given = options.get("vector_kwargs") or {}
+        options["vector_kwargs"] = {**given, "autoreset_mode": autoreset_mode}
+    return gymnasium.make_vec(env_id, num_envs, **options)
+
+
+def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bool) -> Any:
+    """The simulator with the wrappers that :class:`GymEnv`'s arguments ask for.
+
+    Raises:
+        TypeError: if it is no environment of Gymnasium's interface.
+        ValueError: if an argument has a wrong value, or is not for a vector environment.
+    """
+    if not (isinstance(env, Env) or is_vector_env(env)):
+        raise TypeError(
+            "env must be a Gymnasium id, a gymnasium.Env, a gymnasium.vector.VectorEnv or an "
+            f"EnvPool environment, but it is {type(env).__name__}: {env!r}"
+        )
+    if is_envpool(env) and not hasattr(env, "num_envs"):
+        raise TypeError("an EnvPool environment must be made by envpool.make_gymnasium")
+    if not is_vector_env(env):
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise TypeError(
+                    f"{type(env.unwrapped).__name__}.{name} must be a gymnasium.Space, but it is "
+                    f"{getattr(env, name, None)!r}"
+                )
+    if is_vector_env(env):
+        if frame_skip not in (None, 1) or from_pixels:
+            raise ValueError("frame_skip and from_pixels need a single environment, not a vector")
+        return env
+    if frame_skip is not None:
+        if not isinstance(frame_skip, int) or frame_skip < 1:
+            raise ValueError(f"frame_skip must be a positive integer, but it is {frame_skip!r}")
+        env = _FrameSkip(env, frame_skip)
+    if from_pixels:
+        env = AddRenderObservation(
+            env, render_only=False, render_key="pixels", obs_key="observation"
+        )
+        if pixels_only:
+            env = FilterObservation(env, ["pixels"])
+    elif pixels_only:
+        raise ValueError("pixels_only=True needs from_pixels=True")
+    return env
+
+
+def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
+    """Refuses observations under a key that a frame has for something else."""
+    taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
+    for key in (leaf.key for leaf in observed.leaves):
+        parts = {key[:length] for length in range(1, len(key) + 1)}
+        if parts & taken or any(other[: len(key)] == key for other in taken):
+            raise ValueError(
+                f"the environment observes {show_key(key)}, but a frame has that key for an "
+                f"action, or for something else ({', '.join(_RESERVED)}); rename it with a wrapper"
+            )
+
+
+def single_spaces(env: Any, batched: bool) -> Sequence[Any]:
+    """Observation and action space of one environment."""
+    if not batched:
+        return env.observation_space, env.action_space
+    with warnings.catch_warnings():
+        # EnvPool casts the bounds of its spaces when they are asked for, and Gymnasium warns.
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        return env.single_observation_space, env.single_action_space

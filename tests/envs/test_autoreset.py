@@ -1,0 +1,280 @@
+"""What a collector delivers is what a Gymnasium loop written by hand gets."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import vector as wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vector_parts import (
+    CASES,
+    Undeclared,
+    by_hand,
+    check_same,
+    collected,
+    made,
+    missing,
+    policy_of,
+)
+
+from trawl.collectors import Collector
+from trawl.envs import GymEnv
+from trawl.envs.autoreset import is_plain
+from trawl.testing import Ledger, NumberedEnv
+
+NEXT, SAME, DISABLED = (
+    AutoresetMode.NEXT_STEP,
+    AutoresetMode.SAME_STEP,
+    AutoresetMode.DISABLED,
+)
+MODES = pytest.mark.parametrize("mode", AutoresetMode)
+
+
+def build(name, mode, seed=0, count=2, bare=lambda env: env):
+    """A wrapped vector environment; what Gymnasium itself warns of is left out."""
+    case = CASES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return case.wrap(bare(made(seed, count, mode, case.kind)))
+
+
+def collect(env, steps, per_batch, mode=None):
+    """The frames of a collector after so many steps of each sub-environment."""
+    each = env.num_envs
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*forgets what it knows")
+        source = GymEnv(env, autoreset_mode=mode)
+    policy = policy_of(env)
+    batches = [per_batch] * (steps // per_batch) + [steps % per_batch] * bool(steps % per_batch)
+    collector = Collector(source, policy, frames_per_batch=each * per_batch)
+    found = [next(collector.iterator()) for _ in batches]
+    return collector, collected(found), len(batches) * per_batch
+
+
+def modes_of(name):
+    """The modes with which Gymnasium lets the wrapper be used."""
+    found = []
+    for mode in AutoresetMode:
+        try:
+            build(name, mode).close()
+        except ValueError as error:
+            assert "autoreset_mode" in str(error)  # noqa: PT017 - it may be made as well
+        else:
+            found.append(mode)
+    return found
+
+
+PAIRS = [
+    pytest.param(name, mode, id=f"{name}-{mode.value}")
+    for name, case in CASES.items()
+    if not missing(case)
+    for mode in modes_of(name)
+] + [
+    pytest.param(name, None, id=name, marks=pytest.mark.skip(f"needs {missing(case)}"))
+    for name, case in CASES.items()
+    if missing(case)
+]
+RUNS = given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 9))
+FEW = settings(max_examples=6, deadline=None)
+
+
+def test_all_wrappers_of_gymnasium_are_here():
+    assert set(wrappers.__all__) <= CASES.keys()
+
+
+@pytest.mark.parametrize(("name", "mode"), PAIRS)
+@FEW
+@RUNS
+def test_frames_and_statistics_are_those_of_a_loop_by_hand(name, mode, seed, count, per_batch):
+    collector, found, steps = collect(build(name, mode, seed, count), 25, per_batch)
+    with collector:
+        env = collector.env.env
+        hand = build(name, mode, seed, count)
+        expected = by_hand(hand, mode, steps)
+        # Without a mask no step is spent on resets, and there are more frames than by hand.
+        check_same(found, expected, exactly=mode is not NEXT or not is_plain(env))
+        if CASES[name].state is not None:
+            for ours, theirs in zip(CASES[name].state(env), CASES[name].state(hand), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        hand.close()
+
+
+@MODES
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+@FEW
+@RUNS
+def test_an_environment_that_declares_nothing_is_stepped_in_the_mode_that_is_stated(
+    mode, final, seed, count, per_batch
+):
+    bare = Undeclared(made(seed, count, mode), final)
+    collector, found, steps = collect(bare, 25, per_batch, mode)
+    with collector:
+        check_same(found, by_hand(made(seed, count, mode), mode, steps), exactly=True)
+
+
+@pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward", "ClipReward"])
+@FEW
+@RUNS
+def test_wrappers_of_an_environment_that_declares_nothing(name, seed, count, per_batch):
+    # Gymnasium takes such for NEXT_STEP.
+    env = build(name, NEXT, seed, count, Undeclared)
+    collector, found, steps = collect(env, 25, per_batch, NEXT)
+    with collector:
+        expected = by_hand(build(name, NEXT, seed, count, Undeclared), NEXT, steps)
+        check_same(found, expected, exactly=True)
+
+
+@FEW
+@RUNS
+def test_the_tensordict_interface_gives_the_same(seed, count, per_batch):
+    env = GymEnv(build("RecordEpisodeStatistics", SAME, seed, count))
+    frames = env.rollout(per_batch, policy_of(env.env), break_when_any_done=False)
+    hand = build("RecordEpisodeStatistics", SAME, seed, count)
+    check_same(collected([frames]), by_hand(hand, SAME, per_batch), exactly=True)
+    env.close()
+
+
+# --- what declares nothing, or something that it doesn't do
+
+
+@MODES
+@pytest.mark.parametrize("name", ["none", "RecordEpisodeStatistics"])
+def test_an_environment_that_declares_nothing_is_refused(mode, name):
+    env = build(name, mode, bare=Undeclared)
+    with pytest.raises(ValueError, match=r"Undeclared.* state it|Undeclared.*doesn't state when"):
+        Collector(env, frames_per_batch=4)
+
+
+def test_a_mode_in_the_metadata_of_all_vector_environments_is_none(monkeypatch):
+    # AtariVectorEnv writes its mode there.
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", NEXT)
+    with pytest.raises(ValueError, match="doesn't state when it resets"):
+        GymEnv(Undeclared(made(0, 2, SAME)))
+
+
+@MODES
+@pytest.mark.parametrize("spelt", [lambda mode: mode, lambda mode: mode.value])
+def test_a_mode_may_be_given_by_its_value(mode, spelt):
+    env = GymEnv(Undeclared(made(0, 2, mode)), autoreset_mode=spelt(mode))
+    assert (env.spent() is not None) == (mode is NEXT)
+    env.close()
+
+
+@pytest.mark.parametrize("value", ["next_step", "", 1])
+def test_what_is_no_mode(value):
+    with pytest.raises(ValueError, match=r"autoreset_mode must be one of 'NextStep', .* but it is"):
+        GymEnv(Undeclared(made(0, 2, NEXT)), autoreset_mode=value)
+
+
+def test_a_mode_in_the_metadata_that_is_none():
+    env = Undeclared(made(0, 2, NEXT))
+    env.metadata = {"autoreset_mode": "sometimes"}
+    with pytest.raises(ValueError, match=r"metadata\['autoreset_mode'\] .* it is 'sometimes'"):
+        GymEnv(env)
+
+
+def test_a_mode_that_contradicts_gymnasium_s_own():
+    with pytest.raises(ValueError, match=r"'SameStep' contradicts .*made with .*'NextStep'"):
+        GymEnv(made(0, 2, NEXT), autoreset_mode=SAME)
+    GymEnv(made(0, 2, NEXT), autoreset_mode=NEXT).close()
+
+
+def test_a_mode_is_for_vector_environments():
+    with pytest.raises(TypeError, match="autoreset_mode='NextStep' is for vector environments"):
+        GymEnv("CartPole-v1", autoreset_mode="NextStep")
+
+
+@MODES
+def test_a_mode_with_an_id(mode):
+    env = GymEnv("CartPole-v1", num_envs=2, autoreset_mode=mode)
+    assert env.env.metadata["autoreset_mode"] is mode
+    env.close()
+
+
+def run(env, stated, steps=30):
+    with Collector(GymEnv(env, autoreset_mode=stated), frames_per_batch=2 * steps) as collector:
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    ("actual", "stated", "options", "error"),
+    [
+        (NEXT, SAME, {}, "gave no info['final_obs']"),
+        (DISABLED, SAME, {}, "gave no info['final_obs']"),
+        (SAME, SAME, {"final": None}, "gave no info['final_obs']"),
+        (SAME, NEXT, {}, "another observation than info['final_obs']"),
+        (SAME, DISABLED, {}, "another observation than info['final_obs']"),
+        (NEXT, DISABLED, {"masks": False}, "changed sub-environment"),
+        (DISABLED, DISABLED, {"masks": False}, "changed sub-environment"),
+    ],
+)
+def test_a_mode_that_the_environment_does_not_have(actual, stated, options, error):
+    # In the info of SAME_STEP is what the others lack, and the other way round.
+    with pytest.raises((KeyError, ValueError), match=re.escape(error)):
+        run(Undeclared(made(3, 2, actual), **options), stated)
+
+
+def numbered(*lengths):
+    """Declares nothing, and resets in the step that ends an episode without showing its end."""
+    functions = [lambda i=i, n=n: NumberedEnv(i, lengths=[n]) for i, n in enumerate(lengths)]
+    return Undeclared(SyncVectorEnv(functions, autoreset_mode=SAME), final=None)
+
+
+def test_rewards_in_steps_that_should_be_resets():
+    with pytest.warns(UserWarning, match="should be a reset, gave a reward of 3"):
+        run(numbered(2, 3), NEXT)
+
+
+def test_an_episode_that_ends_in_a_step_that_should_be_a_reset():
+    with pytest.raises(ValueError, match="ended an episode as well, so that it was no reset"):
+        run(numbered(1, 3), NEXT)
+
+
+# --- Gymnasium's processes
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@MODES
+def test_processes_after_a_reset_by_the_user(mode, shared):
+    lengths = [[2], [3]]
+    functions = [lambda i=i: NumberedEnv(i, lengths[i]) for i in range(2)]
+    env = AsyncVectorEnv(functions, shared_memory=shared, autoreset_mode=mode)
+    ledger = Ledger([NumberedEnv(i, lengths[i]) for i in range(2)])
+    # The first episode ends with a batch, and what begins the next is no step but a reset.
+    with Collector(env, frames_per_batch=4) as collector:
+        for _ in range(5):
+            ledger.add(collector.next())
+            collector.reset()
+            # Without shared memory, Gymnasium's processes reset once more in the next step.
+            ledger.reset()
+            ledger.reset()
+    assert ledger.frames > 10
+
+
+# --- limits
+
+
+@pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward"])
+@pytest.mark.parametrize("mode", [NEXT, SAME])
+def test_a_limit_is_refused_where_a_wrapper_counts_on_the_mode(name, mode):
+    with pytest.raises(ValueError, match=f"max_frames_per_traj=3 needs .* and {name} can't; use"):
+        Collector(build(name, mode), frames_per_batch=8, max_frames_per_traj=3)
+
+
+@pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward"])
+def test_statistics_that_partial_resets_confuse_are_warned_of(name):
+    with pytest.warns(UserWarning, match=f"{name} forgets what it knows"):
+        Collector(build(name, DISABLED), frames_per_batch=8).shutdown()
+
+
+# --- environments that step some only
+
+
+def test_an_environment_that_steps_some_of_its_environments_at_once():
+    env = Undeclared(made(0, 4, NEXT))
+    env.batch_size = 2
+    with pytest.raises(ValueError, match=r"Undeclared must .*batch_size=2 and num_envs=4"):
+        Collector(env, frames_per_batch=8)
