@@ -1,12 +1,21 @@
-"""TensorDicts made of tensors that are known to fit, and without what is private."""
+"""TensorDicts: made of tensors that fit, compared, stacked, and without private entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
+from torch import Tensor
 
 from trawl.keys import Key, nested
 
@@ -44,3 +53,124 @@ def drop_private(batch: TensorDictBase) -> TensorDictBase:
 
 def _is_private(key: Any) -> bool:
     return any(part.startswith("_") for part in ((key,) if isinstance(key, str) else key))
+
+
+def is_lazy(value: object) -> bool:
+    """Tells whether a value is a lazy stack of TensorDicts, whose layouts may differ."""
+    return isinstance(value, LazyStackedTensorDict) and not isinstance(value, NonTensorStack)
+
+
+def has_lazy(tensordict: TensorDictBase) -> bool:
+    """Tells whether a TensorDict is a lazy stack, or holds one."""
+    return is_lazy(tensordict) or any(
+        has_lazy(value) for value in tensordict.values() if _is_branch(value)
+    )
+
+
+def _is_branch(value: object) -> bool:
+    return is_tensor_collection(value) and not is_non_tensor(value)
+
+
+def whole_key(tensordict: TensorDictBase, key: Key) -> Key:
+    """Returns the key of the lazy stack that holds the entry ``key``, else ``key`` itself."""
+    value: Any = tensordict
+    for depth, part in enumerate(key):
+        if is_lazy(value):
+            return key[:depth]
+        value = value.get(part, None)
+        if not _is_branch(value):
+            break
+    return key
+
+
+def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, int]]:
+    """Yields the tensors of an entry: several, if it is in a lazy stack.
+
+    Args:
+        tensordict: where the entry is.
+        key: its key.
+        axis: a dimension of ``tensordict``.
+
+    Yields:
+        A tensor, and which of its dimensions is ``axis``.
+    """
+    if is_lazy(tensordict) and tensordict.stack_dim != axis:
+        inner = axis if axis < tensordict.stack_dim else axis - 1
+        for part in tensordict.tensordicts:
+            yield from tensors_at(part, key, inner)
+    elif is_lazy(tensordict) or len(key) == 1:
+        yield tensordict.get(key), axis
+    else:
+        yield from tensors_at(tensordict.get(key[0]), key[1:], axis)
+
+
+def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
+    """Returns the entries of ``after`` that are not the same objects in ``before``.
+
+    Args:
+        before: a TensorDict, as :meth:`~tensordict.TensorDictBase.copy` keeps it.
+        after: what became of it. A lazy stack in it stays one.
+    """
+    if is_lazy(after):
+        olds = _parts(before, after)
+        news = [changes(old, new) for old, new in zip(olds, after.tensordicts, strict=True)]
+        return LazyStackedTensorDict(*news, stack_dim=after.stack_dim)
+    found = TensorDict({}, after.batch_size, device=after.device)
+    for key, value in after.items():
+        old = before.get(key, None)
+        if value is old:
+            continue
+        if _is_branch(value) and _is_branch(old):
+            value = changes(old, value)
+            if value.is_empty():
+                continue
+        found.set(key, value)
+    return found
+
+
+def _parts(before: TensorDictBase, after: LazyStackedTensorDict) -> Sequence[TensorDictBase]:
+    """The parts of ``before`` that go with those of a lazy stack."""
+    if is_lazy(before) and before.stack_dim == after.stack_dim:
+        return before.tensordicts
+    return [TensorDict({}, part.batch_size) for part in after.tensordicts]
+
+
+def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
+    """Stacks frames to a batch.
+
+    The batch is dense if the frames have one layout; lazy stacks within a frame (agents of
+    different specs) stay lazy stacks. If the layouts of the frames differ, the batch is a lazy
+    stack of copies of them.
+
+    Args:
+        frames: at least one.
+        axis: the new dimension.
+    """
+    try:
+        return _stack(frames, axis)
+    except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
+        # Copies: a lazy stack holds its frames, and what follows them shares their tensors.
+        return TensorDict.maybe_dense_stack([frame.clone() for frame in frames], axis)
+
+
+def _stack(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
+    first = frames[0]
+    if is_lazy(first):
+        return _stack_lazy(frames, axis)
+    entries: dict[str, Any] = {}
+    for key, value in first.items():
+        column = [frame.get(key, None) for frame in frames]
+        nested = _is_branch(value) and not is_tensorclass(value)
+        entries[key] = _stack(column, axis) if nested else torch.stack(column, axis)
+    size = first.batch_size
+    return TensorDict(entries, (*size[:axis], len(frames), *size[axis:]), device=first.device)
+
+
+def _stack_lazy(frames: Sequence[Any], axis: int) -> TensorDictBase:
+    dim, count = frames[0].stack_dim, len(frames[0].tensordicts)
+    if not all(is_lazy(f) and f.stack_dim == dim and len(f.tensordicts) == count for f in frames):
+        raise TypeError("lazy stacks of different structure")
+    # The parts lack the dimension along which they are stacked.
+    inner = axis if axis <= dim else axis - 1
+    parts = [_stack([frame.tensordicts[i] for frame in frames], inner) for i in range(count)]
+    return LazyStackedTensorDict(*parts, stack_dim=dim + 1 if axis <= dim else dim)

@@ -209,6 +209,8 @@ class FleetCollector(FleetControl):
         ready = [member.ready for member in self._fleet.members if member.ready is not None]
         for index, one in enumerate(ready):
             self._know(index, one)
+        for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
+            warn(doubt)
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._assembly = self._new_assembly(ready)

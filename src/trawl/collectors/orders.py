@@ -82,6 +82,7 @@ class Ready:
         batch_size: batch size of the environment.
         trajectory: the first id of a trajectory that begins later.
         packings: how the weights of models are packed.
+        doubts: what may be wrong with its environment and policy, for the user to be warned of.
     """
 
     layout: Layout | None
@@ -91,6 +92,7 @@ class Ready:
     batch_size: tuple[int, ...]
     trajectory: int
     packings: Mapping[str, Packing] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,8 @@ class Collector(BaseCollector):
             ),
             config.exploration_type,
         )
+        for doubt in self._rollout.frames.doubts:
+            warn(doubt)
         if self._adds_steps and lanes > 1 and not hasattr(config.replay_buffer, "extend"):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of several "
@@ -205,11 +207,10 @@ class Collector(BaseCollector):
         self._copied = moved is not policy
         self.policy = moved
         transform = compiler(config.compile_policy, config.cudagraph_policy, self.policy_device)
-        across = self.policy_device is not None and self.policy_device.type != "cpu"
         self._resolved = Policy(
             resolve(moved, self.env, trusted),
             config.exploration_type,
-            self.policy_device if across else None,
+            self.policy_device,
             transform,
         )
 

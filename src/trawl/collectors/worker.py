@@ -151,6 +151,7 @@ class CollectorService(Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=frames.episodes.next_id,
                 packings=self._packings(),
+                doubts=tuple(frames.doubts),
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,7 @@ class ArrayFrames(Frames):
         self.env = env
         self.policy = policy
         self.options = options
+        self.doubts: Sequence[str] = ()
         self.batch = tuple(env.batch_size)
         self.lanes = math.prod(self.batch)
         restarts = options.restarts

@@ -67,7 +67,7 @@ class PolicyBinder:
         if random or self._draws_from_spec():
             self._fill_random(block, start, stop)
             return None
-        plan = self.policy.plan(self._readable, self.batch)
+        plan = self.policy.plan(self._readable, self.batch, self.env.device)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         call = plan.call

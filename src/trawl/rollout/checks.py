@@ -52,6 +52,35 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
             )
 
 
+def doubts_of_actions(env: Any, found: dict[Key, Any]) -> list[str]:
+    """Returns what is doubtful about actions for an environment that isn't Trawl's own.
+
+    Such an environment decides itself what it makes of an action, and a policy may leave it to
+    others to write one.
+    """
+    doubts = []
+    for name in env.action_keys:
+        value, spec = found.get(as_key(name)), env.full_action_spec[name]
+        if not isinstance(value, Tensor) or value.shape == spec.shape:
+            continue
+        text = (
+            f"policy wrote {show_key(as_key(name))} with shape {tuple(value.shape)}, but the "
+            f"environment's action spec says {tuple(spec.shape)}"
+        )
+        lead = tuple(spec.shape[:-1])
+        index = not value.dtype.is_floating_point and tuple(value.shape) in (lead, (*lead, 1))
+        if index and type(spec).__name__ == "OneHot":
+            text += (
+                ": an index for a one-hot spec. TorchRL decodes one-hot actions by an argmax, "
+                "which makes action 0 of any index. Encode it (torch.nn.functional.one_hot), or "
+                "make the environment with categorical_action_encoding=True"
+            )
+        else:
+            text += ". What becomes of it is up to the environment"
+        doubts.append(text)
+    return doubts
+
+
 def _hint(spec: Any) -> str:
     if isinstance(spec, (OneHot, MultiOneHot)):
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,11 +48,18 @@ class Frames(Protocol):
 
     A batch is begun, bound stretch by stretch to two functions of the row within the stretch
     (the policy's and the environment's part of a step), and finished.
+
+    Attributes:
+        env: the environment; it may be replaced by another after a failure.
+        lanes: number of environments.
+        episodes: where each of them is in its episode.
+        doubts: what may be wrong with environment and policy, for the user to be warned of.
     """
 
     env: Any
     lanes: int
     episodes: Episodes
+    doubts: Sequence[str]
 
     @property
     def layout(self) -> Layout | None:

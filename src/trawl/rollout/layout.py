@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.keys import Key, as_key
+from trawl.tensordicts import has_lazy
 
 # Wide enough for every SIMD load, and a cache line.
 _ALIGNMENT = 64
@@ -76,7 +77,7 @@ class Layout:
 
 def layout_of(batch: TensorDictBase) -> Layout | None:
     """The layout of a batch, or None if it has no fixed one."""
-    if isinstance(batch, LazyStackedTensorDict):
+    if has_lazy(batch):
         return None
     leaves: dict[Key, Leaf] = {}
     for key, value in batch.items(True, True, is_leaf=is_leaf_nontensor):

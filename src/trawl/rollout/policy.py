@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.unroll import is_special
+from trawl.tensordicts import changes, is_lazy
 
 # Where modules come from that compute, and keep nothing.
 _STOCK = ("torch.nn.", "tensordict.nn.")
@@ -31,7 +32,8 @@ class Policy:
     Args:
         module: maps a TensorDict to one that has the actions too.
         exploration: how probabilistic modules are to act.
-        device: where the policy's inputs have to be, or None if it takes them as they are.
+        device: where the policy's inputs have to be, and what its TensorDicts say as their device;
+            or None if it takes them as they are.
         transform: wraps the function that the loop calls (``torch.compile``), or None.
 
     Attributes:
@@ -55,6 +57,15 @@ class Policy:
         self._compiled: Plan | None = None
         self._compiled_module: Callable[[Any], Any] | None = None
 
+    def is_elsewhere(self, home: torch.device | None) -> bool:
+        """Tells whether inputs have to be moved to the policy.
+
+        Args:
+            home: the device of the environment's data; None for the CPU.
+        """
+        cpu = torch.device("cpu")
+        return self.device is not None and self.device != (home or cpu)
+
     @property
     def is_random(self) -> bool:
         """Whether actions come from the environment's action spec alone."""
@@ -63,15 +74,15 @@ class Policy:
     @property
     def in_keys(self) -> list[Key]:
         """The keys that the policy says it reads."""
-        return [as_key(key) for key in getattr(self.module, "in_keys", None) or ()]
+        return _keys_of(getattr(self.module, "in_keys", None))
 
     @property
     def reads_is_init(self) -> bool:
         """Whether it wants to know which frames begin an episode."""
-        # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
-        modules = self.module.modules() if isinstance(self.module, nn.Module) else ()
-        unnamed = any(getattr(module, "is_init_key", None) == "is_init" for module in modules)
-        return unnamed or ("is_init",) in self.in_keys
+        # A policy need not name the keys that its modules read.
+        own = self.module
+        modules = own.modules() if isinstance(own, nn.Module) else [own]
+        return any(map(_reads_is_init, modules))
 
     @property
     def keeps_nothing(self) -> bool:
@@ -116,7 +127,8 @@ class Policy:
             root: a TensorDict as an environment gives it after a reset.
 
         Returns:
-            The values that the policy wrote, by key.
+            The values that the policy wrote, by key. What it wrote within a lazy stack is one
+            value, a lazy stack too; if ``root`` is such a stack, its key is empty.
         """
         try:
             found = self._call_on_tensors(root)
@@ -128,7 +140,7 @@ class Policy:
                 f"while calling policy {_name(self.module)} once, to see what it writes, with "
                 f"batch size {list(root.batch_size)} and {_describe(root)}",
             )
-            if any(v.dtype is torch.float64 for v in root.values(True, True) if _is_tensor(v)):
+            if any(_is_tensor(v) and v.dtype is torch.float64 for v in _entries(root).values()):
                 add_note(
                     error,
                     "observations of float64 are given as they are: convert them in the policy "
@@ -144,7 +156,7 @@ class Policy:
         A TensorDictModule imports pandas to see whether it has been given something of its: that
         takes a new process as long as the rest of its first batch.
         """
-        if self.device is not None:
+        if self.is_elsewhere(None):
             return None
         try:
             plan = make_plan(self.module, self.exploration, unrolled=False)
@@ -169,19 +181,21 @@ class Policy:
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
         """What it writes to a TensorDict."""
         given_to = root if self.device is None else root.to(self.device)
-        given = _entries(given_to)
+        given = given_to.copy()
         result = self.module(given_to)
         if not is_tensor_collection(result):
             raise TypeError(
                 f"policy must return a TensorDict, but {_name(self.module)} returned "
                 f"{type(result).__name__}"
             )
-        found = {k: v for k, v in _entries(result).items() if v is not given.get(k)}
+        found = _entries(changes(given, result))
         if self.device is not None:
-            found = {k: v.cpu() if _is_tensor(v) else v for k, v in found.items()}
+            found = {k: v.cpu() if _is_tensor(v) or is_lazy(v) else v for k, v in found.items()}
         return found
 
-    def plan(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+    def plan(
+        self, available: set[Key], batch: tuple[int, ...], home: torch.device | None = None
+    ) -> Plan:
         """How the loop is to call the policy now, with tensors.
 
         It is made anew for each batch, because a user may have hooked or replaced a module.
@@ -189,9 +203,10 @@ class Policy:
         Args:
             available: keys of the tensors that the loop can offer.
             batch: batch size of the environment.
+            home: the device of the environment's data, or None.
         """
         return self.direct(available) or self._transformed(
-            self._through_tensordict(available, batch)
+            self._through_tensordict(available, batch, self.device or home)
         )
 
     def direct(self, available: set[Key]) -> Plan | None:
@@ -219,11 +234,12 @@ class Policy:
             self._compiled = Plan(plan.reads, plan.writes, self.transform(plan.call))
         return self._compiled
 
-    def _through_tensordict(self, available: set[Key], batch: tuple[int, ...]) -> Plan:
+    def _through_tensordict(
+        self, available: set[Key], batch: tuple[int, ...], device: torch.device | None
+    ) -> Plan:
         module, reads, writes = self.module, tuple(sorted(available)), self.writes
         names = [key[0] if len(key) == 1 else key for key in reads]
         single = writes[0] if len(writes) == 1 else None
-        device = self.device
 
         def call(*inputs: Tensor) -> Any:
             values = TensorDict(dict(zip(names, inputs, strict=True)), batch, device=device)
@@ -267,6 +283,17 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
     if _takes_tensordict(policy):
         return policy
     return _wrap(policy, env)
+
+
+def _reads_is_init(module: Any) -> bool:
+    # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
+    named = getattr(module, "is_init_key", None) == "is_init"
+    return named or ("is_init",) in _keys_of(getattr(module, "in_keys", None))
+
+
+def _keys_of(keys: Any) -> list[Key]:
+    """The keys that a module names, which may be a list, a mapping or nothing."""
+    return [as_key(key) for key in keys or ()]
 
 
 def _is_compiled(policy: Any) -> bool:
@@ -334,9 +361,10 @@ def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]
         if isinstance(policy, nn.Module)
         else None
     )
-    inputs = {key: sample.get(key) for key in in_keys}
+    # Indexing unwraps texts, as a TensorDictModule does.
+    inputs = {key: sample[key] for key in in_keys}
     if device is not None:
-        inputs = {key: value.to(device) for key, value in inputs.items()}
+        inputs = {k: v.to(device) if _is_tensor(v) else v for k, v in inputs.items()}
     with torch.no_grad():
         outputs = policy(**inputs)
     count = len(outputs) if isinstance(outputs, tuple) else 1
@@ -348,15 +376,17 @@ def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]
     return count - len(actions)
 
 
-def _is_leaf(cls: type) -> bool:
-    """Tensors and non-tensor data are leaves; nested TensorDicts are not."""
-    from tensordict import NonTensorData, NonTensorStack
-
-    return issubclass(cls, (NonTensorData, NonTensorStack)) or not issubclass(cls, TensorDictBase)
-
-
-def _entries(values: Any) -> dict[Key, Any]:
-    return {as_key(key): v for key, v in values.items(True, True, is_leaf=_is_leaf)}
+def _entries(values: TensorDictBase) -> dict[Key, Any]:
+    """The entries by key; a lazy stack is one entry, since it may have no leaves in common."""
+    if is_lazy(values):
+        return {(): values}
+    found: dict[Key, Any] = {}
+    for key, value in values.items():
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            found |= {(key, *inner): entry for inner, entry in _entries(value).items()}
+        else:
+            found[(key,)] = value
+    return found
 
 
 def _is_tensor(value: Any) -> bool:
@@ -365,11 +395,14 @@ def _is_tensor(value: Any) -> bool:
 
 def _describe(root: TensorDictBase) -> str:
     """The entries that a policy was given."""
-    parts = [
-        f"{show_key(as_key(key))}: {value.dtype} {tuple(value.shape)}"
-        for key, value in root.items(True, True)
-        if _is_tensor(value)
-    ]
+    if is_lazy(root):
+        return ", and ".join(_describe(part) for part in root.tensordicts)
+    parts = []
+    for key, value in _entries(root).items():
+        if is_lazy(value):
+            parts.append(f"{show_key(key)}: several of ({_describe(value)})")
+        elif _is_tensor(value):
+            parts.append(f"{show_key(key)}: {value.dtype} {tuple(value.shape)}")
     return ", ".join(parts)
 
 

@@ -7,31 +7,26 @@ other things than tensors, the batch is a lazy stack.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import (
-    LazyStackedTensorDict,
-    TensorDict,
-    TensorDictBase,
-    is_leaf_nontensor,
-    is_tensor_collection,
-    pad,
-)
+from tensordict import TensorDict, TensorDictBase, pad
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.errors import add_note
 from trawl.keys import Key, as_key, next_of
 from trawl.rollout.block import Block, put
-from trawl.rollout.checks import check_actions, check_rewards, spends_steps
+from trawl.rollout.checks import check_actions, check_rewards, doubts_of_actions, spends_steps
 from trawl.rollout.frames import ActFn, FrameOptions, Frames, StepFn
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.plan import Plan, unwrap
-from trawl.rollout.policy import Policy
+from trawl.rollout.policy import Policy, missing_action
 from trawl.rollout.record import (
     IS_INIT,
     MASK,
@@ -43,6 +38,7 @@ from trawl.rollout.record import (
 )
 from trawl.rollout.restarts import Watch
 from trawl.rollout.tensordict_restarts import PartWatches, break_off, emptied
+from trawl.tensordicts import has_lazy, is_lazy, stack_frames, tensors_at, whole_key
 
 _COUNT = STEP_COUNT[0]
 
@@ -62,6 +58,7 @@ class TensorDictFrames(Frames):
         self.policy = policy
         self.options = options
         self.why = why
+        self.doubts: Sequence[str] = ()
         self.batch = tuple(env.batch_size)
         self.lanes = math.prod(self.batch)
         # TorchRL's environments count steps and mark starts by transforms of their own.
@@ -111,14 +108,23 @@ class TensorDictFrames(Frames):
         known = {as_key(key) for key in root.keys(True, True)}
         with torch.no_grad():
             found = self.policy.discover(root)
-        self._wrote = TensorDict(found, self.batch).clone()
-        tensors = {key: value for key, value in found.items() if _is_tensor(value)}
-        self._blank = TensorDict(tensors, self.batch, device=self.env.device).clone().zero_()
-        check_actions(self.env, self.policy.module, found)
+        self._wrote = self._as_one(found).clone()
+        tensors = {k: v for k, v in found.items() if _is_tensor(v) or is_lazy(v)}
+        self._blank = self._as_one(tensors, self.env.device).clone().zero_()
+        self._dtypes = {key: value.dtype for key, value in found.items() if _is_tensor(value)}
+        if isinstance(self.env, TensorDictEnv):
+            check_actions(self.env, self.policy.module, found)
+        else:
+            # What such an environment takes is its own business.
+            self.doubts = doubts_of_actions(self.env, found)
+        # An action that comes later, as of a policy that waits for something, is one as well.
+        actions = [whole_key(root, as_key(key)) for key in self.env.action_keys]
+        self._written = list(dict.fromkeys([*found, *actions]))
+        self._unwritten = [key for key in actions if key not in found]
         self._states = [
             key[1:]
             for key, value in found.items()
-            if key[0] == "next" and key[1:] not in known and _is_tensor(value)
+            if key[:1] == ("next",) and key[1:] not in known and _is_tensor(value)
         ]
         known |= set(self._states)
         if isinstance(self.env, TensorDictEnv):
@@ -130,6 +136,13 @@ class TensorDictFrames(Frames):
             self._first.set(key, torch.zeros_like(found[next_of(key)]))
         for key in self._memories:
             self._first.set(key, torch.zeros_like(found[key]))
+
+    def _as_one(
+        self, entries: dict[Key, Any], device: torch.device | None = None
+    ) -> TensorDictBase:
+        """Entries that the policy wrote as a TensorDict."""
+        whole: TensorDictBase | None = entries.get(())
+        return TensorDict(entries, self.batch, device=device) if whole is None else whole
 
     @property
     @override
@@ -169,7 +182,20 @@ class TensorDictFrames(Frames):
 
         if self._whole is not None:
             step = partial(self._step_or_remake, self._whole)
+        if self._unwritten:
+            step = partial(self._step_without_action, step)
         return (self._act_randomly if random else self._act()), step
+
+    def _step_without_action(self, step: StepFn, t: int) -> None:
+        """A step of an environment whose action the policy did not write when it was made."""
+        try:
+            step(t)
+        except KeyError as error:
+            for key in self._unwritten:
+                if self._carrier.get(key, None) is None:
+                    wrote = set(self.policy.writes)
+                    add_note(error, str(missing_action(key, self.policy.module, wrote).args[0]))
+            raise
 
     def _step_or_remake(self, watch: Watch, t: int) -> None:
         """A step of an environment that is built anew as a whole if it fails."""
@@ -214,17 +240,18 @@ class TensorDictFrames(Frames):
         self.env.rand_action(self._carrier)
         for key in self.env.action_keys:
             # A policy may write its actions in another dtype than the environment's.
-            if key in self._blank.keys(True):
-                action = self._carrier.get(key)
-                self._carrier.set(key, action.to(self._blank.get(key).dtype))
+            dtype = self._dtypes.get(as_key(key))
+            if dtype is not None:
+                self._carrier.set(key, self._carrier.get(key).to(dtype))
 
     def _act(self) -> ActFn:
-        device = self.policy.device
-        if device is None or device == self.env.device:
+        if self.policy.is_elsewhere(self.env.device):
+            return self._act_elsewhere()
+        available: set[Key] = set()
+        if not has_lazy(self._carrier):
             available = {as_key(key) for key in self._carrier.keys(True, True)}
-            plan = self.policy.direct(available)
-            return self._act_through_tensordict() if plan is None else self._act_directly(plan)
-        return self._act_elsewhere(device)
+        plan = self.policy.direct(available)
+        return self._act_through_tensordict() if plan is None else self._act_directly(plan)
 
     def _act_directly(self, plan: Plan) -> ActFn:
         call, reads, writes = plan.call, plan.reads, plan.writes
@@ -242,22 +269,36 @@ class TensorDictFrames(Frames):
         return act
 
     def _act_through_tensordict(self) -> ActFn:
-        module = self.policy.function
-        writes = list(self._wrote.keys(True, True, is_leaf=is_leaf_nontensor))
+        module, keep = self.policy.function, self._keep_written
+        device = self.policy.device
+        renamed = device is not None and device != self.env.device
 
         def act(t: int) -> None:
             carrier = self._carrier
-            result = module(carrier)
+            # The policy is told of its device, even if the tensors are there already.
+            given = carrier.to(device) if renamed else carrier
+            result = module(given)
             if result is not carrier:
                 carrier.update(result)
-            for key in writes:
-                carrier.set(key, carrier.get(key).clone())
+            keep()
 
         return act
 
-    def _act_elsewhere(self, device: torch.device) -> ActFn:
+    def _keep_written(self) -> None:
+        """Copies what the policy wrote: it may use the memory of its outputs again."""
+        carrier = self._carrier
+        for key in self._written:
+            if not key:
+                self._carrier = carrier = carrier.clone()
+                continue
+            value: Any = carrier.get(key, None)
+            if value is not None:
+                carrier.set(key, value.clone())
+
+    def _act_elsewhere(self) -> ActFn:
         """The policy is on another device than the environment's data."""
-        module, home = self.policy.function, self.env.device or "cpu"
+        module, device = self.policy.function, self.policy.device
+        home = self.env.device or "cpu"
 
         def act(t: int) -> None:
             self._carrier.update(module(self._carrier.to(device)).to(home))
@@ -312,12 +353,13 @@ class TensorDictFrames(Frames):
         if self._parts is not None:
             self._parts.end()
         axis = len(self.batch)
-        batch = _stack(self._records, axis)
+        batch = stack_frames(self._records, axis)
         self._records = []
         batch.refine_names(*[None] * axis, "time")
         for key in self._reward_keys:
-            reward = batch.get(key).detach().cpu().numpy()
-            check_rewards(np.moveaxis(reward, axis, 0).reshape(filled, -1))
+            for part, rows in tensors_at(batch, key, axis):
+                rewards = part.detach().cpu().numpy()
+                check_rewards(np.moveaxis(rewards, rows, 0).reshape(filled, -1))
         ids = self._number(batch, filled)
         if self.options.track_traj_ids:
             batch.set(TRAJ_IDS, ids if batch.device is None else ids.to(batch.device))
@@ -331,8 +373,12 @@ class TensorDictFrames(Frames):
 
     def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         """The batch with zeros behind, which are of no trajectory."""
-        missing = self.options.steps - filled
-        whole: TensorDictBase = pad(batch, [*[0] * (2 * len(self.batch) + 1), missing])
+        missing, axis = self.options.steps - filled, len(self.batch)
+        if has_lazy(batch):
+            blank = batch[..., :1].clone().zero_()
+            whole: TensorDictBase = torch.cat([batch, *[blank] * missing], axis)
+        else:
+            whole = pad(batch, [*[0] * (2 * axis + 1), missing])
         whole.names = batch.names
         if self.options.track_traj_ids:
             whole.get(TRAJ_IDS)[..., filled:] = NO_TRAJECTORY
@@ -407,8 +453,7 @@ class TensorDictFrames(Frames):
             frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
         if self._spends:
             frame.set(MASK, torch.zeros(self.batch, dtype=torch.bool))
-        frames = [frame] * self.options.steps
-        batch: TensorDictBase = TensorDict.maybe_dense_stack(frames, len(self.batch)).zero_()
+        batch = stack_frames([frame] * self.options.steps, len(self.batch)).zero_()
         batch.refine_names(*[None] * len(self.batch), "time")
         return self._compact(batch)
 
@@ -423,30 +468,3 @@ class TensorDictFrames(Frames):
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
-
-
-def _stack(records: list[TensorDictBase], axis: int) -> TensorDictBase:
-    """The records as one batch: dense if their layouts are the same, else a lazy stack."""
-    first = records[0]
-    if isinstance(first, LazyStackedTensorDict):
-        result: TensorDictBase = TensorDict.maybe_dense_stack(
-            [record.clone() for record in records], axis
-        )
-        return result
-    keys = list(first.keys(True, True, is_leaf=is_leaf_nontensor))
-    columns: dict[Any, list[Any]] = {key: [] for key in keys}
-    for record in records:
-        for key, column in columns.items():
-            column.append(record.get(key, None))
-    try:
-        stacked = {key: torch.stack(column, axis) for key, column in columns.items()}
-    except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
-        # Copies: a lazy stack holds its frames, and what follows them shares their tensors.
-        return TensorDict.maybe_dense_stack([record.clone() for record in records], axis)
-    result = TensorDict(stacked, (*first.batch_size, len(records)), device=first.device)
-    for key in first.keys(True):
-        inner = first.get(key)
-        if is_tensor_collection(inner) and key not in columns:
-            size = inner.batch_size
-            result.get(key).batch_size = (*size[:axis], len(records), *size[axis:])
-    return result
