@@ -18,7 +18,7 @@ from sink_parts import LENGTH, SINKS, frames
 from trawl.data import info, load
 
 KILLS, MORE = 15, 700
-OPTIONS = {"memmap": {}, "minari": {}, "parquet": {"commit_bytes": 20_000}}
+OPTIONS = {"memmap": {}, "minari": {}, "parquet": {"commit_bytes": 5000}}
 # Imported before there are processes, so that these are killed while they write.
 LIBRARIES = (
     "pyarrow.dataset",
@@ -55,8 +55,8 @@ def in_a_process(work):
     assert status == 0, status
 
 
-def writing(kind, directory, seed, total=None):
-    """Goes on with the dataset, up to its end or for ever."""
+def writing(kind, directory, seed, total=None, told=None):
+    """Goes on with the dataset, up to its end or for ever; tells of each batch by a pipe."""
     draw = random.Random(seed)
     with SINKS[kind](directory, resume=True, **OPTIONS[kind]) as sink:
         at = sink.frames
@@ -65,11 +65,31 @@ def writing(kind, directory, seed, total=None):
             count = count if total is None else min(count, total - at)
             sink.write(numbered(at, count))
             at += count
+            if told is not None:
+                os.write(told, b".")
+
+
+def killed(work, draw):
+    """Runs it in a process that is killed at a random moment, some batches after it began."""
+    reading, told = os.pipe()
+    process = forked(lambda: work(told))
+    began = time.monotonic()
+    batches = draw.randint(0, 12)
+    for _ in range(batches):
+        assert os.read(reading, 1), "it ended by itself"
+    time.sleep(draw.random() * (time.monotonic() - began) / max(1, batches))
+    os.kill(process, signal.SIGKILL)
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL
+    os.close(reading)
+    os.close(told)
 
 
 def checking(kind, directory):
     """What was committed is there: each frame once, in order, unharmed."""
-    if not os.path.exists(os.path.join(directory, "dataset.json")) or not info(directory)["frames"]:
+    if (
+        not os.path.exists(os.path.join(directory, "_dataset.json"))
+        or not info(directory)["frames"]
+    ):
         return
     found = load(directory)
     count = len(found)
@@ -100,12 +120,9 @@ def main(kind, directory, seed):
         importlib.import_module(name)
     grown = []
     for turn in range(KILLS):
-        process = forked(lambda turn=turn: writing(kind, directory, turn))
-        time.sleep(draw.uniform(0, 0.4))
-        os.kill(process, signal.SIGKILL)
-        assert os.waitpid(process, 0)[1] == signal.SIGKILL
+        killed(lambda told, turn=turn: writing(kind, directory, turn, told=told), draw)
         in_a_process(lambda: checking(kind, directory))
-        place = os.path.join(directory, "dataset.json")
+        place = os.path.join(directory, "_dataset.json")
         grown.append(info(directory)["frames"] if os.path.exists(place) else 0)
     assert grown == sorted(grown), grown
     assert sum(one < other for one, other in itertools.pairwise([0, *grown])) >= 3, grown
@@ -115,7 +132,7 @@ def main(kind, directory, seed):
     facts = info(directory)
     assert (facts["frames"], facts["complete"]) == (total, True), facts
     print(f"{KILLS} kills; committed after each: {grown}")
-    left = {"dataset.json", "data" if kind == "minari" else "frames"}
+    left = {"_dataset.json", "data" if kind == "minari" else "frames"}
     assert set(os.listdir(directory)) == left, os.listdir(directory)
 
 

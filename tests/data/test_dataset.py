@@ -83,10 +83,10 @@ def test_before_the_first_commit_there_is_nothing_to_load(tmp_path):
         ("{", "is damaged"),
         (json.dumps({"format": "memmap", "version": 99}), "has format 'memmap' of version 99"),
         (json.dumps({"format": "csv", "version": 1}), "has format 'csv'"),
-        ("[]", "has format None"),
+        ("[]", "is damaged: it must be an object"),
     ],
 )
 def test_what_can_not_be_read_is_said(text, words, tmp_path):
-    (tmp_path / "dataset.json").write_text(text)
+    (tmp_path / "_dataset.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         info(tmp_path)

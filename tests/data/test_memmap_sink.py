@@ -130,7 +130,7 @@ def test_each_batch_is_there_as_soon_as_it_is_written(tmp_path):
         assert (load(tmp_path / "d") == frames(0, 1000)).all()
         assert not info(tmp_path / "d")["complete"]
     assert os.listdir(tmp_path) == ["d"]
-    assert sorted(os.listdir(tmp_path / "d")) == ["dataset.json", "frames"]
+    assert sorted(os.listdir(tmp_path / "d")) == ["_dataset.json", "frames"]
     assert info(tmp_path / "d")["complete"]
 
 
@@ -222,10 +222,12 @@ def test_batches_must_be_alike(batch, error, words, tmp_path):
     assert len(load(tmp_path / "d")) == 3
 
 
-def test_what_is_no_tensor_is_refused(tmp_path):
+def test_text_is_refused(tmp_path):
     texts = stack([NonTensorData(text) for text in "abc"])
     with (
-        pytest.raises(TypeError, match="entry 'text' is"),
+        pytest.raises(
+            TypeError, match=r"memmap can't hold text, as entry 'text' is: use .* parquet"
+        ),
         MemmapSink(tmp_path / "d") as sink,
     ):
         sink.write(frames(0, 3).set("text", texts))

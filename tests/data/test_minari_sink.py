@@ -109,7 +109,10 @@ def test_entries_that_minari_does_not_know_are_infos(tmp_path):
         assert loaded[key].dtype == batch[key].dtype
         assert torch.equal(loaded[key], batch[key]), key
     episode = minari.MinariDataset(tmp_path / "d" / "data")[1]
-    assert episode.infos["next.step"].flatten().tolist() == [0, *range(7, 14)]
+    # One row more than there are steps: it repeats the one beside it.
+    assert episode.infos["next.step"].flatten().tolist() == [7, *range(7, 14)]
+    assert episode.infos["number"].flatten().tolist() == [*range(7, 14), 13]
+    assert episode.infos["collector.traj_ids"].flatten().tolist() == [1] * (LENGTH + 1)
     assert episode.infos["log_prob"].shape == (LENGTH + 1, 1)
 
 
@@ -279,7 +282,7 @@ def test_frames_of_another_environment_are_refused(tmp_path):
 
 def test_a_commit_that_came_to_nothing_is_undone(tmp_path):
     write(MinariSink, tmp_path / "d", [frames(0, 14)])
-    record = tmp_path / "d" / "dataset.json"
+    record = tmp_path / "d" / "_dataset.json"
     before = record.read_text()
     with MinariSink(tmp_path / "d", resume=True) as sink:
         sink.write(frames(14, 14))

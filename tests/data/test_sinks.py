@@ -39,7 +39,7 @@ def test_to_resume_what_is_not_there_begins_it(kind, tmp_path):
     assert len(load(tmp_path / "d")) == 7
 
 
-@pytest.mark.parametrize("left", [[], ["reserve"], [".dataset.json", "reserve"]], ids=len)
+@pytest.mark.parametrize("left", [[], [".reserve"], ["._dataset.json", ".reserve"]], ids=len)
 def test_to_resume_what_a_kill_left_of_the_beginning_begins_it(left, kind, tmp_path):
     (tmp_path / "d").mkdir()
     for name in left:
@@ -137,12 +137,12 @@ def test_what_is_no_batch_is_refused(batch, kind, tmp_path):
 
 
 def test_what_is_no_tensor_is_refused(kind, tmp_path):
-    texts = stack([NonTensorData(text) for text in "abc"])
+    objects = stack([NonTensorData(each) for each in ("text", 3, None)])
     with (
-        pytest.raises(TypeError, match="entry 'text' is"),
+        pytest.raises(TypeError, match="entry 'what' is NonTensorStack"),
         kind(tmp_path / "d") as sink,
     ):
-        sink.write(frames(0, 3).set("text", texts))
+        sink.write(frames(0, 3).set("what", objects))
     assert os.listdir(tmp_path) == []
 
 
@@ -178,7 +178,7 @@ def test_info_must_be_json(kind, tmp_path):
 def test_the_record_is_replaced_as_a_whole(tmp_path):
     with MemmapSink(tmp_path / "d") as sink:
         sink.write(frames(0, 7))
-        with open(tmp_path / "d" / "dataset.json") as before:
+        with open(tmp_path / "d" / "_dataset.json") as before:
             sink.write(frames(7, 7))
             assert json.load(before)["frames"] == 7
     assert info(tmp_path / "d")["frames"] == 14

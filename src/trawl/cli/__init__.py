@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trawl.cli.errors import CliError, Stopped, message_of
-from trawl.cli.notes import notes, tell
+from trawl.cli.notes import notes, tell, tell_traceback
 from trawl.lean import import_lean
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def _main(argv: Sequence[str]) -> int:
             return _run(command)
         except (CliError, OSError):
             if command.traceback:
-                traceback.print_exc()
+                tell_traceback()
             raise
 
 

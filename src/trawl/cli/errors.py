@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import reprlib
 
 from trawl.errors import WorkerError
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# Characters of a value that are shown.
+_LONGEST = 500
 # TorchScript tells what went wrong in the last line of its message, not the first.
 _SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
 
@@ -50,6 +53,24 @@ def describe(error: BaseException) -> str:
         line = ": ".join(part for part in parts if part)
     notes = [*map(one_line, getattr(noted, "__notes__", [])), *notes]
     return f"{line} ({'; '.join(notes)})" if notes else line
+
+
+def printable(text: str) -> str:
+    r"""The text, with escapes for all that a terminal would act on.
+
+    Example:
+        >>> print(printable("red: \x1b[31m"))
+        red: \x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: object) -> str:
+    """A value out of a dataset, which may be anything, as a few words."""
+    text = value if isinstance(value, str) else reprlib.repr(value)
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def one_line(text: str) -> str:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trawl.cli.errors import one_line
+from trawl.cli.errors import one_line, printable
 
 _WORKER = re.compile(r"^in worker \d+: ")
 
 
 def tell(message: str) -> None:
     """Prints a line on stderr."""
-    print(f"trawl: {message}", file=sys.stderr, flush=True)
+    print(f"trawl: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def tell_traceback() -> None:
+    """Prints on stderr where the exception that is being handled comes from."""
+    for line in traceback.format_exc().splitlines():
+        print(printable(line), file=sys.stderr)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trawl.cli.arguments import Collect
-from trawl.cli.errors import CliError
+from trawl.cli.errors import CliError, shown
 from trawl.cli.policies import fingerprint
 from trawl.data import info
 
@@ -30,6 +31,7 @@ def begun(args: Collect, directory: Path) -> dict[str, Any]:
         raise CliError(str(error)) from error
     if not facts["frames"]:
         return {"frames": 0}
+    _check(directory, facts)
     made = facts.get("arguments") or {}
     _same(directory, "ENV", facts.get("env"), args.env)
     _same(directory, "--policy", facts.get("policy"), args.policy)
@@ -46,9 +48,36 @@ def begun(args: Collect, directory: Path) -> dict[str, Any]:
     return facts
 
 
+def _check(directory: Path, facts: dict[str, Any]) -> None:
+    """Checks that what is read of the facts is what the command writes: scripts write others."""
+    for name, fits in _FITS.items():
+        value = facts.get(name)
+        if value is not None and not fits(value):
+            raise CliError(
+                f"{directory} has {name} {shown(value)}, which trawl collect did not write: "
+                "collect into another --out, without --resume"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "seed": _is_count,
+    "date": lambda value: isinstance(value, str),
+    "frames_per_batch": lambda value: _is_count(value) and value > 0,
+    "arguments": lambda value: isinstance(value, dict) and _is_count(value.get("frames", 0)),
+    "resumed": lambda value: (
+        isinstance(value, list)
+        and all(isinstance(each, dict) and _is_count(each.get("frames")) for each in value)
+    ),
+}
+
+
 def _same(directory: Path, name: str, before: Any, now: Any) -> None:
     if before != now:
         raise CliError(
-            f"{directory} was collected with {name} {before}, and can't be gone on with as "
+            f"{directory} was collected with {name} {shown(before)}, and can't be gone on with as "
             f"{name} {now}: give the same, or another --out without --resume"
         )

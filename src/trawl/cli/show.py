@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from tensordict import TensorDictBase
 
 from trawl.cli.arguments import Show
-from trawl.cli.errors import CliError, message_of
+from trawl.cli.errors import CliError, message_of, shown
 from trawl.cli.summary import (
     print_episodes,
     print_facts,
     show_bytes,
+    show_environment,
+    show_policy,
     show_resumed,
     show_workers,
     size_of,
 )
-from trawl.data import info, load
-from trawl.keys import as_key, show_key
+from trawl.data import load
+from trawl.data.sinks.entries import Entry
+from trawl.data.sinks.record import Record, read_record
+from trawl.keys import show_key
 from trawl.observe import Episodes, EpisodeStats
 
-# Frames read at a time: datasets may be larger than memory.
-_CHUNK = 1 << 18
+# Read at a time, frames and bytes: datasets may be larger than memory.
+_CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20
+# What episodes are told by, and of what dtypes.
+_NUMBERS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32}
+_EPISODES = {
+    ("collector", "traj_ids"): {torch.int64},
+    ("next", "reward"): _NUMBERS,
+    ("next", "done"): {torch.bool},
+}
 
 
 def show(args: Show) -> int:
@@ -42,8 +55,9 @@ def show(args: Show) -> int:
     """
     directory = Path(args.directory)
     try:
-        facts = info(directory)
-        stats, episodes, first = read_episodes(load(directory, _CHUNK))
+        record = read_record(directory)
+        facts = record.facts()
+        stats, episodes = read_episodes(load(directory, _chunk(record)), record.entries)
     except (FileNotFoundError, ImportError, ValueError) as error:
         # An OSError without a file name has its message in the exception itself.
         raise CliError(str(error)) from error
@@ -51,7 +65,7 @@ def show(args: Show) -> int:
         _plot(args.plot, episodes, facts)
     console = Console(file=sys.stdout)
     print_facts(console, _facts(directory, facts))
-    _print_entries(console, first, facts["frames"])
+    _print_entries(console, record)
     if stats is not None:
         print_episodes(console, stats)
     if args.plot is not None:
@@ -60,62 +74,74 @@ def show(args: Show) -> int:
 
 
 def read_episodes(
-    batches: Iterator[TensorDictBase],
-) -> tuple[EpisodeStats | None, Episodes, TensorDictBase]:
-    """The episodes of a dataset, and the first of its batches.
+    batches: Iterator[TensorDictBase], entries: Sequence[Entry]
+) -> tuple[EpisodeStats | None, Episodes]:
+    """The episodes of a dataset.
 
-    Without trajectory ids there are no episodes, and None for their statistics.
+    Without trajectory ids, or with entries of other kinds, there are no episodes, and None for
+    their statistics.
+
+    Args:
+        batches: the dataset.
+        entries: those of its frames.
     """
-    stats, parts = EpisodeStats(), []
-    keys = [("collector", "traj_ids"), ("next", "reward"), ("next", "done")]
     first = next(batches)
-    present = set(first.keys(True))
-    if not all(key in present for key in keys):
-        return None, Episodes.concatenate([]), first
-    parts = [stats.update(batch.select(*keys)) for batch in chain([first], batches)]
-    return stats, Episodes.concatenate(parts), first
+    dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
+    if not all(dtypes.get(key) in kinds for key, kinds in _EPISODES.items()):
+        return None, Episodes.concatenate([])
+    stats = EpisodeStats()
+    parts = [stats.update(batch.select(*_EPISODES)) for batch in chain([first], batches)]
+    return stats, Episodes.concatenate(parts)
+
+
+def _chunk(record: Record) -> int:
+    """Frames to read at a time."""
+    row = sum(entry.row for entry in record.entries)
+    return max(1, min(_CHUNK, _CHUNK_BYTES // max(1, row)))
 
 
 def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
     """How the dataset was made; a dataset need not say any of it but frames."""
     frames = f"{info['frames']:,}"
     if not info["complete"]:
-        frames += f", not complete: stopped by {info.get('stopped_by') or 'an error'}"
-    shown = {
+        frames += f", not complete: stopped by {shown(info.get('stopped_by') or 'an error')}"
+    versions = info.get("versions")
+    if isinstance(versions, dict):
+        versions = ", ".join(f"{name} {shown(value)}" for name, value in versions.items())
+    facts = {
         "dataset": f"{directory} ({show_bytes(size_of(directory))})",
-        "environment": info.get("env"),
-        "policy": info.get("policy"),
+        "environment": show_environment(info),
+        "policy": show_policy(info),
         "seed": info.get("seed"),
         "resumed": show_resumed(info["resumed"], info["frames"]) if info.get("resumed") else None,
         "workers": show_workers(info["workers"]) if info.get("workers") else None,
         "made": str(info.get("date") or "").replace("T", " ").replace("+00:00", " UTC"),
-        "with": ", ".join(f"{name} {v}" for name, v in info.get("versions", {}).items()),
+        "with": versions,
         "frames": frames,
     }
-    return {name: str(value) for name, value in shown.items() if value not in (None, "")}
+    return {name: shown(value) for name, value in facts.items() if value not in (None, "")}
 
 
-def _print_entries(console: Console, first: TensorDictBase, frames: int) -> None:
+def _print_entries(console: Console, record: Record) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("entry", style="cyan")
     table.add_column("shape")
     table.add_column("dtype")
     table.add_column("size", justify="right")
-    for key in sorted(first.keys(True, True), key=as_key):
-        value = first.get(key)
-        size = frames * value[0].numel() * value.element_size()
-        shape = ", ".join(f"{n:,}" for n in (frames, *value.shape[1:]))
-        dtype = str(value.dtype).removeprefix("torch.")
-        table.add_row(show_key(as_key(key)), f"({shape})", dtype, show_bytes(size))
+    for entry in sorted(record.entries, key=lambda entry: entry.key):
+        shape = f"({', '.join(f'{n:,}' for n in (record.frames, *entry.shape))})"
+        size = "" if entry.dtype is None else show_bytes(record.frames * entry.row)
+        # Not as text: rich would take brackets in a key for markup.
+        table.add_row(Text(show_key(entry.key)), shape, entry.kind, size)
     console.print(table)
 
 
 def _plot(file: str, episodes: Episodes, info: dict[str, Any]) -> None:
     from trawl.observe.plots import plot_returns
 
-    title = str(info.get("env") or "")
+    title = show_environment(info)
     if title and info.get("policy"):
-        title += f", policy {info['policy']}"
+        title += f", policy {show_policy(info)}"
     try:
         plot_returns(episodes, file, title=title)
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from trawl.data.sinks.minari import DATA
-from trawl.data.sinks.record import FRAMES
+from trawl.cli.errors import printable, shown
 from trawl.observe.episodes import EpisodeStats, Moments
 from trawl.observe.progress import plural, short
 
@@ -29,8 +30,8 @@ def print_summary(
     seconds, share = info["seconds"], info["env_time_share"]
     rate = episodes.frames / seconds if seconds else 0.0
     facts = {
-        "environment": info["env"],
-        "policy": info["policy"],
+        "environment": show_environment(info),
+        "policy": show_policy(info),
         "seed": str(info["seed"]),
         "frames": f"{episodes.frames:,} in {seconds:.1f} s: {rate:,.0f} a second",
         "time": f"environment {share:.0%}, policy {1 - share:.0%}",
@@ -44,32 +45,59 @@ def print_summary(
     print_episodes(console, episodes)
 
 
-def show_resumed(resumed: list[dict[str, Any]], frames: int) -> str:
+def show_resumed(resumed: Any, frames: int) -> str:
     """In a line, where collection went on after a break.
 
     Example:
         >>> show_resumed([{"frames": 400}, {"frames": 1200}], 2000)
         'after 400 and 1,200 frames: 2,000 in all'
     """
-    places = " and ".join(f"{each['frames']:,}" for each in resumed)
+    try:
+        places = " and ".join(f"{each['frames']:,}" for each in resumed)
+    except (KeyError, TypeError, ValueError):  # a script, or a stranger, wrote it
+        return shown(resumed)
     return f"after {places} frames: {frames:,} in all"
 
 
-def show_workers(workers: dict[str, Any]) -> str:
+def show_workers(workers: Any) -> str:
     """In a line, how many workers there were, and what each did.
 
     Example:
         >>> show_workers({"count": 2, "sync": False, "restarts": 1, "frames": [400, 600]})
         '2, asynchronous; 400 to 600 frames each; 1 restart'
     """
-    frames = workers["frames"]
-    low, high = min(frames), max(frames)
-    each = plural(high, "frame") if low == high else f"{low:,} to {plural(high, 'frame')}"
-    order = "synchronous" if workers["sync"] else "asynchronous"
-    parts = [f"{workers['count']}, {order}", f"{each} each"]
-    if workers["restarts"]:
-        parts.append(plural(workers["restarts"], "restart"))
+    try:
+        frames = workers["frames"]
+        low, high = min(frames), max(frames)
+        each = plural(high, "frame") if low == high else f"{low:,} to {plural(high, 'frame')}"
+        order = "synchronous" if workers["sync"] else "asynchronous"
+        parts = [f"{workers['count']}, {order}", f"{each} each"]
+        if workers["restarts"]:
+            parts.append(plural(workers["restarts"], "restart"))
+    except (KeyError, TypeError, ValueError):  # a script, or a stranger, wrote it
+        return shown(workers)
     return "; ".join(parts)
+
+
+def show_environment(info: dict[str, Any]) -> str:
+    """The environment, and what it was made with.
+
+    Example:
+        >>> show_environment({"env": "Pendulum-v1", "env_kwargs": {"g": 9.0}})
+        "Pendulum-v1 {'g': 9.0}"
+    """
+    return " ".join(shown(info[name]) for name in ("env", "env_kwargs") if info.get(name))
+
+
+def show_policy(info: dict[str, Any]) -> str:
+    """The policy, and how it acted.
+
+    Example:
+        >>> show_policy({"policy": "policies:actor", "deterministic": True})
+        'policies:actor, deterministic'
+    """
+    named = [shown(info["policy"])] if info.get("policy") else []
+    return ", ".join([*named, "deterministic"] if info.get("deterministic") else named)
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
@@ -77,7 +105,7 @@ def print_facts(console: Console, facts: dict[str, str]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         console.print(f"{name:>{width}}", style="cyan", markup=False, highlight=False, end="  ")
-        console.print(value, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(value), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_episodes(console: Console, episodes: EpisodeStats) -> None:
@@ -100,8 +128,10 @@ def _numbers(moments: Moments) -> list[str]:
 
 def size_of(directory: Path) -> int:
     """Bytes of a dataset's frames."""
-    paths = [path for name in (FRAMES, DATA) for path in (directory / name).rglob("*")]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    # Those beside its folders, as its record, are no frames. Links are not followed.
+    inner = ((place, files) for place, _, files in os.walk(directory) if Path(place) != directory)
+    found = (os.lstat(os.path.join(place, name)) for place, files in inner for name in files)
+    return sum(facts.st_size for facts in found if stat.S_ISREG(facts.st_mode))
 
 
 def show_bytes(size: float) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, overload
 
 from tensordict import TensorDictBase
 
-from trawl.data.sinks.record import LAYOUT, read_record
+from trawl.data.sinks.record import read_record
 
 
 @overload
@@ -31,7 +30,8 @@ def load(
     """The frames of a dataset, whatever its format: as they were collected.
 
     A dataset can be read while it is written, and after its process was killed: what was
-    committed is there.
+    committed is there. It may come from a stranger: reading it runs none of its code, and neither
+    writes nor opens files outside it.
 
     Args:
         directory: the dataset.
@@ -41,12 +41,14 @@ def load(
         A TensorDict of shape ``(frames,)``, or an iterator of TensorDicts ``(batch_size,)``.
         Frames that follow each other in time lie side by side, in pieces;
         ``("collector", "traj_ids")`` says what trajectory each belongs to. The format
-        ``memmap`` is memory-mapped: nothing is read until it is used. Of the others all frames
-        asked for come into memory. Those of ``minari`` come episode by episode.
+        ``memmap`` is memory-mapped, copy-on-write: nothing is read until it is used, and what you
+        change in it changes in memory only. Of the others all frames asked for come into memory.
+        Those of ``minari`` come episode by episode.
 
     Raises:
         FileNotFoundError: if there is no dataset, or nothing was committed to it.
-        ValueError: if it is damaged or of a later version, or ``batch_size`` is not positive.
+        ValueError: if it is damaged or of a later version, or ``batch_size`` is not positive. With
+            ``batch_size`` what is damaged may be found as late as it is read.
         ImportError: if the library that reads the format is missing.
 
     Example:
@@ -66,14 +68,11 @@ def load(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, or None for all, but it is {batch_size}")
     record = read_record(directory)
-    if not record["frames"]:
+    if not record.frames:
         raise FileNotFoundError(f"{directory} has no frames: nothing was committed to it")
-    reader = import_module(f"trawl.data.sinks.{record['format']}")
-    place = Path(directory)
+    reader = import_module(f"trawl.data.sinks.{record.format}")
     found: TensorDictBase | Iterator[TensorDictBase] = (
-        reader.read(place, record)
-        if batch_size is None
-        else reader.batches(place, record, batch_size)
+        reader.read(record) if batch_size is None else reader.batches(record, batch_size)
     )
     return found
 
@@ -90,8 +89,6 @@ def info(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no dataset.
-        ValueError: if it is one of a later version, or its ``dataset.json`` is damaged.
+        ValueError: if it is one of a later version, or its ``_dataset.json`` is damaged.
     """
-    record = read_record(directory)
-    record.pop(LAYOUT, None)
-    return record
+    return read_record(directory).facts()

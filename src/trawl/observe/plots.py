@@ -56,7 +56,8 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw(axes, episodes)
-    axes.set_title(title, loc="left", fontsize=11)
+    # As it is: a dollar sign begins no formula.
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     figure.savefig(os.fspath(file))
 
 

@@ -9,44 +9,49 @@ import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
 from trawl.data.sinks.entries import IDS, Entry, check_alike, entries_of, flat_frames
+from trawl.data.sinks.files import check_plain, create, sync, sync_tree, write_json
 from trawl.data.sinks.record import (
     FRAMES,
     LAYOUT,
     RECORD,
     VERSION,
+    Record,
+    drop_first_record,
     read_record,
-    sync,
-    write_json,
+    to_json,
 )
 
 # What the last steps need on a disk that collection has filled up: two blocks for each entry.
 _RESERVE = 64 * 1024
 _RESERVE_PER_ENTRY = 8 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_BEGUN = {f".{RECORD}", "reserve"}
+# Readers of Parquet folders skip names that begin with a dot.
+_ROOM = ".reserve"
+_BEGUN = {f".{RECORD}", _ROOM}
 
 
 class Sink(ABC):
     """Writes batches, as they come, into a dataset on disk.
 
-    A dataset is a directory. ``dataset.json`` in it says how many frames count, and is replaced at
-    each commit: whenever the process is killed, what was committed can be read, and a sink with
-    ``resume=True`` goes on after it. A subclass writes frames of its format in ``_append``, and
-    calls ``_commit`` when they are there.
+    A dataset is a directory. ``_dataset.json`` in it says how many frames count, and is replaced
+    at each commit: whenever the process is killed, what was committed can be read, and a sink with
+    ``resume=True`` goes on after it. A commit also outlives a power cut: frames are on the disk
+    before ``_dataset.json`` speaks of them. A subclass writes frames of its format in ``_append``,
+    and calls ``_commit`` when the disk has them.
 
     Leaving the ``with`` block closes the sink. After an exception within, the dataset is marked
     as not complete. Without any frame there is no dataset.
 
     Args:
         directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``dataset.json``; may be added to until the end, as
+        info: how it is made, for ``_dataset.json``; may be added to until the end, as
             :attr:`info`.
         resume: whether to go on with a dataset of this format that is there. If there is none,
             it is begun. Trajectory ids go on after those of the dataset, as no trajectory does.
@@ -54,7 +59,7 @@ class Sink(ABC):
     Attributes:
         directory: the dataset.
         frames: number of frames committed: those that can be read whatever happens.
-        info: what goes into ``dataset.json``.
+        info: what goes into ``_dataset.json``.
         closed: whether the sink was closed.
 
     Raises:
@@ -62,7 +67,7 @@ class Sink(ABC):
             that is no dataset.
         BlockingIOError: if another sink writes there.
         OSError: if it can't be written there.
-        ValueError: with ``resume``, if the dataset is of another format.
+        ValueError: with ``resume``, if the dataset is of another format, or damaged.
     """
 
     #: The format's name.
@@ -83,22 +88,27 @@ class Sink(ABC):
         self._first_id = self._next_id = 0
         # Where it is even if the process goes to another folder.
         self._place = self.directory.absolute()
-        self._reserve = self._place / "reserve"
+        self._reserve = self._place / _ROOM
         self._frames_at = self._place / FRAMES
         new = not (resume and self._is_there())
         if new:
             self._make()
         self._lock = _lock(self._place)
-        self.closed = False
+        self.closed, restored = False, new
         try:
             with self._telling():
+                if not new:
+                    self._resume()
+                    restored = True
                 self._keep_room(_RESERVE)
-                if (self._place / RECORD).exists():
-                    self._resume(read_record(self._place))
                 self._write_record(complete=False)
+                if not new:
+                    drop_first_record(self._place)
         except BaseException:
             if new:
                 self._discard()
+            elif restored:
+                self._reserve.unlink(missing_ok=True)
             self._let_go()
             raise
 
@@ -121,8 +131,12 @@ class Sink(ABC):
         """What the format keeps in the record."""
 
     @abstractmethod
-    def _restore(self, layout: dict[str, Any]) -> None:
-        """Goes on after the commit with this layout: what lies there beyond it goes."""
+    def _restore(self, record: Record) -> None:
+        """Goes on after this commit: what lies there beyond it goes.
+
+        Raises:
+            ValueError: if what was committed is not there; nothing is changed then.
+        """
 
     @abstractmethod
     def _finish(self) -> None:
@@ -209,19 +223,19 @@ class Sink(ABC):
             self.frames = before
             raise
 
-    def _write_record(self, *, complete: bool) -> None:
-        facts = {
+    def _write_record(self, *, complete: bool, wait: bool = True) -> None:
+        facts: dict[str, Any] = {
             "format": self.format,
             "version": VERSION,
             "frames": self.frames,
             "complete": complete,
         }
-        layout = {
+        facts[LAYOUT] = {
             "entries": [entry.to_json() for entry in self._entries],
             "next_id": self._next_id,
             **self._layout(),
         }
-        write_json(self._place / RECORD, {**facts, **self.info, **facts, LAYOUT: layout})
+        write_json(self._place / RECORD, to_json(facts, self.info), wait=wait)
 
     # --- the end
 
@@ -230,7 +244,8 @@ class Sink(ABC):
 
         Args:
             complete: whether all was collected that was meant to be.
-            sync: whether to wait until the disk has it all, so that it outlasts a power cut.
+            sync: whether to wait until the disk has also what closing writes. What was committed
+                before outlives a power cut in any case.
 
         Raises:
             OSError: if something can't be written. What was committed can be read, and the
@@ -257,9 +272,9 @@ class Sink(ABC):
     def _seal(self, complete: bool, wait: bool) -> None:
         self._reserve.unlink(missing_ok=True)
         self._finish()
-        self._write_record(complete=complete)
+        self._write_record(complete=complete, wait=wait)
         if wait:
-            sync(self._place)
+            sync_tree(self._place)
 
     def _discard(self) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
@@ -282,7 +297,7 @@ class Sink(ABC):
         if not os.path.lexists(self.directory):
             return False
         try:
-            found = read_record(self.directory)["format"]
+            found = read_record(self.directory).format
         except FileNotFoundError as error:
             # A process that is killed as it begins leaves no more than this.
             if self.directory.is_dir() and set(os.listdir(self.directory)) <= _BEGUN:
@@ -299,6 +314,7 @@ class Sink(ABC):
 
     def _make(self) -> None:
         check_free(self.directory)
+        missing = [path for path in self._place.parents if not path.exists()]
         try:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             self.directory.mkdir()
@@ -308,22 +324,28 @@ class Sink(ABC):
             # A file, where a directory should be.
             reason = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, reason, error.filename) from None
+        # One may write into folders that one may not read.
+        with suppress(PermissionError):
+            sync(path.parent for path in [self._place, *missing])
 
-    def _resume(self, record: dict[str, Any]) -> None:
-        layout = record[LAYOUT]
-        self.frames = record["frames"]
-        self.info = {**_given(record), **self.info}
-        self._entries = [Entry.from_json(facts) for facts in layout["entries"]]
-        self._first_id = self._next_id = layout["next_id"]
-        if not self.frames:
-            # Files without frames may be half made.
-            self._entries = []
+    def _resume(self) -> None:
+        check_plain(self._place)
+        try:
+            record = read_record(self._place)
+        except FileNotFoundError:  # as a process leaves it that is killed while it begins
             return
-        self._restore(layout)
+        self.frames = record.frames
+        self.info = {**record.given, **self.info}
+        self._first_id = self._next_id = record.next_id
+        # Files without frames may be half made.
+        if self.frames:
+            self._entries = record.entries
+            self._restore(record)
 
     def _keep_room(self, size: int) -> None:
-        # Zeros might take no room on a disk that compresses.
-        self._reserve.write_bytes(secrets.token_bytes(size))
+        with open(create(self._reserve), "wb") as file:
+            # Zeros might take no room on a disk that compresses.
+            file.write(secrets.token_bytes(size))
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -350,12 +372,6 @@ def check_free(directory: str | os.PathLike[str]) -> None:
 
 def _taken(directory: str | os.PathLike[str]) -> str:
     return f"{directory} exists already, and nothing is written over"
-
-
-def _given(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the writer was given, of a record."""
-    own = ("format", "version", "frames", "complete", LAYOUT)
-    return {name: value for name, value in record.items() if name not in own}
 
 
 def _lock(place: Path) -> int:

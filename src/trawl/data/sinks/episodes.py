@@ -10,9 +10,8 @@ import torch
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 
-from trawl.data.sinks.entries import Entry, from_numbers, to_numbers
+from trawl.data.sinks.entries import Entry, from_numbers, from_texts, to_numbers, to_texts
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf
 from trawl.keys import Key, nested, next_of, show_key
 
@@ -24,8 +23,9 @@ class EpisodeCodec:
     """Translates between the frames of a trajectory and an episode of Minari.
 
     An episode has an observation more than steps: the last is what came after the last step.
-    What else the frames hold are infos, by the name of their column; they have a row more too,
-    which is zeros: the last of what was there before a step, the first of what came after.
+    What else the frames hold are infos, by the name of their column. They have a row more too,
+    the last of what was there before a step, the first of what came after: it repeats the row
+    beside it, so that what is the same for a whole episode (its id) is so there.
 
     Args:
         entries: of the frames.
@@ -109,7 +109,10 @@ class EpisodeCodec:
         }
 
     def _array(self, rows: TensorDictBase, key: Key, leaf: SpaceLeaf) -> NDArray[Any]:
-        array = to_numbers(rows.get(key)).reshape(len(rows), *leaf.spec.shape)
+        values = _values(rows, self.entries[key])
+        if isinstance(leaf.space, spaces.Text):
+            return values
+        array = values.reshape(len(rows), *leaf.spec.shape)
         if not np.can_cast(array.dtype, leaf.dtype, "safe"):
             raise ValueError(
                 f"entry {show_key(key)} is {self.entries[key].dtype}, but its space says "
@@ -132,48 +135,61 @@ class EpisodeCodec:
         return done, terminated, truncated
 
     def _info(self, entry: Entry, rows: TensorDictBase) -> NDArray[Any]:
-        numbers = to_numbers(rows.get(entry.key))
-        none = np.zeros_like(numbers[:1])
-        parts = [none, numbers] if entry.key[0] == "next" else [numbers, none]
-        return np.concatenate(parts)
+        values = _values(rows, entry)
+        after = entry.key[0] == "next"
+        return np.concatenate([values[:1], values] if after else [values, values[-1:]])
 
     # --- from Minari
 
     def decode(self, episode: Any) -> TensorDictBase:
         """The frames of an ``EpisodeData``, ``(steps,)``."""
         steps = len(episode.rewards)
-        tensors: dict[Key, Tensor] = {}
+        tensors: dict[Key, Any] = {}
         encoded = self.observations.encode(episode.observations)
         for leaf, array in zip(self.observations.leaves, encoded, strict=True):
-            tensors[leaf.key] = self._tensor(leaf.key, array[:-1])
-            tensors[next_of(leaf.key)] = self._tensor(next_of(leaf.key), array[1:])
+            tensors[leaf.key] = self._column(leaf.key, array[:-1])
+            tensors[next_of(leaf.key)] = self._column(next_of(leaf.key), array[1:])
         acted = self.actions.encode(episode.actions)
         for leaf, array in zip(self.actions.leaves, acted, strict=True):
-            tensors[leaf.key] = self._tensor(leaf.key, array)
-        tensors[_REWARD] = self._tensor(_REWARD, episode.rewards)
+            tensors[leaf.key] = self._column(leaf.key, array)
+        tensors[_REWARD] = self._column(_REWARD, episode.rewards)
         ended = {"terminated": episode.terminations, "truncated": episode.truncations}
         ended["done"] = ended["terminated"] | ended["truncated"]
         for name in _FLAGS:
             for key, flags in (((name,), np.zeros(steps, bool)), (("next", name), ended[name])):
                 if key in self.entries:
-                    tensors[key] = self._tensor(key, flags)
+                    tensors[key] = self._column(key, flags)
         for entry in self.infos:
             array = episode.infos[entry.column]
-            tensors[entry.key] = self._tensor(
+            tensors[entry.key] = self._column(
                 entry.key, array[1:] if entry.key[0] == "next" else array[:-1]
             )
         for entry in self.empty:
             tensors[entry.key] = torch.empty((steps, *entry.shape), dtype=entry.dtype)
         return TensorDict(nested(tensors), [steps])
 
-    def _tensor(self, key: Key, array: Any) -> Tensor:
-        return from_numbers(self.entries[key], np.asarray(array).reshape(len(array), -1))
+    def _column(self, key: Key, array: Any) -> Any:
+        entry = self.entries[key]
+        if entry.dtype is None:
+            texts = list(array)
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{show_key(key)} lacks texts")
+            return from_texts(texts)
+        return from_numbers(entry, np.asarray(array).reshape(len(array), -1))
+
+
+def _values(rows: TensorDictBase, entry: Entry) -> NDArray[Any]:
+    """The values of an entry: numbers ``(steps, numbers)``, or texts ``(steps,)``."""
+    value = rows.get(entry.key)
+    if entry.dtype is None:
+        return np.array(to_texts(value), dtype=object)
+    return to_numbers(value)
 
 
 def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
     """Whether an entry holds what a leaf of a space does; a lone number may have any shape."""
     shape = tuple(leaf.spec.shape)
-    if entry is None:
+    if entry is None or (entry.dtype is None) != isinstance(leaf.space, spaces.Text):
         return False
     return entry.shape == shape or (entry.size == 1 and int(np.prod(shape)) == 1)
 
@@ -207,6 +223,11 @@ def _dict(tree: Mapping[str, Any]) -> spaces.Dict:
 
 
 def _box(entry: Entry) -> Space[Any]:
+    if entry.dtype is None:
+        raise ValueError(
+            f"entry {show_key(entry.key)} is text, whose space the frames don't tell: give the "
+            "environment that they are of"
+        )
     if entry.dtype == torch.bool:
         return spaces.MultiBinary(entry.shape)
     try:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.data.sinks.base import Sink
 from trawl.data.sinks.entries import Entry
-from trawl.data.sinks.record import FRAMES, LAYOUT
-from trawl.keys import Key, nested
+from trawl.data.sinks.files import damaged, is_inside, open_frames, sync, sync_tree
+from trawl.data.sinks.mapping import map_private
+from trawl.data.sinks.record import FRAMES, Record
+from trawl.keys import Key, nested, show_key
 
 
 class MemmapSink(Sink):
     """Writes a memory-mapped TensorDict: quick to write and to read, of any size and any dtype.
 
     The dataset's ``frames/`` is what ``TensorDict.load_memmap`` reads once the sink was closed.
-    Each batch is committed as it is written.
+    Each batch is committed as it is written, and :meth:`write` waits for the disk: some
+    milliseconds, so that small batches are better written several at a time. Text it can't hold.
 
     Args:
         directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``dataset.json``.
+        info: how it is made, for ``_dataset.json``.
         resume: whether to go on with a dataset that is there.
 
     Raises:
@@ -59,24 +63,35 @@ class MemmapSink(Sink):
         *,
         resume: bool = False,
     ) -> None:
-        self._files: dict[Key, Path] = {}
+        self._files: list[str | None] = []
         self._open: dict[Key, int] = {}
         super().__init__(directory, info, resume=resume)
 
     @override
     def _begin(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.dtype is None:
+                raise TypeError(
+                    f"the format memmap can't hold text, as entry {show_key(entry.key)} is: use "
+                    "the format parquet"
+                )
+        if not any(entry.row for entry in entries):
+            raise ValueError("frames whose entries are all empty leave nothing to write")
         # What an attempt before may have left.
         self._release()
         shutil.rmtree(self._frames_at, ignore_errors=True)
         laid_out = _lay_out(self._frames_at, entries, 1)
-        self._files = {entry.key: Path(laid_out.get(entry.key).filename) for entry in entries}
-        self._open_files(entries)
-
-    def _open_files(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            if entry.row:  # of what is empty there is no file
-                path = self._files[entry.key]
-                self._open[entry.key] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        paths = [Path(laid_out.get(entry.key).filename) for entry in entries]
+        self._files = [
+            path.relative_to(self._frames_at).as_posix() if entry.row else None
+            for path, entry in zip(paths, entries, strict=True)
+        ]
+        for entry, name in zip(entries, self._files, strict=True):
+            if name is not None:  # of what is empty there is no file
+                if not is_inside(name):
+                    raise ValueError(f"entry {show_key(entry.key)} has a name that is no file's")
+                self._open[entry.key] = open_frames(self._frames_at, name, os.O_WRONLY)
+        sync_tree(self._frames_at)
 
     @override
     def _append(self, rows: TensorDictBase) -> None:
@@ -85,6 +100,7 @@ class MemmapSink(Sink):
             # there is written over, or cut off in the end.
             if entry.row:
                 _write(self._open[entry.key], rows.get(entry.key), self.frames * entry.row)
+        sync(self._open.values())
         self._commit(self.frames + len(rows))
 
     @override
@@ -116,47 +132,83 @@ class MemmapSink(Sink):
 
     @override
     def _layout(self) -> dict[str, Any]:
-        paths = [self._files.get(entry.key) for entry in self._entries]
-        files = [path and path.relative_to(self._frames_at).as_posix() for path in paths]
-        return {"files": files}
+        return {"files": self._files}
 
     @override
-    def _restore(self, layout: dict[str, Any]) -> None:
-        pairs = zip(self._entries, layout["files"], strict=True)
-        self._files = {entry.key: self._frames_at / file for entry, file in pairs}
-        self._open_files(self._entries)
+    def _restore(self, record: Record) -> None:
+        self._files = _files(record)
+        for entry, name in zip(record.entries, self._files, strict=True):
+            if name is not None:
+                file = _open_entry(self._place, name, entry, record.frames, os.O_WRONLY)
+                self._open[entry.key] = file
 
 
-def read(directory: Path, record: Mapping[str, Any]) -> TensorDictBase:
+def read(record: Record) -> TensorDictBase:
     """The frames of a dataset, memory-mapped, of shape ``(frames,)``."""
-    layout, frames = record[LAYOUT], record["frames"]
-    entries = [Entry.from_json(facts) for facts in layout["entries"]]
     tensors = {
-        entry.key: _map(directory / FRAMES / file, entry, frames)
-        for entry, file in zip(entries, layout["files"], strict=True)
+        entry.key: _map(record.directory, name, entry, record.frames)
+        for entry, name in zip(record.entries, _files(record), strict=True)
     }
     # The files' own description is of the last time that a sink was closed.
-    result: TensorDictBase = TensorDict(nested(tensors), [frames], device="cpu")
+    result: TensorDictBase = TensorDict(nested(tensors), [record.frames], device="cpu")
     return result.lock_()
 
 
-def batches(directory: Path, record: Mapping[str, Any], size: int) -> Iterator[TensorDictBase]:
+def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
     """The frames of a dataset, so many at a time."""
-    whole = read(directory, record)
+    whole = read(record)
     for start in range(0, len(whole), size):
         yield whole[start : start + size]
 
 
-def _map(path: Path, entry: Entry, frames: int) -> Tensor:
-    if not entry.row:
-        return torch.empty((frames, *entry.shape), dtype=entry.dtype)
-    found, needed = path.stat().st_size, frames * entry.row
+def _files(record: Record) -> list[str | None]:
+    """The file of each entry, in ``frames/``; None for an empty one.
+
+    Raises:
+        ValueError: if the record names others than files that lie there.
+    """
+    names = record.layout.get("files")
+    if not isinstance(names, list) or len(names) != len(record.entries):
+        raise record.damaged(f"files must be one for each entry, but it is {reprlib.repr(names)}")
+    files: list[str | None] = []
+    for entry, name in zip(record.entries, names, strict=True):
+        if entry.dtype is None:
+            raise record.damaged(f"the format memmap can't hold text, as {show_key(entry.key)} is")
+        if not entry.row:
+            files.append(None)
+            continue
+        if not isinstance(name, str) or not is_inside(name):
+            raise record.damaged(f"{reprlib.repr(name)} is no file of its {FRAMES}/")
+        files.append(name)
+    there = [name for name in files if name is not None]
+    if len(set(there)) < len(there):
+        raise record.damaged("two entries have the same file")
+    return files
+
+
+def _open_entry(directory: Path, name: str, entry: Entry, frames: int, flags: int) -> int:
+    """Opens the file of an entry, which must have all frames."""
+    file = open_frames(directory, f"{FRAMES}/{name}", flags)
+    found, needed = os.fstat(file).st_size, frames * entry.row
     if found < needed:
-        # To read beyond the end of a mapped file would kill the process.
-        raise ValueError(f"{path} is damaged: it has {found} bytes, but {needed} were written")
+        os.close(file)
+        # To read beyond the end of a mapped file would kill the process; to write there would
+        # make a hole of zeros.
+        raise damaged(directory / FRAMES / name, f"it has {found} bytes, but {needed} were written")
+    return file
+
+
+def _map(directory: Path, name: str | None, entry: Entry, frames: int) -> Tensor:
     shape = torch.Size((frames, *entry.shape))
-    mapped: Tensor = MemoryMappedTensor.from_filename(str(path), dtype=entry.dtype, shape=shape)
-    return mapped
+    if name is None:
+        return torch.empty(shape, dtype=entry.dtype)
+    file = _open_entry(directory, name, entry, frames, os.O_RDONLY)
+    try:
+        memory = map_private(file, frames * entry.row)
+    finally:
+        os.close(file)
+    assert entry.dtype is not None
+    return torch.frombuffer(memory, dtype=entry.dtype).view(shape)
 
 
 def _lay_out(path: Path, entries: list[Entry], frames: int) -> TensorDictBase:

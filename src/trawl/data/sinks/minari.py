@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,22 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.data.sinks.base import Sink
-from trawl.data.sinks.entries import IDS, Entry
+from trawl.data.sinks.entries import IDS, Entry, bytes_of
 from trawl.data.sinks.episodes import EpisodeCodec, spaces_of
-from trawl.data.sinks.record import LAYOUT, write_json
+from trawl.data.sinks.files import sync, sync_tree, write_json
+from trawl.data.sinks.record import Record
+from trawl.data.sinks.stored_episodes import (
+    DATA,
+    METADATA,
+    TOTALS,
+    StoredEpisodes,
+    batches,
+    import_minari,
+    read,
+)
 
-DATA, METADATA = "data", "metadata.json"
+__all__ = ["MinariSink", "batches", "default_id", "read"]
+
 # Of an episode in Arrow files Minari 0.5 reads the first record batch only: so many rows, of
 # which an episode has one more than steps.
 LONGEST = 32_767
@@ -50,7 +60,7 @@ class MinariSink(Sink):
         directory: where the dataset goes. It must not exist; its parents are made.
         env: the environment's Gymnasium id, its spec or itself: for its spaces, and for Minari to
             make it again. None: spaces without bounds, of the frames' shapes and dtypes.
-        info: how it is made, for ``dataset.json``.
+        info: how it is made, for ``_dataset.json``.
         resume: whether to go on with a dataset that is there.
         dataset_id: what Minari calls it, as ``"pendulum/random-v0"``. Default: its place in
             Minari's folder, or its own name.
@@ -95,7 +105,7 @@ class MinariSink(Sink):
         metadata: Mapping[str, Any] | None = None,
         open_bytes: int = 1 << 30,
     ) -> None:
-        minari = _import_minari()
+        minari = import_minari()
         if open_bytes < 1:
             raise ValueError(f"open_bytes must be positive, but it is {open_bytes!r}")
         told = dict(metadata or {})
@@ -143,18 +153,17 @@ class MinariSink(Sink):
         self._metadata = made.read_raw_metadata(made.data_path)
         self._data.mkdir()
         write_json(self._data / METADATA, self._metadata)
+        sync([self._place])
 
     @override
-    def _restore(self, layout: dict[str, Any]) -> None:
-        from minari.serialization import deserialize_space
-
-        self._metadata = json.loads((self._data / METADATA).read_text(encoding="utf-8"))
+    def _restore(self, record: Record) -> None:
+        stored = StoredEpisodes(record)
+        for number in range(stored.count):
+            stored.check(number)
+        stored.check_steps()
+        self._codec = stored.codec
         # Minari may have been told of one commit more than the record.
-        self._metadata.update(layout["totals"])
-        names = ("observation_space", "action_space")
-        self._codec = EpisodeCodec(
-            self._entries, *(deserialize_space(self._metadata[name]) for name in names)
-        )
+        self._metadata = {**stored.metadata, **stored.totals}
         self._drop_uncommitted()
 
     def _drop_uncommitted(self) -> None:
@@ -167,8 +176,7 @@ class MinariSink(Sink):
 
     @override
     def _layout(self) -> dict[str, Any]:
-        names = ("total_episodes", "total_steps", "dataset_size")
-        return {"totals": {name: self._metadata.get(name, 0) for name in names}}
+        return {"totals": {name: self._metadata.get(name, 0) for name in TOTALS}}
 
     @staticmethod
     def _storage() -> Any:
@@ -210,11 +218,13 @@ class MinariSink(Sink):
         self, pieces: dict[int, list[TensorDictBase]]
     ) -> list[tuple[list[TensorDictBase], bool]]:
         """Takes out the pieces that must not wait any longer."""
-        row = sum(entry.row for entry in self._entries)
-        sizes = {name: row * sum(map(len, parts)) for name, parts in pieces.items()}
+        sizes = {
+            name: sum(bytes_of(part, self._entries) for part in parts)
+            for name, parts in pieces.items()
+        }
         total, cut = sum(sizes.values()), []
         for name in list(pieces):
-            if total <= self._open_bytes and sizes[name] < row * LONGEST:
+            if total <= self._open_bytes and sum(map(len, pieces[name])) < LONGEST:
                 continue
             total -= sizes[name]
             cut.append((pieces.pop(name), True))
@@ -267,6 +277,7 @@ class MinariSink(Sink):
         storage.update_episodes(buffers)
         metadata = storage.read_raw_metadata(staging)
         size = before.get("dataset_size", 0)
+        sync_tree(staging)
         for buffer in buffers:
             # One of this number may be there already: of a commit that came to nothing.
             target = self._data / str(buffer.id)
@@ -274,6 +285,7 @@ class MinariSink(Sink):
             os.rename(staging / str(buffer.id), target)
             size += _megabytes(target)
         metadata["dataset_size"] = round(size, 6)
+        sync([self._data])
         write_json(self._data / METADATA, metadata)
         self._metadata = metadata
         try:
@@ -285,39 +297,6 @@ class MinariSink(Sink):
     @override
     def _finish(self) -> None:
         self._drop_uncommitted()
-
-
-def read(directory: Path, record: Mapping[str, Any]) -> TensorDictBase:
-    """The frames of a dataset, in memory, of shape ``(frames,)``, episode by episode."""
-    parts = list(_episodes(directory, record))
-    result: TensorDictBase = torch.cat(parts)
-    return result
-
-
-def batches(directory: Path, record: Mapping[str, Any], size: int) -> Iterator[TensorDictBase]:
-    """The frames of a dataset, so many at a time."""
-    parts: list[TensorDictBase] = []
-    for rows in _episodes(directory, record):
-        parts.append(rows)
-        if sum(map(len, parts)) >= size:
-            *whole, rest = torch.cat(parts).split(size)
-            if len(rest) == size:
-                whole, rest = [*whole, rest], rest[:0]
-            yield from whole
-            parts = [rest.clone()] if len(rest) else []
-    if parts:
-        yield torch.cat(parts)
-
-
-def _episodes(directory: Path, record: Mapping[str, Any]) -> Iterator[TensorDictBase]:
-    layout = record[LAYOUT]
-    dataset = _import_minari().MinariDataset(directory / DATA)
-    entries = [Entry.from_json(facts) for facts in layout["entries"]]
-    codec = EpisodeCodec(entries, dataset.observation_space, dataset.action_space)
-    # One at a time: Minari reads several into one another if one is long.
-    for number in range(layout["totals"]["total_episodes"]):
-        (episode,) = dataset.iterate_episodes([number])
-        yield codec.decode(episode)
 
 
 def default_id(directory: Path) -> str:
@@ -380,15 +359,3 @@ def _runs(rows: TensorDictBase) -> list[tuple[int, int]]:
 def _megabytes(directory: Path) -> float:
     """As Minari counts it: folders too."""
     return sum(path.stat().st_size for path in [directory, *directory.rglob("*")]) / 1e6
-
-
-def _import_minari() -> Any:
-    try:
-        import minari
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "datasets of Minari need minari and pyarrow: pip install 'trawl-rl[minari]'",
-            name=error.name,
-        ) from error
-    return minari

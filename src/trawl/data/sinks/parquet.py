@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,35 @@ from tensordict import TensorDict, TensorDictBase
 from typing_extensions import override
 
 from trawl.data.sinks.base import Sink
-from trawl.data.sinks.entries import Entry, from_numbers, to_numbers
-from trawl.data.sinks.record import FRAMES, LAYOUT, VERSION
-from trawl.keys import nested, show_key
+from trawl.data.sinks.entries import (
+    Entry,
+    bytes_of,
+    from_numbers,
+    from_texts,
+    is_count,
+    to_numbers,
+    to_texts,
+)
+from trawl.data.sinks.files import create, damaged, open_frames, sync
+from trawl.data.sinks.record import FRAMES, VERSION, Record
+from trawl.keys import Key, nested, show_key
+
+# Readers of Parquet folders skip names that begin with a dot.
+_UNFINISHED = ".unfinished.parquet"
+# Measured: quicker than the defaults, and smaller for floats. The checksums tell of damage.
+_WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": False,
+    "write_page_checksum": True,
+}
 
 
 class ParquetSink(Sink):
     """Writes Parquet files, which pandas, Polars, DuckDB and Hugging Face's datasets read.
 
     A frame is a row. ``("next", "reward")`` is the column ``next.reward``; an entry of a single
-    number is a column of numbers, any other a column of lists of a fixed length. The schema's
+    number is a column of numbers, a text one of strings, any other a column of lists of a fixed
+    length. The schema's
     metadata (``trawl``) tells keys, dtypes and shapes, so that frames are read back as they were.
     It needs ``pip install 'trawl-rl[parquet]'``.
 
@@ -32,7 +53,7 @@ class ParquetSink(Sink):
 
     Args:
         directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``dataset.json``.
+        info: how it is made, for ``_dataset.json``.
         resume: whether to go on with a dataset that is there.
         commit_bytes: bytes of frames after which a file is written.
         commit_seconds: seconds after which a file is written with the next batch.
@@ -75,6 +96,7 @@ class ParquetSink(Sink):
                 raise ValueError(f"{name} must not be negative, but it is {value!r}")
         self._commit_bytes, self._commit_seconds = commit_bytes, commit_seconds
         self._waiting: list[TensorDictBase] = []
+        self._bytes = 0  # of those that wait
         self._files = 0
         self._committed_at = time.monotonic()
         super().__init__(directory, info, resume=resume)
@@ -83,17 +105,18 @@ class ParquetSink(Sink):
     def _begin(self, entries: list[Entry]) -> None:
         _check_columns(entries)
         self._frames_at.mkdir(exist_ok=True)
+        sync([self._place])
 
     @override
     def _append(self, rows: TensorDictBase) -> None:
         # Of its own: the user may change the batch before it is written.
         waiting = [*self._waiting, rows.clone()]
-        size = sum(map(len, waiting)) * sum(entry.row for entry in self._entries)
+        size = self._bytes + bytes_of(rows, self._entries)
         late = time.monotonic() - self._committed_at >= self._commit_seconds
         if late or size >= self._commit_bytes:
             self._write_file(waiting)
         else:
-            self._waiting = waiting
+            self._waiting, self._bytes = waiting, size
 
     @override
     def _flush(self, everything: bool) -> None:
@@ -104,20 +127,23 @@ class ParquetSink(Sink):
         from pyarrow import parquet
 
         rows = torch.cat(list(parts))
-        new = self._place / "unfinished.parquet"
-        with open(new, "wb") as file:
-            # Measured: quicker than the defaults, and smaller for floats.
-            table = to_table(rows, self._entries)
-            parquet.write_table(table, file, compression="zstd", use_dictionary=False)
+        new = self._place / _UNFINISHED
+        table = to_table(rows, self._entries)
+        with open(create(new), "wb") as file:
+            parquet.write_table(table, file, **_WRITING)
+            file.flush()
+            os.fsync(file.fileno())
         # A file of this number may be there already: of a commit that came to nothing.
         os.replace(new, self._frames_at / _name(self._files))
+        sync([self._frames_at])
         self._files += 1
         try:
             self._commit(self.frames + len(rows))
         except BaseException:
             self._files -= 1
             raise
-        self._waiting, self._committed_at = [], time.monotonic()
+        self._waiting, self._bytes = [], 0
+        self._committed_at = time.monotonic()
 
     @override
     def _release(self) -> None:
@@ -137,35 +163,129 @@ class ParquetSink(Sink):
         return {"files": self._files}
 
     @override
-    def _restore(self, layout: dict[str, Any]) -> None:
-        self._files = layout["files"]
+    def _restore(self, record: Record) -> None:
+        for _ in _files(record):
+            pass
+        self._files = _count(record)
         self._drop_uncommitted()
 
     def _drop_uncommitted(self) -> None:
-        (self._place / "unfinished.parquet").unlink(missing_ok=True)
+        (self._place / _UNFINISHED).unlink(missing_ok=True)
         (self._frames_at / _name(self._files)).unlink(missing_ok=True)
 
 
-def read(directory: Path, record: Mapping[str, Any]) -> TensorDictBase:
+def read(record: Record) -> TensorDictBase:
     """The frames of a dataset, in memory, of shape ``(frames,)``."""
-    entries = _entries(record)
-    return from_table(_dataset(directory, record).to_table(), entries)
+    pa = _import_pyarrow()
+    tables = []
+    for path, file in _files(record):
+        with _telling(path):
+            tables.append(file.read())
+    with _telling(record.directory / FRAMES):
+        return from_table(pa.concat_tables(tables), record.entries)
 
 
-def batches(directory: Path, record: Mapping[str, Any], size: int) -> Iterator[TensorDictBase]:
+def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
     """The frames of a dataset, so many at a time."""
     pa = _import_pyarrow()
-    entries = _entries(record)
     parts: list[Any] = []
-    for part in _dataset(directory, record).to_batches(batch_size=size, batch_readahead=2):
-        parts.append(pa.Table.from_batches([part]))
+    for path, part in _parts(record, size):
+        parts.append(part)
         # What is read ends with a file, whatever its size.
         while sum(map(len, parts)) >= size:
-            table = pa.concat_tables(parts)
-            yield from_table(table[:size], entries)
+            with _telling(path):
+                table = pa.concat_tables(parts)
+                rows = from_table(table[:size], record.entries)
+            yield rows
             parts = [table[size:]]
     if sum(map(len, parts)):
-        yield from_table(pa.concat_tables(parts), entries)
+        with _telling(record.directory / FRAMES):
+            rows = from_table(pa.concat_tables(parts), record.entries)
+        yield rows
+
+
+def _parts(record: Record, size: int) -> Iterator[tuple[Path, Any]]:
+    """Tables of at most so many frames, and the file of each."""
+    pa = _import_pyarrow()
+    for path, file in _files(record):
+        parts = file.iter_batches(batch_size=size)
+        while True:
+            with _telling(path):
+                part = next(parts, None)
+                table = None if part is None else pa.Table.from_batches([part])
+            if table is None:
+                break
+            yield path, table
+
+
+def _files(record: Record) -> Iterator[tuple[Path, Any]]:
+    """The files of a dataset, opened one after the other, and their paths.
+
+    Raises:
+        ValueError: if one is missing or damaged, or holds other columns than the record says; at
+            the end, if the frames are not as many.
+    """
+    _import_pyarrow()
+    from pyarrow import parquet
+
+    frames = 0
+    for number in range(_count(record)):
+        name = f"{FRAMES}/{_name(number)}"
+        path = record.directory / name
+        with open(open_frames(record.directory, name), "rb") as opened:
+            with _telling(path):
+                file = parquet.ParquetFile(opened, page_checksum_verification=True)
+                _check_schema(file.schema_arrow, record.entries)
+                frames += file.metadata.num_rows
+            yield path, file
+    if frames != record.frames:
+        raise record.damaged(f"it says {record.frames} frames, but the files hold {frames}")
+
+
+def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
+    """Checks that the columns of a file are those of the entries."""
+    for entry in entries:
+        if not entry.size:
+            continue
+        if schema.names.count(entry.column) != 1:
+            raise ValueError(f"it lacks the column {entry.column!r}")
+        found, count = schema.field(entry.column).type, 1
+        if hasattr(found, "list_size"):
+            found, count = found.value_type, found.list_size
+        if (found, count) != _arrow_type(entry):
+            raise ValueError(f"the column {entry.column!r} holds no {entry.kind} of {entry.shape}")
+
+
+def _arrow_type(entry: Entry) -> tuple[Any, int]:
+    """The type of an entry's numbers in a table, and how many there are in a row."""
+    pa = _import_pyarrow()
+    if entry.dtype is None:
+        return pa.string(), 1
+    sample = to_numbers(torch.zeros(1, dtype=entry.dtype))
+    return pa.from_numpy_dtype(sample.dtype), entry.size * sample.size
+
+
+def _count(record: Record) -> int:
+    count = record.layout.get("files")
+    # None of them is empty.
+    if not is_count(count) or count > record.frames:
+        raise record.damaged(f"files must be a number of files, but it is {reprlib.repr(count)}")
+    return count
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Within it what is wrong with a file is told as such."""
+    pa = _import_pyarrow()
+    try:
+        yield
+    except OSError as error:
+        # pyarrow's own, about the content, have no number.
+        if error.errno is not None:
+            raise
+        raise damaged(path, str(error)) from None
+    except (pa.ArrowException, MemoryError, ValueError) as error:
+        raise damaged(path, str(error)) from None
 
 
 def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
@@ -175,10 +295,7 @@ def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
     for entry in entries:
         if not entry.size:
             continue  # Parquet has no empty lists of a fixed length; the metadata tell of it
-        numbers = to_numbers(rows.get(entry.key))
-        values = pa.array(numbers.reshape(-1))
-        if numbers.shape[1] > 1:
-            values = pa.FixedSizeListArray.from_arrays(values, numbers.shape[1])
+        values = _column(rows.get(entry.key), entry)
         columns.append(values)
         facts = entry.to_json()
         about = {"shape": json.dumps(facts["shape"]), "dtype": facts["dtype"]}
@@ -188,32 +305,41 @@ def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _column(value: Any, entry: Entry) -> Any:
+    pa = _import_pyarrow()
+    if entry.dtype is None:
+        return pa.array(to_texts(value), pa.string())
+    numbers = to_numbers(value)
+    values = pa.array(numbers.reshape(-1))
+    if numbers.shape[1] > 1:
+        values = pa.FixedSizeListArray.from_arrays(values, numbers.shape[1])
+    return values
+
+
 def from_table(table: Any, entries: Sequence[Entry]) -> TensorDictBase:
-    """The inverse of :func:`to_table`."""
-    tensors = {}
+    """The inverse of :func:`to_table`.
+
+    Raises:
+        ValueError: if a value is missing.
+    """
+    found: dict[Key, Any] = {}
     for entry in entries:
         if not entry.size:
-            tensors[entry.key] = torch.empty((len(table), *entry.shape), dtype=entry.dtype)
+            found[entry.key] = torch.empty((len(table), *entry.shape), dtype=entry.dtype)
             continue
         values = table[entry.column].combine_chunks()
-        if hasattr(values, "flatten") and hasattr(values.type, "list_size"):
+        if values.null_count:
+            raise ValueError(f"the column {entry.column!r} lacks values")
+        if entry.dtype is None:
+            found[entry.key] = from_texts(values.to_pylist())
+            continue
+        if hasattr(values.type, "list_size"):
             values = values.flatten()
+            if values.null_count:
+                raise ValueError(f"the column {entry.column!r} lacks values")
         numbers = values.to_numpy(zero_copy_only=False)
-        tensors[entry.key] = from_numbers(entry, numbers.reshape(len(table), -1))
-    return TensorDict(nested(tensors), [len(table)])
-
-
-def _dataset(directory: Path, record: Mapping[str, Any]) -> Any:
-    _import_pyarrow()
-    from pyarrow import dataset
-
-    count = record[LAYOUT]["files"]
-    files = [str(directory / FRAMES / _name(number)) for number in range(count)]
-    return dataset.dataset(files, format="parquet")
-
-
-def _entries(record: Mapping[str, Any]) -> list[Entry]:
-    return [Entry.from_json(facts) for facts in record[LAYOUT]["entries"]]
+        found[entry.key] = from_numbers(entry, numbers.reshape(len(table), -1))
+    return TensorDict(nested(found), [len(table)])
 
 
 def _name(number: int) -> str:

@@ -1,60 +1,119 @@
-"""``dataset.json``: what a dataset is, and how much of what lies there counts.
+"""The record of a dataset, ``_dataset.json``: its format, and how much of what lies there counts.
 
 It is replaced as a whole, so that a reader finds a state or the one after, never half of each.
+Nothing that it says is taken on trust: a dataset may be damaged, or come from a stranger.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RECORD, FRAMES = "dataset.json", "frames"
+from trawl.data.sinks.entries import Entry, entries_from_json, is_count
+from trawl.data.sinks.files import damaged, open_inside, read_json
+
+# Readers of Parquet folders skip names that begin like this.
+RECORD, FRAMES = "_dataset.json", "frames"
+# Its name in datasets of Trawl 0.1, which are read as well.
+_FIRST_RECORD = "dataset.json"
 FORMATS = ("memmap", "minari", "parquet")
 VERSION = 1
 # How the frames lie there: for those who read and write them, and not for users.
 LAYOUT = "layout"
+_OWN = ("format", "version", "frames", "complete", LAYOUT)
+# Ids of a collection are added to it.
+_LARGEST_ID = 2**62
 
 
-def read_record(directory: str | os.PathLike[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Record:
+    """What a dataset says of itself.
+
+    Attributes:
+        directory: the dataset.
+        path: the file that says it.
+        format: name of the format.
+        frames: number of frames that count.
+        complete: whether all was collected that was meant to be.
+        given: what the writer was given.
+        entries: those of each frame.
+        next_id: trajectory ids below it are used.
+        layout: what the format keeps, unchecked.
+    """
+
+    directory: Path
+    path: Path
+    format: str
+    frames: int
+    complete: bool
+    given: dict[str, Any]
+    entries: list[Entry]
+    next_id: int
+    layout: dict[str, Any]
+
+    def damaged(self, what: str) -> ValueError:
+        """The error that says what is wrong with the record."""
+        return damaged(self.path, what)
+
+    def facts(self) -> dict[str, Any]:
+        """What a user may want to know."""
+        own = {"format": self.format, "version": VERSION, "frames": self.frames}
+        return {**own, "complete": self.complete, **self.given}
+
+
+def read_record(directory: str | os.PathLike[str]) -> Record:
     """The record of a dataset.
 
     Raises:
         FileNotFoundError: if there is no dataset.
         ValueError: if the record is damaged, or of a format that this version doesn't know.
     """
-    path = Path(directory) / RECORD
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{directory} is no dataset: it has no {RECORD}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    facts = record if isinstance(record, dict) else {}
-    found, version = facts.get("format"), facts.get("version")
-    if found not in FORMATS or version != VERSION:
-        raise ValueError(
-            f"{path} has format {found!r} of version {version!r}, but this version of Trawl reads "
-            f"{', '.join(FORMATS)} of version {VERSION}"
-        )
-    return facts
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Puts a JSON file into the place of one that may be there, at once."""
-    text = json.dumps(content, indent=2, allow_nan=False)
-    new = path.with_name(f".{path.name}")
-    new.write_text(text + "\n", encoding="utf-8")
-    os.replace(new, path)
-
-
-def sync(directory: Path) -> None:
-    """Waits until the disk has all that is under a directory."""
-    for path in [*directory.rglob("*"), directory, directory.parent]:
-        file = os.open(path, os.O_RDONLY)
+    place = Path(directory)
+    for name in (RECORD, _FIRST_RECORD):
         try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+            file = open_inside(place, name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return _checked(place, place / name, read_json(file, place / name))
+    raise FileNotFoundError(f"{directory} is no dataset: it has no {RECORD}")
+
+
+def drop_first_record(directory: Path) -> None:
+    """Removes what only a dataset of Trawl 0.1 has, once it has a record of today's name."""
+    for name in (_FIRST_RECORD, f".{_FIRST_RECORD}", "reserve", "unfinished.parquet"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def to_json(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the file, from what a sink says and what it was given."""
+    head = {name: record[name] for name in _OWN if name != LAYOUT}
+    return {**head, **given, **record}
+
+
+def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
+    found, version = facts.get("format"), facts.get("version")
+    if found not in FORMATS or type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"{path} has format {reprlib.repr(found)} of version {reprlib.repr(version)}, but this "
+            f"version of Trawl reads {', '.join(FORMATS)} of version {VERSION}"
+        )
+    frames, complete, layout = (facts.get(name) for name in ("frames", "complete", LAYOUT))
+    if not is_count(frames):
+        raise damaged(path, f"frames must be a number of frames, but it is {reprlib.repr(frames)}")
+    if type(complete) is not bool:
+        raise damaged(path, f"complete must be true or false, but it is {reprlib.repr(complete)}")
+    if not isinstance(layout, dict):
+        raise damaged(path, f"{LAYOUT} must be an object, but it is {reprlib.repr(layout)}")
+    next_id = layout.get("next_id")
+    if not is_count(next_id) or next_id > _LARGEST_ID:
+        raise damaged(path, f"next_id must be a number, but it is {reprlib.repr(next_id)}")
+    try:
+        entries = entries_from_json(layout.get("entries"), frames)
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+    given = {name: value for name, value in facts.items() if name not in _OWN}
+    return Record(directory, path, found, frames, complete, given, entries, next_id, layout)

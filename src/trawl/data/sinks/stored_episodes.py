@@ -1,0 +1,177 @@
+"""Episodes of Minari, read back from disk, where they may be damaged or a stranger's."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from trawl.data.sinks.entries import is_count
+from trawl.data.sinks.episodes import EpisodeCodec
+from trawl.data.sinks.files import damaged, open_frames, read_json
+from trawl.data.sinks.record import Record
+
+DATA, METADATA = "data", "metadata.json"
+# What the record knows of the commits that Minari was told of.
+TOTALS = ("total_episodes", "total_steps", "dataset_size")
+_EPISODE = "part-0.arrow"
+_SPACES = ("observation_space", "action_space")
+
+
+class StoredEpisodes:
+    """The episodes of a dataset that were committed.
+
+    Args:
+        record: that of the dataset.
+
+    Attributes:
+        count: how many episodes there are.
+        totals: what the record says that Minari was told.
+        metadata: what Minari was told.
+        codec: makes frames of episodes.
+
+    Raises:
+        ImportError: if Minari is missing.
+        ValueError: if what Minari was told is missing or damaged.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._minari = import_minari()
+        self._record = record
+        self.totals = _totals(record)
+        self.count: int = self.totals["total_episodes"]
+        self._path = record.directory / DATA
+        path = self._path / METADATA
+        self.metadata = read_json(open_frames(record.directory, f"{DATA}/{METADATA}"), path)
+        # Without its spaces Minari would make the environment, by whatever code is named there.
+        if not all(isinstance(self.metadata.get(name), str) for name in _SPACES):
+            raise damaged(path, f"{' and '.join(_SPACES)} must be texts")
+        if self.metadata.get("data_format") != "arrow":
+            found = reprlib.repr(self.metadata.get("data_format"))
+            raise damaged(path, f"data_format must be 'arrow', but it is {found}")
+        with _telling(path):
+            self._dataset = self._minari.MinariDataset(self._path)
+            spaces = self._dataset.observation_space, self._dataset.action_space
+            self.codec = EpisodeCodec(record.entries, *spaces)
+        self._steps = 0
+
+    def frames(self) -> Iterator[TensorDictBase]:
+        """The frames of each episode, ``(steps,)``.
+
+        Raises:
+            ValueError: if an episode is missing or damaged.
+        """
+        # One at a time: Minari reads several into one another if one is long.
+        for number in range(self.count):
+            self.check(number)
+            with _telling(self._path / str(number)):
+                (episode,) = self._dataset.iterate_episodes([number])
+                rows = self.codec.decode(episode)
+            yield rows
+        self.check_steps()
+
+    def check(self, number: int) -> None:
+        """Checks the files of an episode, before Minari reads them.
+
+        Raises:
+            ValueError: if one is missing, is damaged, or does not belong there.
+        """
+        import pyarrow as pa
+
+        folder = f"{DATA}/{number}"
+        path = self._record.directory / folder / _EPISODE
+        os.close(open_frames(self._record.directory, f"{folder}/{_EPISODE}"))
+        for name in os.listdir(path.parent):
+            # Arrow reads every other file of the folder.
+            if name not in (_EPISODE, METADATA) and not name.startswith((".", "_")):
+                raise damaged(path.parent, f"{name!r} does not belong there")
+        with _telling(path), pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            if reader.num_record_batches != 1:
+                raise ValueError(f"it holds {reader.num_record_batches} parts, and not one")
+            batch = reader.get_batch(0)
+            # What lies outside of its memory would be read otherwise.
+            batch.validate(full=True)
+            self._steps += len(batch) - 1
+
+    def check_steps(self) -> None:
+        """Checks that the episodes were as many frames as were committed.
+
+        Raises:
+            ValueError: if they were not.
+        """
+        steps, self._steps = self._steps, 0
+        if steps != self._record.frames:
+            raise self._record.damaged(
+                f"it says {self._record.frames} frames, but the episodes have {steps}"
+            )
+
+
+def read(record: Record) -> TensorDictBase:
+    """The frames of a dataset, in memory, of shape ``(frames,)``, episode by episode."""
+    result: TensorDictBase = torch.cat(list(StoredEpisodes(record).frames()))
+    return result
+
+
+def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
+    """The frames of a dataset, so many at a time."""
+    parts: list[TensorDictBase] = []
+    for rows in StoredEpisodes(record).frames():
+        parts.append(rows)
+        if sum(map(len, parts)) >= size:
+            *whole, rest = torch.cat(parts).split(size)
+            if len(rest) == size:
+                whole, rest = [*whole, rest], rest[:0]
+            yield from whole
+            parts = [rest.clone()] if len(rest) else []
+    if parts:
+        yield torch.cat(parts)
+
+
+def import_minari() -> Any:
+    """Minari.
+
+    Raises:
+        ImportError: if it is missing, or pyarrow is.
+    """
+    try:
+        import minari
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "datasets of Minari need minari and pyarrow: pip install 'trawl-rl[minari]'",
+            name=error.name,
+        ) from error
+    return minari
+
+
+def _totals(record: Record) -> dict[str, Any]:
+    totals = record.layout.get("totals")
+    totals = totals if isinstance(totals, dict) else {}
+    episodes, steps, size = (totals.get(name) for name in TOTALS)
+    # An episode has a frame at least.
+    if not is_count(episodes) or not 0 < episodes <= record.frames or steps != record.frames:
+        raise record.damaged(
+            f"{record.frames} frames can't be {reprlib.repr(episodes)} episodes of "
+            f"{reprlib.repr(steps)} steps in all"
+        )
+    if type(size) not in (int, float):
+        raise record.damaged(f"dataset_size must be a number, but it is {reprlib.repr(size)}")
+    return {name: totals[name] for name in TOTALS}
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Within it whatever Minari, or Arrow, makes of a damaged file is told as such."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise damaged(path, str(error) or type(error).__name__) from error

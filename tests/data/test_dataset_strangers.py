@@ -1,0 +1,456 @@
+"""Datasets that a stranger made: nothing is written or read outside them, and nothing is run."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sink_parts import SINKS, frames, write
+from tensordict import TensorDict
+
+from trawl.cli import main
+from trawl.data import info, load
+
+RECORD = "_dataset.json"
+SECRET = "a secret of the user's"
+
+
+@pytest.fixture(params=SINKS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def dataset(kind, tmp_path):
+    """A dataset, beside something of the user's that it must not touch."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text(SECRET * 100)
+    write(SINKS[kind], tmp_path / "d", [frames(0, 14)], env="X-v0")
+    return tmp_path / "d"
+
+
+def contents(directory):
+    """All that lies there: bytes of files, and targets of links."""
+    found = {}
+    for path in sorted(Path(directory).rglob("*")):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            found[str(path)] = path.read_bytes()
+        else:
+            found[str(path)] = os.readlink(path) if stat.S_ISLNK(mode) else mode
+    return found
+
+
+def change(directory, edit):
+    path = directory / RECORD
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_text(json.dumps(record))
+
+
+def refused(directory, kind, words):
+    """Neither load, by batches or not, nor a sink that goes on, nor the command takes it."""
+    before = contents(directory.parent)
+    for read in (lambda: load(directory), lambda: list(load(directory, 5))):
+        with pytest.raises(ValueError, match=words):
+            read()
+    with pytest.raises(ValueError, match=words):
+        SINKS[kind](directory, resume=True)
+    assert contents(directory.parent) == before
+
+
+def frame_file(directory, kind):
+    """A file that holds frames."""
+    ending = {"memmap": "observation.memmap", "minari": "1/*.arrow", "parquet": "*.parquet"}[kind]
+    return sorted(path for path in directory.rglob(ending))[0]
+
+
+def test_a_link_in_the_place_of_frames_is_not_followed(kind, dataset):
+    path = frame_file(dataset, kind)
+    path.rename(dataset.parent / "mine" / path.name)
+    path.symlink_to(dataset.parent / "mine" / path.name)
+    refused(dataset, kind, "a link leads to it")
+
+
+def test_a_link_in_the_place_of_a_folder_is_not_followed(kind, dataset):
+    path = frame_file(dataset, kind).parent
+    path.rename(dataset.parent / "mine" / path.name)
+    path.symlink_to(dataset.parent / "mine" / path.name)
+    refused(dataset, kind, "a link leads to it")
+
+
+def test_a_link_in_the_place_of_the_record_is_not_followed(kind, dataset):
+    (dataset / RECORD).rename(dataset.parent / "mine" / RECORD)
+    (dataset / RECORD).symlink_to(dataset.parent / "mine" / RECORD)
+    refused(dataset, kind, "a link leads to it")
+    with pytest.raises(ValueError, match="a link leads to it"):
+        info(dataset)
+
+
+@pytest.mark.parametrize("place", ["record", "frames"])
+def test_a_pipe_holds_nobody(place, kind, dataset):
+    path = dataset / RECORD if place == "record" else frame_file(dataset, kind)
+    path.unlink()
+    os.mkfifo(path)
+    refused(dataset, kind, "is no regular file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["._dataset.json", ".reserve", ".unfinished.parquet", "unfinished", "layout", "frames/link",
+     "data/.metadata.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("target", ["file", "folder"])
+def test_a_sink_that_goes_on_writes_through_no_link(target, name, kind, dataset):
+    place = dataset / name
+    if not place.parent.is_dir():
+        pytest.skip("another format has this folder")
+    place.symlink_to(dataset.parent / "mine" / ("file" if target == "file" else "."))
+    before = contents(dataset.parent)
+    with pytest.raises(ValueError, match="a link leads to it"):
+        SINKS[kind](dataset, resume=True)
+    assert contents(dataset.parent) == before
+
+
+def test_the_dataset_itself_may_be_reached_by_a_link(kind, dataset):
+    (dataset.parent / "latest").symlink_to(dataset)
+    assert len(load(dataset.parent / "latest")) == 14
+    with SINKS[kind](dataset.parent / "latest", resume=True) as sink:
+        sink.write(frames(0, 7))
+    assert len(load(dataset)) == 21
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../mine/file", "/etc/passwd", "{mine}", "a/../../../mine/file", "", ".", "..", "a//b",
+     "a\0b", "\ud800", "observation.memmap/", None, 3, ["observation.memmap"], {"a": "b"}],
+)  # fmt: skip
+def test_files_lie_in_the_dataset(name, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text(SECRET * 100)
+    write(SINKS["memmap"], tmp_path / "d", [frames(0, 14)])
+    if name == "{mine}":
+        name = str(tmp_path / "mine" / "file")
+    change(tmp_path / "d", lambda record: record["layout"]["files"].__setitem__(0, name))
+    refused(tmp_path / "d", "memmap", "is no file of its frames/")
+
+
+def test_no_file_is_two_entries(tmp_path):
+    write(SINKS["memmap"], tmp_path / "d", [frames(0, 14)])
+
+    def twice(record):
+        record["layout"]["files"][0] = record["layout"]["files"][1]
+
+    change(tmp_path / "d", twice)
+    refused(tmp_path / "d", "memmap", "two entries have the same file")
+
+
+def test_minari_makes_no_environment(tmp_path):
+    pytest.importorskip("minari")
+    write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
+    path = tmp_path / "d" / "data" / "metadata.json"
+    facts = json.loads(path.read_text())
+    spec = {
+        "id": "X-v0",
+        "entry_point": "os:system",
+        "kwargs": {"command": f"touch {tmp_path}/ran"},
+        "additional_wrappers": [],
+        "vector_entry_point": None,
+        "reward_threshold": None,
+        "nondeterministic": False,
+        "max_episode_steps": None,
+        "order_enforce": True,
+        "disable_env_checker": False,
+    }
+    for name in ("observation_space", "action_space"):
+        changed = {**facts, "env_spec": json.dumps(spec)}
+        del changed[name]
+        path.write_text(json.dumps(changed))
+        refused(tmp_path / "d", "minari", "observation_space and action_space must be texts")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["data_format", "observation_space", "action_space"])
+@pytest.mark.parametrize(
+    "value", ["parquet", "{", '"x"', '{"type": "Box"}', "[" * 100_000, 3, None]
+)
+def test_what_minari_was_told_is_checked(name, value, tmp_path):
+    pytest.importorskip("minari")
+    write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
+    path = tmp_path / "d" / "data" / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    refused(tmp_path / "d", "minari", r"metadata\.json is damaged")
+
+
+def test_files_beside_those_of_an_episode_are_refused(tmp_path):
+    pytest.importorskip("minari")
+    write(SINKS["minari"], tmp_path / "d", [frames(0, 14)])
+    shutil.copy(
+        frame_file(tmp_path / "d", "minari"), tmp_path / "d" / "data" / "1" / "part-1.arrow"
+    )
+    refused(tmp_path / "d", "minari", "'part-1.arrow' does not belong there")
+
+
+# --- the record, changed in any way
+
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([-1, 0, 1, 2, 13, 14, 15, 2**31, 2**53, 2**62, 2**63, 2**64, 10**400]),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(
+        ["\x1b[31mred\x1b]0;title\x07", "\u202e", "\ud800", "object", "float32", "str", "int64",
+         "qint8", "../x", "/etc/passwd", "memmap", "parquet", "minari", "next", "reward", ""]
+    ),
+)  # fmt: skip
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def places(value, path=()):
+    """The paths of all values within a JSON value, itself included."""
+    yield path
+    if isinstance(value, (dict, list)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, each in inner:
+            yield from places(each, (*path, name))
+
+
+def mutated(record, draw):
+    """The record, with some of its values replaced, removed, doubled or exchanged."""
+    for _ in range(draw(st.integers(1, 3))):
+        chosen = draw(st.sampled_from(sorted(places(record), key=repr)))
+        if not chosen:
+            return draw(_VALUES)
+        *way, last = chosen
+        place = record
+        for name in way:
+            place = place[name]
+        how = draw(st.sampled_from(["replace", "remove", "double", "add", "deepen"]))
+        if how == "remove":
+            del place[last]
+        elif how == "double" and isinstance(place, list):
+            place.insert(last, place[last])
+        elif how == "add" and isinstance(place, dict):
+            place[draw(st.text(max_size=8))] = draw(_VALUES)
+        elif how == "deepen":
+            for _ in range(draw(st.sampled_from([1, 3, 100, 900]))):
+                place[last] = [place[last]]
+        else:
+            place[last] = draw(_VALUES)
+    return record
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A dataset of each format, with all that the command writes into records."""
+    place = tmp_path_factory.mktemp("whole")
+    facts = {
+        "env": "X-v0",
+        "policy": "random",
+        "seed": 3,
+        "date": "2026-01-01T00:00:00+00:00",
+        "versions": {"trawl": "0.1"},
+        "resumed": [{"frames": 7, "date": "2026-01-01", "seed": 4}],
+        "workers": {"count": 2, "sync": True, "restarts": 0, "frames": [7, 7]},
+        "stopped_by": None,
+    }
+    for kind, cls in SINKS.items():
+        write(cls, place / kind, [frames(0, 7), frames(7, 7)], **facts)
+    return place
+
+
+@pytest.mark.parametrize("name", SINKS)
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_any_record_gives_a_dataset_or_says_what_is_wrong(name, data, whole, capsys):
+    directory, path = whole / name, whole / name / RECORD
+    original = path.read_text()
+    try:
+        path.write_text(json.dumps(mutated(json.loads(original), data.draw)))
+        check_loading(directory, capsys)
+    finally:
+        path.write_text(original)
+
+
+@pytest.mark.parametrize("name", SINKS)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(content=st.binary(max_size=60), at=st.floats(0, 1), cut=st.booleans())
+@example(content=b"[" * 200_000, at=0.0, cut=True)
+@example(content=b'{"a":' * 200_000, at=0.0, cut=True)
+@example(content=b"1" * 10_000, at=0.0, cut=True)
+@example(content=b"", at=0.0, cut=True)
+def test_any_bytes_give_a_dataset_or_say_what_is_wrong(name, content, at, cut, whole, capsys):
+    directory, path = whole / name, whole / name / RECORD
+    original = path.read_bytes()
+    place = int(at * len(original))
+    rest = b"" if cut else original[place + len(content) :]
+    try:
+        path.write_bytes(original[:place] + content + rest)
+        check_loading(directory, capsys)
+    finally:
+        path.write_bytes(original)
+
+
+def check_loading(directory, capsys):
+    """The frames come, or an error that names the dataset; the command says so in a line."""
+    record, loaded, failure = None, None, None
+    try:
+        record = info(directory)
+        loaded = load(directory)
+    except (ValueError, FileNotFoundError) as error:
+        failure = error
+    if isinstance(failure, FileNotFoundError):
+        assert record["frames"] == 0
+        assert "nothing was committed" in str(failure)
+    elif failure is not None:
+        assert str(directory) in str(failure)
+        assert str(failure).isprintable()
+    else:
+        assert isinstance(loaded, TensorDict)
+        assert len(loaded) == record["frames"]
+        assert sum(map(len, load(directory, 5))) == len(loaded)
+    code = main(["show", str(directory)])
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
+    if loaded is None:
+        assert (code, out) == (2, "")
+        assert err.startswith("trawl: ")
+        assert err.count("\n") == 1
+    else:
+        assert code == 0, err
+
+
+@pytest.mark.parametrize("name", SINKS)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_frames_with_any_bytes_are_loaded_or_refused(name, data, whole):
+    path = frame_file(whole / name, name)
+    original = path.read_bytes()
+    changed = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        changed = changed[: data.draw(st.integers(0, len(changed)))]
+    try:
+        path.write_bytes(changed)
+        with contextlib.suppress(ValueError):
+            assert len(load(whole / name)) == 14
+    finally:
+        path.write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"dtype": "object"}, "an entry has the dtype 'object'"),
+        ({"dtype": "nn"}, "an entry has the dtype 'nn'"),
+        ({"dtype": "qint8"}, "an entry has the dtype 'qint8'"),
+        ({"shape": [2**40, 2**40]}, "no disk holds"),
+        ({"shape": [0, 2**62, 2**62]}, "no disk holds"),
+        ({"shape": [-1]}, r"an entry has the shape \[-1\]"),
+        ({"shape": [1] * 1000}, "an entry has the shape"),
+        ({"shape": [True]}, "an entry has the shape"),
+        ({"key": ["a"] * 1000}, "an entry has the key"),
+        ({"key": "observation"}, "an entry has the key 'observation'"),
+        ({"key": ["next"]}, "lies within another entry"),
+        ({"key": ["number"]}, "two entries have the same key"),
+    ],
+)
+def test_entries_that_there_can_not_be_are_refused(facts, words, kind, dataset):
+    change(dataset, lambda record: record["layout"]["entries"][0].update(facts))
+    refused(dataset, kind, words)
+
+
+def test_a_dataset_can_not_be_larger_than_it_is(kind, dataset):
+    change(dataset, lambda record: record.update(frames=2**40))
+    refused(dataset, kind, "damaged")
+
+
+def test_frames_of_nothing_are_not_endless(tmp_path):
+    write(SINKS["memmap"], tmp_path / "d", [frames(0, 7)])
+
+    def empty(record):
+        record["frames"] = 2**50
+        record["layout"].update(
+            entries=[{"key": ["a"], "dtype": "int8", "shape": [0]}], files=[None]
+        )
+
+    change(tmp_path / "d", empty)
+    refused(tmp_path / "d", "memmap", "no entry that holds any")
+
+
+# --- the command
+
+
+def test_what_a_stranger_wrote_reaches_no_terminal(tmp_path, capsys):
+    evil = "\x1b[31mred\x1b]0;title\x07\u202e\nnext line"
+    facts = dict.fromkeys(("env", "policy", "seed", "date", "stopped_by"), evil)
+    facts |= {
+        "versions": {evil: evil},
+        "workers": evil,
+        "resumed": [evil],
+        "env_kwargs": {"a": evil},
+    }
+    batch = frames(0, 7).set(evil, torch.ones(7))
+    write(SINKS["memmap"], tmp_path / "d", [batch], **facts)
+    assert main(["show", str(tmp_path / "d"), "--plot", str(tmp_path / "p.png")]) == 0
+    out, err = capsys.readouterr()
+    assert not [line for line in out.splitlines() if not line.isprintable()]
+    assert r"\x1b[31mred" in out
+    (tmp_path / "d" / RECORD).write_text(json.dumps({"format": evil}))
+    for more in ([], ["--traceback"]):
+        assert main(["show", str(tmp_path / "d"), *more]) == 2
+        out, err = capsys.readouterr()
+        assert all(line.isprintable() for line in err.splitlines())
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize("title", ["a $ b $ c", r"$\frac{", "\x1b[31m", "\ud800", "x" * 100_000])
+def test_any_environment_has_a_plot(title, tmp_path):
+    write(SINKS["memmap"], tmp_path / "d", [frames(0, 7)], env=title)
+    assert main(["show", str(tmp_path / "d"), "--plot", str(tmp_path / "p.png")]) == 0
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"arguments": 3}, {"arguments": {"frames": "x"}}, {"seed": "x"}, {"seed": -5}, {"resumed": 3},
+     {"resumed": [3]}, {"frames_per_batch": "x"}, {"frames_per_batch": 0}, {"date": 3}],
+    ids=str,
+)  # fmt: skip
+def test_the_command_does_not_go_on_with_what_it_did_not_make(facts, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    collect = ["collect", "CartPole-v1", "--out", "d", "--seed", "3"]
+    assert main([*collect, "--frames", "20"]) == 0
+    change(tmp_path / "d", lambda record: record.update(facts))
+    capsys.readouterr()
+    assert main([*[each for each in collect if each not in ("--seed", "3")], "--resume"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("trawl: d ")
+    assert "trawl collect did not write" in err
+    assert len(load(tmp_path / "d")) == 20
