@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from typing_extensions import override
 
 from trawl.backends.launch import Ended, Launcher, Process
+from trawl.backends.private_file import read_private, write_private
 
 DEFAULT_SLURM_CONF = {
     "timeout_min": 10,
@@ -44,8 +48,18 @@ def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None 
     return found
 
 
+def folder_of(executor: Any) -> Path:
+    """The folder of an executor's jobs, without what is different for each."""
+    from submitit.core.utils import JobPaths
+
+    return Path(JobPaths.get_first_id_independent_folder(executor.folder))
+
+
 class SubmititLauncher(Launcher):
     """Starts jobs by submitit.
+
+    submitit brings a function to its job by a file that others may be able to read. So that file
+    only names another, which nobody else can read; it is deleted by :meth:`close`.
 
     Args:
         parameters: of the jobs; ``"folder"`` is for their logs, ``"cluster"`` is ``"slurm"``,
@@ -59,10 +73,13 @@ class SubmititLauncher(Launcher):
         self._executor = executor(parameters)
         self.local = self._executor.cluster == "local"
         self._jobs: list[Any] = []
+        self._files: list[Path] = []
 
     @override
     def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
-        job = self._executor.submit(run)
+        file = write_private(folder_of(self._executor), cloudpickle.dumps(run))
+        self._files.append(file)
+        job = self._executor.submit(_run_private, file)
         self._jobs.append(job)
         # submitit has no event for it, and looks by itself now and then. What it finds only
         # matters if the job never came to the point where it has a connection.
@@ -76,6 +93,14 @@ class SubmititLauncher(Launcher):
             with contextlib.suppress(Exception):
                 if not job.done():
                     job.cancel(check=False)
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+
+def _run_private(file: Path) -> int:
+    """Runs what is in a file, which only this user has written or read."""
+    run: Callable[[], int] = pickle.loads(read_private(file))
+    return run()
 
 
 def _watch(job: Any, ended: Ended) -> None:

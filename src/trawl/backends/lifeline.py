@@ -11,20 +11,24 @@ nor is a message that takes minutes to be sent.
 from __future__ import annotations
 
 import contextlib
-import os
-import selectors
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from trawl.backends.network import ask_now_and_then, listening
+from trawl.backends.authentication import Session, connect
+from trawl.backends.listener import Listener
+from trawl.backends.network import ask_now_and_then
 
 LEAST_SECONDS = 2.0
-_LONGEST_NAME = 1024
-_END = b"\n"
 
 Lost = Callable[[str | None], None]
+
+
+def _connection(name: str) -> str:
+    """The name that a worker's lifeline has as a connection."""
+    return f"lifeline of {name}"
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,19 @@ class Line:
     port: int
     seconds: float
 
-    def connect(self, name: str) -> Lifeline:
+    def connect(self, name: str, key: bytes) -> Lifeline:
         """Connects a worker to its driver.
 
         Args:
             name: the worker's name there.
+            key: the key that it shares with the driver.
 
         Raises:
             OSError: if that is out of reach.
+            AuthenticationError: if the other end is not the driver.
         """
-        end = socket.create_connection((self.host, self.port), self.seconds)
+        end, _ = connect(self.host, self.port, _connection(name), key, self.seconds)
         _ask(end, self.seconds)
-        end.sendall(name.encode() + _END)
-        end.settimeout(None)
         return Lifeline(end)
 
 
@@ -87,87 +91,61 @@ def _ask(end: socket.socket, seconds: float) -> None:
 
 
 class Lifelines:
-    """The driver's ends of its workers' lifelines, and a thread that waits for what they tell.
+    """The driver's ends of its workers' lifelines.
 
     Args:
-        host: address of this machine at which workers find it.
+        listener: where workers connect them, and whose thread waits for what they tell.
         seconds: for which a worker's machine may be out of reach.
+
+    Attributes:
+        line: where lifelines lead to.
     """
 
-    def __init__(self, host: str, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, listener: Listener, seconds: float) -> None:
+        self._listener = listener
         self._lost: dict[str, Lost] = {}
-        self._listener = listening(host, 0)
-        self._listener.setblocking(False)
-        self.line = Line(host, self._listener.getsockname()[1], seconds)
-        self._read, self._write = os.pipe()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self.line = Line(listener.host, listener.port, seconds)
 
-    def watch(self, name: str, lost: Lost) -> None:
+    def watch(self, name: str, key: bytes, lost: Lost) -> None:
         """Calls ``lost``, from a thread, when the worker of that name is out of reach.
 
         It is called with the reason, or with None if its machine doesn't know of the connection.
         That a worker's process ends is not told.
+
+        Args:
+            name: the worker's name.
+            key: the key that it shares with this process.
+            lost: what is called.
         """
         self._lost[name] = lost
+        self._listener.expect(_connection(name), key, partial(self._admit, name))
 
     def forget(self, name: str) -> None:
         """Ends that."""
         self._lost.pop(name, None)
+        self._listener.forget(_connection(name))
 
-    def close(self) -> None:
-        """Lets go of all workers."""
-        os.write(self._write, b"x")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        os.close(self._write)
+    # --- in the listener's thread
 
-    def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._read, selectors.EVENT_READ)
-            selector.register(self._listener, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj == self._read:
-                        self._end(selector)
-                        return
-                    if key.fileobj is self._listener:
-                        self._admit(selector)
-                    elif isinstance(key.fileobj, socket.socket):
-                        self._hear(selector, key.fileobj, key.data)
+    def _admit(self, name: str, end: socket.socket, session: Session) -> None:
+        end.setblocking(False)
+        _ask(end, self.line.seconds)
+        self._listener.watch(end, partial(self._hear, name, end))
 
-    def _admit(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(OSError):
-            end, _ = self._listener.accept()
-            end.setblocking(False)
-            _ask(end, self._seconds)
-            selector.register(end, selectors.EVENT_READ, bytearray())
-
-    def _hear(self, selector: selectors.BaseSelector, end: socket.socket, name: bytearray) -> None:
-        """Takes in a worker's name, or the end of its line."""
+    def _hear(self, name: str, end: socket.socket) -> bool:
+        """Takes in the end of a worker's line; tells whether there may be more to hear."""
         try:
-            said = end.recv(_LONGEST_NAME)
+            # Nothing is ever sent.
+            end.recv(1)
         except BlockingIOError:
-            return
+            return True
         except ConnectionResetError:
             self._tell(name, None)
         except OSError:
-            self._tell(name, f"was out of reach for {self._seconds:g} s (link_timeout)")
-        else:
-            name += said
-            if said and len(name) <= _LONGEST_NAME:
-                return
-        selector.unregister(end)
-        end.close()
+            self._tell(name, f"was out of reach for {self.line.seconds:g} s (link_timeout)")
+        return False
 
-    def _tell(self, name: bytearray, why: str | None) -> None:
-        lost = self._lost.get(name.removesuffix(_END).decode(errors="replace"))
+    def _tell(self, name: str, why: str | None) -> None:
+        lost = self._lost.get(name)
         if lost is not None:
             lost(why)
-
-    def _end(self, selector: selectors.BaseSelector) -> None:
-        for key in list(selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        os.close(self._read)

@@ -9,29 +9,26 @@ reads from a socket by itself is woken once, on a processor that is free.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import select
 import socket
 import struct
 import threading
-import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from trawl.backends.network import ask_now_and_then, listening
-from trawl.backends.remote_packing import Packed
+from trawl.backends.authentication import Session, connect
+from trawl.backends.listener import Listener
+from trawl.backends.network import ask_now_and_then
+from trawl.backends.remote_packing import Packed, seal, unseal
 
-# What it is, bytes of the pickle, how many buffers there are; then the buffers' sizes.
+# What it is, bytes of the sealed pickle, how many buffers there are; then the buffers' sizes.
 _HEAD = struct.Struct("!BQI")
 # Pieces of memory that the system takes at a time.
 _MOST = 1000
-_KEY = 16
-# Seconds in which who comes is to say that it is who was waited for.
-_GREETING = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,30 +38,31 @@ class Meeting:
     Attributes:
         host: address of the driver.
         port: port there.
-        key: what it says to be let in.
+        name: the worker's name there.
+        key: the key that it shares with the driver.
         timeout: seconds that it may take to get there.
-        link_timeout: seconds for which the driver may be out of reach; None: for ever.
     """
 
     host: str
     port: int
-    key: bytes
+    name: str
+    key: bytes = field(repr=False)
     timeout: float
-    link_timeout: float | None
 
     def connect(self) -> Orders:
         """Connects a worker to its driver.
 
         Raises:
-            OSError: if that is out of reach.
+            OSError: if that is out of reach, or does not wait for this worker.
+            AuthenticationError: if the other end is not the driver.
         """
-        end = socket.create_connection((self.host, self.port), self.timeout)
-        end.sendall(self.key)
-        end.settimeout(None)
-        if self.link_timeout is not None:
-            # The driver need not ask: it hears of the end of one that is out of reach.
-            ask_now_and_then(end, self.link_timeout)
-        return Orders(end)
+        name = _connection(self.name)
+        return Orders(*connect(self.host, self.port, name, self.key, self.timeout))
+
+
+def _connection(name: str) -> str:
+    """The name that a worker's orders have as a connection."""
+    return f"orders for {name}"
 
 
 class Orders:
@@ -72,10 +70,12 @@ class Orders:
 
     Args:
         end: the connection; this object closes it.
+        session: what authenticates its messages.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, session: Session) -> None:
         self._end = end
+        self._session = session
         self._rung, self._bell = os.pipe()
         self._poll = select.poll()
         for fd in (end.fileno(), self._rung):
@@ -87,6 +87,14 @@ class Orders:
         A signal does not do that for sure: it may come just before the thread begins to wait.
         """
         os.write(self._bell, b"!")
+
+    def ask_now_and_then(self, seconds: float | None) -> None:
+        """Ends the connection when the driver was out of reach for so long; None: never.
+
+        The driver need not ask: it hears of the end of a worker that is out of reach.
+        """
+        if seconds is not None:
+            ask_now_and_then(self._end, seconds)
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -102,12 +110,14 @@ class Orders:
 
         Raises:
             EOFError: if the driver is gone or out of reach, or has let go; or after :meth:`ring`.
+            AuthenticationError: if the driver did not send what came.
         """
         if self._rung in [fd for fd, _ in self._poll.poll()]:
             raise EOFError("nothing more is to be read")
         verb, nbytes, count = _HEAD.unpack(self._take(_HEAD.size))
         sizes = struct.unpack(f"!{count}Q", self._take(8 * count))
-        return Packed(verb, bytes(self._take(nbytes)), [self._take(size) for size in sizes])
+        body, buffers = bytes(self._take(nbytes)), [self._take(size) for size in sizes]
+        return unseal(Packed(verb, body, buffers), self._session)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -133,86 +143,94 @@ class OrderLine:
     """The driver's end. Who sends does not wait: what there is no room for, a thread sends.
 
     Args:
-        host: address of this machine at which the worker finds it.
+        listener: where the worker connects.
+        name: the worker's name there.
+        key: the key that it shares with this process.
         timeout: seconds that the worker may take to get there.
-        link_timeout: seconds after which it ends if this machine is out of its reach, or None.
 
     Attributes:
         meeting: where it finds it.
     """
 
-    def __init__(self, host: str, timeout: float, link_timeout: float | None = None) -> None:
-        self._listener = listening(host, 0)
-        port, key = self._listener.getsockname()[1], os.urandom(_KEY)
-        self.meeting = Meeting(host, port, key, timeout, link_timeout)
-        self._lock = threading.Lock()
+    def __init__(self, listener: Listener, name: str, key: bytes, timeout: float) -> None:
+        self.meeting = Meeting(listener.host, listener.port, name, key, timeout)
+        self._listener = listener
+        self._changed = threading.Condition()
         self._end: socket.socket | None = None
+        self._session: Session | None = None
+        # What is sent before there is a connection, and what there was no room for.
+        self._early: list[Packed] = []
         self._waiting: list[memoryview] = []
         self._pushing = self._closed = False
+        listener.expect(_connection(name), key, self._admit)
 
     def meet(self) -> None:
-        """Waits for the worker, and sends what it was told before.
+        """Waits for the worker.
 
         Raises:
-            OSError: if it does not come in time.
+            OSError: if it does not come in time, or if this is closed.
         """
-        deadline = time.monotonic() + self.meeting.timeout
-        with self._listener:
-            while (end := self._admit(deadline)) is None:
-                pass
+        with self._changed:
+            self._changed.wait_for(lambda: self._end or self._closed, self.meeting.timeout)
+            if self._end is None:
+                raise TimeoutError("nobody connected who knows the key of the worker")
+
+    def _admit(self, end: socket.socket, session: Session) -> None:
+        """Takes the worker's connection, and sends what it was told before."""
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._lock:
-            self._end = end
+        with self._changed:
             if self._closed:
                 end.close()
-            else:
-                self._go_on()
-
-    def _admit(self, deadline: float) -> socket.socket | None:
-        """Who comes next; None for a stranger."""
-        self._listener.settimeout(max(0.0, deadline - time.monotonic()))
-        end, _ = self._listener.accept()
-        end.settimeout(max(0.0, min(_GREETING, deadline - time.monotonic())))
-        with contextlib.suppress(OSError):
-            if hmac.compare_digest(end.recv(_KEY, socket.MSG_WAITALL), self.meeting.key):
-                end.settimeout(None)
-                return end
-        end.close()
-        return None
+                return
+            self._end, self._session = end, session
+            early, self._early = self._early, []
+            self._changed.notify_all()
+            # If that fails the line is closed, by which the worker ends. The thread is others' too.
+            with contextlib.suppress(Exception):
+                for packed in early:
+                    self._send(packed)
 
     def send(self, packed: Packed) -> None:
         """Sends a message, after those before; in vain to a worker that is gone."""
-        sizes = [len(view) for view in packed.buffers]
-        head = _HEAD.pack(packed.verb, len(packed.body), len(sizes))
-        head += struct.pack(f"!{len(sizes)}Q", *sizes) + packed.body
-        with self._lock:
-            if not self._closed:
-                self._waiting += map(memoryview, (head, *packed.buffers))
-                self._go_on()
+        with self._changed:
+            if self._closed:
+                return
+            if self._end is None:
+                self._early.append(packed)
+            else:
+                self._send(packed)
 
     def close(self) -> None:
         """Lets go of the worker."""
-        with self._lock:
+        self._listener.forget(_connection(self.meeting.name))
+        with self._changed:
             self._closed = True
+            self._early.clear()
             self._waiting.clear()
-            for end in (self._listener, self._end):
-                # A thread that waits hears of it.
-                if end is not None:
-                    self._hang_up(end)
-            self._listener.close()
-            if self._end is not None and not self._pushing:
-                self._end.close()
+            if self._end is not None:
+                # A thread that sends hears of it.
+                self._hang_up(self._end)
+                if not self._pushing:
+                    self._end.close()
+            self._changed.notify_all()
 
     @staticmethod
     def _hang_up(end: socket.socket) -> None:
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
 
-    def _go_on(self) -> None:
-        """Sends what waits, as far as there is room for it now."""
-        if self._end is None or self._pushing:
-            return
+    def _send(self, packed: Packed) -> None:
+        """Sends a message, as far as there is room for it now."""
+        assert self._end is not None
+        assert self._session is not None
         try:
+            sealed = seal(packed, self._session)
+            sizes = [len(view) for view in sealed.buffers]
+            head = _HEAD.pack(sealed.verb, len(sealed.body), len(sizes))
+            head += struct.pack(f"!{len(sizes)}Q", *sizes) + sealed.body
+            self._waiting += map(memoryview, (head, *sealed.buffers))
+            if self._pushing:
+                return
             self._waiting = _sent(self._end, self._waiting, socket.MSG_DONTWAIT)
             if self._waiting:
                 thread = threading.Thread(target=self._push, args=(self._end,), daemon=True)
@@ -228,7 +246,7 @@ class OrderLine:
     def _push(self, end: socket.socket) -> None:
         """Sends what waits, as there comes to be room for it."""
         while True:
-            with self._lock:
+            with self._changed:
                 parts, self._waiting = self._waiting, []
                 self._pushing = bool(parts)
                 if not parts:

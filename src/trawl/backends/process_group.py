@@ -5,186 +5,34 @@ So a rank that dies can be replaced, and no other is concerned.
 
 from __future__ import annotations
 
-import pickle
-import struct
+import os
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-import torch.distributed
-from torch import Tensor
 from typing_extensions import override
 
+from trawl.backends.authentication import KEY_BYTES, derived_key
 from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Lifelines, Line
-from trawl.backends.network import LOOPBACK, is_loopback, listening, own_address
+from trawl.backends.link import GONE, STATE, Address, Link, hosted_store
+from trawl.backends.listener import Listener
+from trawl.backends.network import LOOPBACK, is_loopback, own_address
 from trawl.backends.order_line import Meeting, OrderLine, Orders
 from trawl.backends.remote import RemoteBackend, RemoteWorker
-from trawl.backends.remote_packing import Packed
+from trawl.backends.remote_packing import MESSAGE, Packed, pack
 from trawl.backends.remote_rank import Rank
 
-# Much of it has no types.
-dist: Any = torch.distributed
-NAMES = ("gloo", "nccl", "mpi", "ucc")
-# A message begins with a tensor of a size that both sides know: this one, or one up to the other in
-# which the message before would have had room, as they are often alike. What is small is in it.
-_FRAME, _LARGEST_FRAME = 2048, 1 << 18
-# What it is, whether buffers are in it too, bytes of all that is, bytes of the pickle, how many
-# buffers there are, and the size that the next message begins with; then the buffers' sizes.
-_HEAD = struct.Struct("!B?QQIQ")
-FOREVER = timedelta(days=3650)
 # Seconds in which what listens to workers is to end with them.
 _LISTENING = 2.0
-# What a rank says of itself in the store before it joins; or what is said of it.
-STATE, _COMING, _GONE = "state", b"coming", b"gone"
-# What it is to do, by a function of the address that it has.
-_TASK = "task"
+# Where a rank finds its orders.
+_ORDERS = "orders"
 
-
-@dataclass(frozen=True)
-class Address:
-    """Where ranks meet: a TCP store, and names in it.
-
-    Attributes:
-        host: its host.
-        port: its port.
-        timeout: seconds that ranks wait for each other.
-        prefix: what names of this meeting begin with.
-    """
-
-    host: str
-    port: int
-    timeout: float
-    prefix: str
-
-    def client(self) -> Any:
-        """A connection to the store."""
-        limit = timedelta(seconds=self.timeout)
-        return dist.TCPStore(self.host, self.port, None, False, limit, False)
-
-    def names(self) -> Any:
-        """The same, for the names of this meeting alone."""
-        return dist.PrefixStore(self.prefix, self.client())
-
-    def link(self, rank: int) -> Link:
-        """A connection to the other rank of two; waits for it."""
-        store = self.names()
-        if rank == 0:
-            # It may be known before, that nobody comes.
-            if store.get(STATE) != _COMING:
-                raise RuntimeError("its process has ended")
-        else:
-            store.set(STATE, _COMING)
-        options = dist.ProcessGroupGloo._Options()
-        own = own_address(self.host, self.port)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
-        options._timeout = timedelta(seconds=self.timeout)
-        options._threads = 1
-        return Link(dist.ProcessGroupGloo(store, rank, 2, options), 1 - rank)
-
-
-Task = Callable[[Address], int]
-
-
-class Link:
-    """A connection between two ranks.
-
-    Args:
-        group: the process group of both.
-        peer: the other one's rank.
-    """
-
-    def __init__(self, group: Any, peer: int) -> None:
-        self._group = group
-        self._peer = peer
-        self._sent = torch.empty(_FRAME, dtype=torch.uint8)
-        self._received = torch.empty(_FRAME, dtype=torch.uint8)
-
-    def send(self, packed: Packed) -> None:
-        """Sends a message; what it refers to may change after that. One thread may at a time.
-
-        Raises:
-            RuntimeError: if the other rank is gone.
-        """
-        sizes = [len(view) for view in packed.buffers]
-        total = _HEAD.size + 8 * len(sizes) + len(packed.body)
-        inside = total + sum(sizes) <= _LARGEST_FRAME
-        total += sum(sizes) if inside else 0
-        following = max(_FRAME, 1 << (total - 1).bit_length()) if inside else _FRAME
-        head = _HEAD.pack(packed.verb, inside, total, len(packed.body), len(sizes), following)
-        parts = [head, struct.pack(f"!{len(sizes)}Q", *sizes), packed.body]
-        whole = over(bytearray().join([*parts, *packed.buffers] if inside else parts))
-        room = len(self._sent)
-        self._sent[:total] = whole[:room]
-        tensors = [self._sent, *([whole[room:]] if total > room else [])]
-        tensors += [] if inside else [over(view) for view in packed.buffers]
-        works = [self._group.send([one], self._peer, 0) for one in tensors]
-        for work in works:
-            work.wait(FOREVER)
-        if following != room:
-            self._sent = torch.empty(following, dtype=torch.uint8)
-
-    def receive(self) -> Packed:
-        """The next message; waits for it.
-
-        Raises:
-            RuntimeError: if the other rank is gone.
-        """
-        self._take(self._received)
-        data, room = self._received.numpy().tobytes(), len(self._received)
-        verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
-        if total > room:
-            rest = torch.empty(total - room, dtype=torch.uint8)
-            self._take(rest)
-            data += rest.numpy().tobytes()
-        if following != room:
-            self._received = torch.empty(following, dtype=torch.uint8)
-        sizes = struct.unpack_from(f"!{count}Q", data, _HEAD.size)
-        begin = _HEAD.size + 8 * count
-        body, begin = data[begin : begin + nbytes], begin + nbytes
-        buffers = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-        for buffer in buffers:
-            if inside:
-                buffer.numpy()[:] = np.frombuffer(data, np.uint8, len(buffer), begin)
-                begin += len(buffer)
-            else:
-                self._take(buffer)
-        return Packed(verb, body, [buffer.numpy() for buffer in buffers])
-
-    def _take(self, tensor: Tensor) -> None:
-        self._group.recv([tensor], self._peer, 0).wait(FOREVER)
-
-
-def over(memory: Any) -> Tensor:
-    """A tensor over memory; over a copy of it, if that can't be written to."""
-    readonly = isinstance(memory, memoryview) and memory.readonly
-    return torch.frombuffer(bytearray(memory) if readonly else memory, dtype=torch.uint8)
-
-
-def check_name(name: str) -> None:
-    """Refuses a kind of process group that isn't there.
-
-    Raises:
-        ValueError: naming those that are.
-    """
-    there = [one for one in NAMES if getattr(dist, f"is_{one}_available", bool)()]
-    if name not in there:
-        raise ValueError(
-            f"backend={name!r}: this PyTorch has no such process group; it has "
-            f"{', '.join(map(repr, there))}"
-        )
-    if name != "gloo":
-        raise ValueError(
-            f"backend={name!r} can't be used: batches and weights are sent in CPU memory, both "
-            "ways at a time, which is what 'gloo' is for"
-        )
+# What a rank is to do, by the address where it meets the driver, and with its orders.
+Task = Callable[[Address, Orders], int]
 
 
 # --- on a rank
@@ -221,37 +69,27 @@ class ProcessGroupRank(Rank):
 
 def run_rank_at(address: Address) -> int:
     """Joins the driver that waits at an address, and works for it; gives the exit status."""
-    task: Task = pickle.loads(address.names().get(_TASK))
-    return task(address)
-
-
-def _join_group(meeting: Meeting, line: Line | None, address: Address) -> int:
-    """What a rank is to do: it is in a process group with the driver."""
-    lifeline = None if line is None else line.connect(address.prefix)
+    # What the store says is not trusted: whoever is there must know the key.
+    host, port = address.names().get(_ORDERS).decode().rsplit(" ", 1)
+    meeting = Meeting(host, int(port), address.prefix, address.key, address.timeout)
     orders = meeting.connect()
+    try:
+        task: Task = orders.next().content()
+    except EOFError:
+        raise RuntimeError(f"the driver at {host}:{port} is gone") from None
+    return task(address, orders)
+
+
+def _join_group(
+    line: Line | None, link_timeout: float | None, address: Address, orders: Orders
+) -> int:
+    """What a rank is to do: it is in a process group with the driver."""
+    orders.ask_now_and_then(link_timeout)
+    lifeline = None if line is None else line.connect(address.prefix, address.key)
     return ProcessGroupRank(address.link(1), orders, lifeline).live()
 
 
 # --- in the driver
-
-
-def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
-    """A TCP store of this process, and its port.
-
-    Args:
-        host: the address that it listens at.
-        port: the port there; 0 for any that is free.
-        timeout: seconds that who asks it for something waits.
-
-    Raises:
-        OSError: if the port is in use.
-    """
-    found = listening(host, port)
-    port = found.getsockname()[1]
-    limit = timedelta(seconds=timeout)
-    descriptor = found.detach()
-    store = dist.TCPStore(host, port, None, True, limit, False, master_listen_fd=descriptor)
-    return store, port
 
 
 class ProcessGroupBackend(RemoteBackend):
@@ -265,6 +103,7 @@ class ProcessGroupBackend(RemoteBackend):
         prefix: what names in the store begin with.
         store: whether the store is made here; otherwise it is there already.
         link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
+        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
     """
 
     def __init__(
@@ -276,8 +115,10 @@ class ProcessGroupBackend(RemoteBackend):
         prefix: str = "trawl",
         store: bool = True,
         link_timeout: float | None = None,
+        secret: bytes | None = None,
     ) -> None:
         super().__init__(launcher)
+        self._secret = os.urandom(KEY_BYTES) if secret is None else secret
         self._prefix = prefix
         self._launches: dict[int, int] = {}
         self._threads: dict[MetWorker, threading.Thread] = {}
@@ -288,11 +129,11 @@ class ProcessGroupBackend(RemoteBackend):
         self._where = host, port or 0, timeout
         if self._store is None:
             self._store = Address(*self._where, prefix).client()
-        self._own_address = own_address(host, self.port)
         self._link_timeout = link_timeout
+        self._listener = Listener(own_address(host, self.port))
         # No link leads from this machine to itself.
-        if link_timeout is not None and not is_loopback(self._own_address):
-            self._lifelines = Lifelines(self._own_address, link_timeout)
+        if link_timeout is not None and not is_loopback(self._listener.host):
+            self._lifelines = Lifelines(self._listener, link_timeout)
 
     @property
     def port(self) -> int:
@@ -301,22 +142,23 @@ class ProcessGroupBackend(RemoteBackend):
 
     @override
     def _new_worker(self, index: int) -> RemoteWorker:
-        address, orders = self._new_address(index), self._new_orders()
-        self._set_task(address, partial(_join_group, orders.meeting, self._line))
-        return _Rank(index, self, orders, address)
+        address = self._new_address(index)
+        task = partial(_join_group, self._line, self._link_timeout)
+        return _Rank(index, self, self._new_orders(address, task), address)
 
     def _new_address(self, index: int) -> Address:
         """Where the next rank for a worker meets this process."""
         launches = self._launches[index] = self._launches.get(index, -1) + 1
-        return Address(*self._where, prefix=f"{self._prefix}/{index + 1}/{launches}")
+        prefix = f"{self._prefix}/{index + 1}/{launches}"
+        return Address(*self._where, prefix, derived_key(self._secret, prefix))
 
-    def _new_orders(self) -> OrderLine:
-        """By what the next rank is to have its orders."""
-        return OrderLine(self._own_address, self._where[2], self._link_timeout)
-
-    def _set_task(self, address: Address, task: Task) -> None:
-        """Says what the rank that comes to an address is to do."""
-        self._store.set(f"{address.prefix}/{_TASK}", pickle.dumps(task))
+    def _new_orders(self, address: Address, task: Task) -> OrderLine:
+        """By what the next rank is to have its orders; the first is its task."""
+        orders = OrderLine(self._listener, address.prefix, address.key, address.timeout)
+        orders.send(pack(MESSAGE, task))
+        place = f"{self._listener.host} {self._listener.port}"
+        self._store.set(f"{address.prefix}/{_ORDERS}", place)
+        return orders
 
     @property
     def _line(self) -> Line | None:
@@ -330,14 +172,13 @@ class ProcessGroupBackend(RemoteBackend):
             # One that is out of reach is listened to until the system gives up its connection.
             if not worker.out_of_reach:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if self._lifelines is not None:
-            self._lifelines.close()
+        self._listener.close()
         self._store = None
 
-    def meet(self, worker: MetWorker, name: str, listen: Callable[[], None]) -> None:
-        """Runs what listens to a worker, which has this name; and holds its lifeline."""
+    def meet(self, worker: MetWorker, address: Address, listen: Callable[[], None]) -> None:
+        """Runs what listens to a worker, which comes to an address; and holds its lifeline."""
         if self._lifelines is not None:
-            self._lifelines.watch(name, worker.lose)
+            self._lifelines.watch(address.prefix, address.key, worker.lose)
         living = {other: thread for other, thread in self._threads.items() if thread.is_alive()}
         self._threads = {**living, worker: threading.Thread(target=listen, daemon=True)}
         self._threads[worker].start()
@@ -347,7 +188,7 @@ class ProcessGroupBackend(RemoteBackend):
         if self._lifelines is not None:
             self._lifelines.forget(name)
         if not linked and self._store is not None:
-            self._store.set(f"{name}/{STATE}", _GONE)
+            self._store.set(f"{name}/{STATE}", GONE)
 
 
 class MetWorker(RemoteWorker):
@@ -373,7 +214,7 @@ class MetWorker(RemoteWorker):
     def begin(self) -> None:
         run = partial(run_rank_at, self._address)
         self._process = self._backend.launcher.start(self.index, run, self.exited)
-        self._group.meet(self, self._address.prefix, self._listen)
+        self._group.meet(self, self._address, self._listen)
 
     @override
     def let_go(self) -> None:
@@ -394,8 +235,8 @@ class _Rank(MetWorker):
     @override
     def _listen(self) -> None:
         try:
-            link = self._address.link(0)
             self.orders.meet()
+            link = self._address.link(0)
         except Exception as error:
             self._missed(error)
             return

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from trawl.backends.authentication import AuthenticationError
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.order_line import Meeting, Orders
@@ -31,6 +32,8 @@ CONCURRENCY = 8
 # Seconds that a thread works while others wait. A service may work without a pause, and calls of
 # the actor's methods should not wait long for it.
 _TURN = 0.001
+# Seconds after which it ends if the driver is out of reach of its line. Ray may still reach it.
+_OUT_OF_REACH = 60.0
 
 
 class Hello(NamedTuple):
@@ -79,8 +82,10 @@ class RayActor:
         sys.setswitchinterval(_TURN)
         sys.path += [entry for entry in path if entry not in sys.path]
         orders: Orders | None = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AuthenticationError):
             orders = None if meeting is None else meeting.connect()
+        if orders is not None:
+            orders.ask_now_and_then(_OUT_OF_REACH)
         self._mail = _Mail(orders)
         node = ray.get_runtime_context().get_node_id()
         self._mail.say(Hello(os.getpid(), node, orders is not None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -15,8 +16,10 @@ from typing import Any
 
 from typing_extensions import override
 
+from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.failure import Failure
+from trawl.backends.listener import Listener
 from trawl.backends.order_line import OrderLine
 from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
 from trawl.backends.ray_cluster import Connection, Place
@@ -31,8 +34,6 @@ _UNDER_WAY = 4
 _SOON = 0.02
 # Seconds in which an actor is to get to its line; otherwise it does without it.
 _LINING = 5.0
-# Seconds after which an actor ends that can't be told anything any more. Ray may still reach it.
-_OUT_OF_REACH = 60.0
 # Seconds in which actors that were killed are to be gone.
 _DYING = 10.0
 
@@ -80,6 +81,8 @@ class RayBackend(Backend):
         self._came: deque[tuple[RayWorker, Any]] = deque()
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
+        self._listener: Listener | None = None
+        self._launches = itertools.count()
         self._owner = os.getpid()
 
     def options(self, index: int) -> dict[str, Any]:
@@ -99,10 +102,7 @@ class RayBackend(Backend):
         own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
-        orders: OrderLine | None = None
-        with contextlib.suppress(OSError):
-            # The address that Ray knows this machine by may be that of another, which passes on.
-            orders = OrderLine(ray.util.get_node_ip_address(), _LINING, _OUT_OF_REACH)
+        orders = self._new_orders()
         meeting = None if orders is None else orders.meeting
         kind = ray.remote(RayActor).options(**{**asked, **own})
         actor = kind.remote(made, refs, list(sys.path), meeting)
@@ -111,6 +111,19 @@ class RayBackend(Backend):
             self._living.add(worker)
         worker.listen()
         return worker
+
+    def _new_orders(self) -> OrderLine | None:
+        """The line by which the next worker is told what is small; None if there can be none."""
+        import ray
+
+        if self._listener is None:
+            # The address that Ray knows this machine by may be that of another, which passes on.
+            with contextlib.suppress(OSError):
+                self._listener = Listener(ray.util.get_node_ip_address())
+        if self._listener is None:
+            return None
+        name = f"worker {next(self._launches)}"
+        return OrderLine(self._listener, name, os.urandom(KEY_BYTES), _LINING)
 
     def hear(self, worker: RayWorker, said: list[Any]) -> None:
         """Takes what a worker said, or what happened to it. Called by any thread."""
@@ -240,11 +253,17 @@ class RayBackend(Backend):
             worker.let_go()
         self._living.clear()
         self._events.clear()
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def __del__(self) -> None:
         if self.__dict__.get("_owner") == os.getpid():
             for worker in self._living:
                 worker.kill()
+            self._close_listener()
 
 
 class RayWorker(Worker):

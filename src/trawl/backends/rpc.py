@@ -21,21 +21,15 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
+from trawl.backends.authentication import AuthenticationError, Session
 from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Line
+from trawl.backends.link import FOREVER, Address, dist, over
 from trawl.backends.network import LOOPBACK, interface_at, own_address
-from trawl.backends.order_line import Meeting, OrderLine, Orders
-from trawl.backends.process_group import (
-    FOREVER,
-    STATE,
-    Address,
-    MetWorker,
-    ProcessGroupBackend,
-    dist,
-    over,
-)
+from trawl.backends.order_line import OrderLine, Orders
+from trawl.backends.process_group import MetWorker, ProcessGroupBackend
 from trawl.backends.remote import RemoteWorker
-from trawl.backends.remote_packing import Packed
+from trawl.backends.remote_packing import Packed, seal, unseal
 from trawl.backends.remote_rank import Rank
 
 DRIVER = "COLLECTOR_DRIVER"
@@ -48,7 +42,7 @@ DEFAULT_TENSORPIPE_OPTIONS = {
 }
 # What an agent says of itself in the store, by TensorPipe's names.
 _OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
-_READY, _END = b"ready", "end"
+_END = "end"
 # Bytes up to which a copy takes less time than to wait until the driver has them.
 _COPIED = 1 << 18
 
@@ -145,6 +139,7 @@ class RpcRank(Rank):
     def __init__(self, address: Address, orders: Orders, lifeline: Lifeline | None) -> None:
         super().__init__(orders, lifeline)
         self._address = address
+        self._session: Session
         self._lock = threading.Lock()
         self._next_number = 0
         self._early: dict[int, Packed] = {}
@@ -156,8 +151,12 @@ class RpcRank(Rank):
         with self._lock:
             self._early[number] = packed
             while self._next_number in self._early:
-                self.receive(self._early.pop(self._next_number))
+                early = self._early.pop(self._next_number)
                 self._next_number += 1
+                try:
+                    self.receive(unseal(early, self._session))
+                except AuthenticationError:
+                    self.lose()
 
     def ask(self) -> Future[Any]:
         """The next message for the driver."""
@@ -167,7 +166,7 @@ class RpcRank(Rank):
 
     @override
     def begin(self) -> None:
-        self._address.names().set(STATE, _READY)
+        self._session = self._address.meet(1)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -186,6 +185,7 @@ class RpcRank(Rank):
     @override
     def transmit(self, packed: Packed) -> None:
         self.secure()
+        packed = seal(packed, self._session)
         question, self._question = self._question, None
         assert question is not None
         tensors = _tensors(packed)
@@ -207,14 +207,16 @@ def _join_rpc(
     number: int,
     name: str,
     options: Mapping[str, Any],
-    meeting: Meeting,
     line: Line | None,
+    link_timeout: float | None,
     address: Address,
+    orders: Orders,
 ) -> int:
     """What a node is to do: it works for the driver, which calls it; gives the exit status."""
     global _rank
-    lifeline = None if line is None else line.connect(address.prefix)
-    _rank = RpcRank(address, meeting.connect(), lifeline)
+    orders.ask_now_and_then(link_timeout)
+    lifeline = None if line is None else line.connect(address.prefix, address.key)
+    _rank = RpcRank(address, orders, lifeline)
     Node(number, name, address, options).agent(address.names())
     status = _rank.live()
     _rank = None
@@ -257,6 +259,7 @@ class RpcBackend(ProcessGroupBackend):
         prefix: what names in the store begin with.
         store: whether the store is made here; otherwise it is there already.
         link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
+        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
         options: arguments of ``TensorPipeRpcBackendOptions``.
     """
 
@@ -269,11 +272,12 @@ class RpcBackend(ProcessGroupBackend):
         prefix: str = "trawl",
         store: bool = True,
         link_timeout: float | None = None,
+        secret: bytes | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._membership = threading.Lock()
         self._agent: Any = None
-        super().__init__(launcher, host, port, timeout, prefix, store, link_timeout)
+        super().__init__(launcher, host, port, timeout, prefix, store, link_timeout, secret)
         self._numbers = itertools.count(1)
         self._options = {**DEFAULT_TENSORPIPE_OPTIONS, **(options or {})}
         node = Node(0, DRIVER, Address(*self._where, prefix=prefix), self._options)
@@ -297,10 +301,8 @@ class RpcBackend(ProcessGroupBackend):
         # An agent keeps the address that belongs to a name.
         again = address.prefix.rsplit("/", 1)[1]
         name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
-        orders = self._new_orders()
-        task = partial(_join_rpc, number, name, self._options, orders.meeting, self._line)
-        self._set_task(address, task)
-        return _Node(index, self, orders, Node(number, name, address))
+        task = partial(_join_rpc, number, name, self._options, self._line, self._link_timeout)
+        return _Node(index, self, self._new_orders(address, task), Node(number, name, address))
 
     def admit(self, node: Node) -> Any:
         """Lets the agent know a node that has joined; what calls to it are addressed to."""
@@ -336,6 +338,7 @@ class _Node(MetWorker):
         super().__init__(index, backend, orders, node.address)
         self._rpc = backend
         self._node = node
+        self._session: Session
         self._answers: SimpleQueue[Future[Any] | None] = SimpleQueue()
 
     @override
@@ -346,10 +349,8 @@ class _Node(MetWorker):
     @override
     def _listen(self) -> None:
         try:
-            store = self._address.names()
-            if store.get(STATE) != _READY:
-                raise RuntimeError("its process has ended")
             self.orders.meet()
+            self._session = self._address.meet(0)
             info = self._rpc.admit(self._node)
         except Exception as error:
             self._missed(error)
@@ -364,7 +365,7 @@ class _Node(MetWorker):
         talk.join(5.0)
         self._rpc.dismiss(info)
         with contextlib.suppress(RuntimeError):
-            store.set(_END, b"")
+            self._address.names().set(_END, b"")
         self.cut()
 
     def _asked(self, info: Any) -> Packed | None:
@@ -372,13 +373,14 @@ class _Node(MetWorker):
         # The future itself can't be waited for: it never comes if the machine is out of reach.
         _call(info, _from_node).add_done_callback(self._answers.put)
         answer = self._answers.get()
-        return None if answer is None else _received(*answer.wait())
+        return None if answer is None else unseal(_received(*answer.wait()), self._session)
 
     def _talk(self, info: Any) -> None:
         number = 0
         while (packed := self._outbox.get()) is not None:
+            sealed = seal(packed, self._session)
             try:
-                _call(info, _to_node, number, packed.verb, packed.body, _tensors(packed))
+                _call(info, _to_node, number, sealed.verb, sealed.body, _tensors(sealed))
             except RuntimeError:
                 break
             number += 1

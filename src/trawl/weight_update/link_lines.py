@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from typing_extensions import override
 
-from trawl.backends.process_group import STATE, Address, Link, hosted_store
+from trawl.backends.authentication import KEY_BYTES
+from trawl.backends.link import GONE, STATE, Address, Link, hosted_store
 from trawl.backends.remote_packing import MESSAGE, STOP, Packed, pack
 from trawl.weight_update.lines import Inbox, Line, Progress
 from trawl.weight_update.mailbox import Packet
@@ -35,7 +37,8 @@ class Meeting:
     def line(self, worker: int) -> LinkLine:
         """A way to a receiver, or to the one that takes its place."""
         self._count += 1
-        address = Address(self._host, self._port, self._timeout, f"weights/{self._count}")
+        prefix, key = f"weights/{self._count}", os.urandom(KEY_BYTES)
+        address = Address(self._host, self._port, self._timeout, prefix, key)
         return LinkLine(worker, address, self)
 
     def lines(self, workers: Sequence[int]) -> dict[int, LinkLine]:
@@ -44,7 +47,7 @@ class Meeting:
 
     def give_up(self, prefix: str) -> None:
         """Ends the wait for who has not come."""
-        self._store.set(f"{prefix}/{STATE}", b"gone")
+        self._store.set(f"{prefix}/{STATE}", GONE)
 
 
 class LinkLine(Line):

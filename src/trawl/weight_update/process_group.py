@@ -12,7 +12,7 @@ from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.updaters import RemoteWeightUpdater
 
 if TYPE_CHECKING:
-    from trawl.backends.process_group import Address
+    from trawl.backends.link import Address
 
 
 class DistributedWeightSyncScheme(MessageWeightSyncScheme):
@@ -48,7 +48,7 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        from trawl.backends.process_group import check_name
+        from trawl.backends.link import check_name
 
         super().__init__()
         check_name(backend)

@@ -18,7 +18,7 @@ from trawl.weight_update.scheme import Receiver
 from trawl.weight_update.updaters import RemoteWeightUpdater
 
 if TYPE_CHECKING:
-    from trawl.backends.process_group import Address
+    from trawl.backends.link import Address
     from trawl.weight_update.link_lines import LinkLine, Meeting
 
 _STORE = "object_store"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from trawl.backends.process_group import Address
+from trawl.backends.link import Address
 from trawl.weight_update.board import Posted
 from trawl.weight_update.link_lines import connected, listen
 from trawl.weight_update.mailbox import Mailbox, Packet

@@ -6,13 +6,19 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trawl.backends.authentication import KEY_BYTES, derived_key
 from trawl.backends.launch import Launcher, LocalLauncher, OutsideLauncher
-from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor
+from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor, folder_of
+from trawl.backends.link import Address
 from trawl.backends.network import LOOPBACK, listening, own_address
-from trawl.backends.process_group import Address, run_rank_at
+from trawl.backends.private_file import read_private, write_private
+from trawl.backends.process_group import run_rank_at
+from trawl.collectors.config import warn
+from trawl.collectors.distributed.keys import VARIABLE, environment_key
 
 if TYPE_CHECKING:
     from trawl.collectors.distributed.process_group_config import RemoteOptions
@@ -30,6 +36,7 @@ class Meeting:
         port: its port; None for one that is free.
         prefix: what names in the store begin with.
         store: whether the store is to be made.
+        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
     """
 
     launcher: Launcher
@@ -37,6 +44,7 @@ class Meeting:
     port: int | None = None
     prefix: str = "trawl"
     store: bool = True
+    secret: bytes | None = field(default=None, repr=False)
 
 
 def meeting(options: RemoteOptions, count: int) -> Meeting:
@@ -68,8 +76,22 @@ def _outside(options: RemoteOptions, count: int) -> Meeting:
             f"there are {world - 1} ranks beside this one (WORLD_SIZE={world}), but {count} "
             "workers: a rank is a worker, so that some would have nothing to do"
         )
+    secret = _common_key(host, port)
     host, port = options.address or host, options.tcp_port or port
-    return Meeting(OutsideLauncher(world - 1), host, port, _prefix(), not _agent_has_store())
+    launcher, has_store = OutsideLauncher(world - 1), _agent_has_store()
+    return Meeting(launcher, host, port, _prefix(), not has_store, secret)
+
+
+def _common_key(host: str, port: int) -> bytes:
+    """The key of ranks that somebody else starts. Warns if everybody knows it."""
+    found = environment_key(host, port)
+    if found is None:
+        warn(
+            f"the ranks have no key in common: whoever reaches {host}:{port} can run code as this "
+            f"user. Set {VARIABLE} to the same text for all of them, which nobody else knows "
+            f"(export {VARIABLE}=$(openssl rand -hex 32)), if not all in that network are trusted"
+        )
+    return found or b""
 
 
 def _environment(who: str) -> tuple[str, int, int]:
@@ -112,7 +134,8 @@ def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
         0, or 1 if the worker failed.
 
     Raises:
-        RuntimeError: if the environment does not tell where rank 0 is, or that does not come.
+        RuntimeError: if the environment does not tell where rank 0 is, or that does not come, or
+            has another key (``TRAWL_KEY`` in its environment).
     """
     if rank is None:
         if "RANK" not in os.environ:
@@ -121,7 +144,9 @@ def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
     host, port, world = _environment(f"rank {rank}")
     if not 1 <= rank < world:
         raise RuntimeError(f"rank {rank} is no worker: those are ranks 1 to {world - 1}")
-    return run_rank_at(Address(host, port, timeout, f"{_prefix()}/{rank}/0"))
+    prefix = f"{_prefix()}/{rank}/0"
+    key = derived_key(environment_key(host, port) or b"", prefix)
+    return run_rank_at(Address(host, port, timeout, prefix, key))
 
 
 # --- jobs that are started before the program that they work for
@@ -188,7 +213,7 @@ def _run_delayed(
 ) -> Any:
     from datetime import timedelta
 
-    from trawl.backends.process_group import dist
+    from trawl.backends.link import dist
 
     mains, workers = executor(of_main, DEFAULT_SLURM_CONF_MAIN), executor(of_workers)
     here = LOOPBACK if mains.cluster == "local" else socket.gethostname()
@@ -196,20 +221,30 @@ def _run_delayed(
     own = found.getsockname()[1]
     limit = timedelta(seconds=timeout)
     store = dist.TCPStore(here, own, None, True, limit, False, master_listen_fd=found.detach())
-    jobs = [mains.submit(_as_main, main, count, port, (here, own), timeout)]
+    # What submitit writes others may read.
+    key = write_private(folder_of(mains), os.urandom(KEY_BYTES).hex().encode())
+    jobs = [mains.submit(_as_main, main, count, port, (here, own), timeout, key)]
     try:
         host, at = store.get("main").decode().rsplit(":", 1)
         where = {"MASTER_ADDR": host, "MASTER_PORT": at, "WORLD_SIZE": str(count + 1)}
-        jobs += [workers.submit(_as_rank, rank, where, timeout) for rank in range(1, count + 1)]
+        ranks = range(1, count + 1)
+        jobs += [workers.submit(_as_rank, rank, where, timeout, key) for rank in ranks]
         return jobs[0].result()
     except BaseException:
         for job in jobs:
             job.cancel(check=False)
         raise
+    finally:
+        key.unlink()
 
 
 def _as_main(
-    main: Callable[[], Any], count: int, port: int | None, told: tuple[str, int], timeout: float
+    main: Callable[[], Any],
+    count: int,
+    port: int | None,
+    told: tuple[str, int],
+    timeout: float,
+    key: Path,
 ) -> Any:
     """The job of the function: it tells where it is, and calls it."""
     host = own_address(*told)
@@ -221,11 +256,12 @@ def _as_main(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count + 1),
         "RANK": "0",
+        VARIABLE: read_private(key).decode(),
     }
     Address(*told, timeout, "").client().set("main", f"{host}:{port}")
     return main()
 
 
-def _as_rank(rank: int, where: Mapping[str, str], timeout: float) -> int:
-    os.environ |= where
+def _as_rank(rank: int, where: Mapping[str, str], timeout: float, key: Path) -> int:
+    os.environ |= {**where, VARIABLE: read_private(key).decode()}
     return run_rank(rank, timeout)

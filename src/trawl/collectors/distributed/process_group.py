@@ -107,6 +107,7 @@ class DistributedCollector(RemoteCollector):
             place.prefix,
             place.store,
             self.remote.link_timeout,
+            place.secret,
         )
 
     @override

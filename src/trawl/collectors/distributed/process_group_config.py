@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.lifeline import LEAST_SECONDS
+from trawl.backends.link import check_name
 from trawl.backends.network import listening
-from trawl.backends.process_group import check_name
 from trawl.collectors.config import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterOptions
 

@@ -115,6 +115,7 @@ class RPCCollector(RemoteCollector):
             place.prefix,
             place.store,
             self.remote.link_timeout,
+            place.secret,
             self.remote.agent,
         )
 

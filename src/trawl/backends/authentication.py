@@ -1,0 +1,225 @@
+"""Connections between processes that share a key, and messages that only these could have sent.
+
+Both ends of a connection prove that they know the key: each sends a random number, and answers with
+an HMAC (RFC 2104) over both numbers. Messages then carry an HMAC over their content and a counter.
+Nothing that came from elsewhere, was changed, or was sent before, is read. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+KEY_BYTES = NONCE_BYTES = TAG_BYTES = 32
+_HELLO_BYTES = hashlib.sha256().digest_size + NONCE_BYTES
+# First byte of the answer to a greeting.
+_EXPECTED, _UNKNOWN = b"+", b"-"
+_NUMBER = struct.Struct("!Q")
+# Seconds between two attempts of a client that was dropped; strangers may crowd the listener.
+_PAUSE = 0.1
+
+
+class AuthenticationError(RuntimeError):
+    """The other end of a connection does not know the key, or did not send this message."""
+
+
+def derived_key(key: bytes, purpose: str) -> bytes:
+    """Returns a key for one purpose, which tells nothing about the key it is made of."""
+    return hmac.digest(key, purpose.encode(), "sha256")
+
+
+class Session:
+    """Authenticates the messages of one connection, both ways.
+
+    Each direction has a key of its own and counts its messages. The keys depend on a random number
+    of each end, so no message of another connection is accepted.
+
+    Args:
+        key: the key that both ends know.
+        purpose: what the connection is for; the same at both ends.
+        nonces: the random numbers of the client and of the server.
+        client: whether this end is the client.
+    """
+
+    def __init__(self, key: bytes, purpose: str, nonces: tuple[bytes, bytes], client: bool) -> None:
+        seed = hmac.digest(derived_key(key, purpose), b"".join(nonces), "sha256")
+        to_server, to_client = derived_key(seed, "to server"), derived_key(seed, "to client")
+        self._sending = hmac.new(to_server if client else to_client, digestmod="sha256")
+        self._receiving = hmac.new(to_client if client else to_server, digestmod="sha256")
+        self._sent = self._received = 0
+
+    def tag(self, *parts: bytes) -> bytes:
+        """Returns the tag of the next message that this end sends.
+
+        Args:
+            *parts: the content. Where one part ends must be clear from those before it.
+        """
+        self._sent += 1
+        return _tag(self._sending, self._sent, parts)
+
+    def check(self, tag: bytes, *parts: bytes) -> None:
+        """Checks the tag of the next message that came.
+
+        Raises:
+            AuthenticationError: if the other end did not send it, or not at this point.
+        """
+        self._received += 1
+        if not hmac.compare_digest(_tag(self._receiving, self._received, parts), tag):
+            raise AuthenticationError(
+                "a message came that the other end of the connection did not send"
+            )
+
+
+def _tag(keyed: Any, number: int, parts: tuple[bytes, ...]) -> bytes:
+    mac = keyed.copy()
+    mac.update(_NUMBER.pack(number))
+    for part in parts:
+        mac.update(part)
+    tag: bytes = mac.digest()
+    return tag
+
+
+# --- the client
+
+
+def connect(
+    host: str, port: int, name: str, key: bytes, timeout: float
+) -> tuple[socket.socket, Session]:
+    """Connects to a listener that expects a connection of this name.
+
+    Args:
+        host: address of the listener.
+        port: port of the listener.
+        name: name of the connection.
+        key: the key that both ends know.
+        timeout: seconds that this may take.
+
+    Raises:
+        OSError: if the listener is out of reach, or expects no such connection.
+        AuthenticationError: if the other end does not know the key.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return _connected(host, port, name, key, deadline)
+        except ConnectionResetError:
+            if time.monotonic() + _PAUSE >= deadline:
+                raise
+        # Too many strangers were there, or this process was too slow.
+        time.sleep(_PAUSE)
+
+
+def _connected(
+    host: str, port: int, name: str, key: bytes, deadline: float
+) -> tuple[socket.socket, Session]:
+    end = socket.create_connection((host, port), _left(deadline))
+    try:
+        session = _introduce(end, name, key, deadline)
+        end.settimeout(None)
+    except BrokenPipeError:
+        end.close()
+        raise ConnectionResetError(f"the listener at {host}:{port} hung up") from None
+    except BaseException:
+        end.close()
+        raise
+    return end, session
+
+
+def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Session:
+    """Proves to the listener that this process knows the key, and has it prove the same."""
+    own = os.urandom(NONCE_BYTES)
+    end.sendall(_digest(name) + own)
+    answer = _read(end, 1 + NONCE_BYTES, deadline)
+    if answer[:1] != _EXPECTED:
+        raise ConnectionRefusedError(f"no connection {name!r} is expected there")
+    session = Session(key, name, (own, answer[1:]), client=True)
+    end.sendall(session.tag())
+    proof = _read(end, TAG_BYTES, deadline)
+    try:
+        session.check(proof)
+    except AuthenticationError:
+        raise AuthenticationError(
+            "the process that this worker connected to has another key: is TRAWL_KEY the same "
+            "for all processes, or set for none?"
+        ) from None
+    return session
+
+
+def _read(end: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        end.settimeout(_left(deadline))
+        more = end.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("the listener hung up")
+        data += more
+    return data
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a deadline; a socket takes 0 for something else."""
+    return max(0.001, deadline - time.monotonic())
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+# --- the server
+
+
+class Expected(NamedTuple):
+    """A connection that a listener waits for.
+
+    Attributes:
+        name: its name.
+        key: the key that the client knows.
+        admit: called with the connection and its session.
+    """
+
+    name: str
+    key: bytes
+    admit: Callable[[socket.socket, Session], None]
+
+    @property
+    def digest(self) -> bytes:
+        """The form of the name that a client sends."""
+        return _digest(self.name)
+
+
+def greeting(
+    find: Callable[[bytes], Expected | None],
+) -> Generator[tuple[bytes, int], bytes, tuple[Expected, Session, bytes]]:
+    """Greets a client: the server's side of a connection, without the connection itself.
+
+    It yields what is to be sent, and how many bytes are to be read after that; it is sent these.
+
+    Args:
+        find: returns the connection whose name has a digest, if it is expected.
+
+    Returns:
+        The connection that came, its session, and the last thing to send.
+
+    Raises:
+        AuthenticationError: if the client is a stranger. Its arguments are what to send to it.
+    """
+    hello = yield b"", _HELLO_BYTES
+    digest, nonce = hello[:-NONCE_BYTES], hello[-NONCE_BYTES:]
+    expected = find(digest)
+    own = os.urandom(NONCE_BYTES)
+    if expected is None:
+        raise AuthenticationError(_UNKNOWN + own)
+    session = Session(expected.key, expected.name, (nonce, own), client=False)
+    proof = yield _EXPECTED + own, TAG_BYTES
+    try:
+        session.check(proof)
+    except AuthenticationError:
+        # No proof of this end: a client with another key hears at once that it has the wrong one.
+        raise AuthenticationError(bytes(TAG_BYTES)) from None
+    return expected, session, session.tag()

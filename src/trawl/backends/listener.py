@@ -1,0 +1,209 @@
+"""A port at which workers find the driver, and a thread that greets whoever comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from trawl.backends.authentication import AuthenticationError, Expected, Session, greeting
+from trawl.backends.network import listening
+
+# Connections that are greeted at a time, and seconds that each may take: strangers must neither
+# take all descriptors of this process nor keep a worker waiting.
+MOST_GUESTS = 64
+GREETING_SECONDS = 5.0
+# Seconds until a connection is accepted again if this process has no descriptor left.
+_FULL = 0.05
+
+
+class _Guest:
+    """A connection that has not proved yet who it is."""
+
+    def __init__(self, end: socket.socket, find: Callable[[bytes], Expected | None]) -> None:
+        self.end = end
+        self.deadline = time.monotonic() + GREETING_SECONDS
+        self._steps: Generator[tuple[bytes, int], bytes, Any] = greeting(find)
+        _, self._wanted = next(self._steps)
+        self._came = b""
+
+    def go_on(self) -> tuple[Expected, Session] | None:
+        """Reads what has come; returns who it is, once that is known.
+
+        Raises:
+            OSError: if it is a stranger, or hung up.
+        """
+        with contextlib.suppress(BlockingIOError):
+            more = self.end.recv(self._wanted - len(self._came))
+            if not more:
+                raise ConnectionResetError
+            self._came += more
+        if len(self._came) < self._wanted:
+            return None
+        try:
+            answer, self._wanted = self._steps.send(self._came)
+        except AuthenticationError as error:
+            self.end.send(*error.args)
+            raise ConnectionRefusedError from None
+        except StopIteration as known:
+            expected, session, answer = known.value
+            self.end.send(answer)
+            return expected, session
+        self.end.send(answer)
+        self._came = b""
+        return None
+
+
+class Listener:
+    """Accepts the connections that are expected, and drops all others.
+
+    All guests are greeted at the same time. If there are too many, the oldest is dropped: a worker
+    that this happens to tries again.
+
+    Args:
+        host: the address to listen at.
+
+    Attributes:
+        host: the same.
+        port: the port there.
+
+    Raises:
+        OSError: if that is no address of this machine.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = listening(host, 0)
+        self._socket.setblocking(False)
+        self.host, self.port = host, self._socket.getsockname()[1]
+        self._expected: dict[bytes, Expected] = {}
+        # In the order in which they came.
+        self._guests: dict[socket.socket, _Guest] = {}
+        self._selector = selectors.DefaultSelector()
+        self._read, self._write = os.pipe()
+        self._closed = False
+        self._selector.register(self._read, selectors.EVENT_READ)
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+        self._thread = threading.Thread(target=self._listen, name="trawl-listener", daemon=True)
+        self._thread.start()
+
+    def expect(
+        self, name: str, key: bytes, admit: Callable[[socket.socket, Session], None]
+    ) -> None:
+        """Accepts one connection of a name.
+
+        Args:
+            name: its name.
+            key: the key that its client knows.
+            admit: called, from the listener's thread, with the connection and its session.
+        """
+        expected = Expected(name, key, admit)
+        self._expected[expected.digest] = expected
+
+    def forget(self, name: str) -> None:
+        """Accepts no connection of a name any more."""
+        self._expected.pop(Expected(name, b"", _nobody).digest, None)
+
+    def watch(self, end: socket.socket, readable: Callable[[], bool]) -> None:
+        """Calls a function whenever a connection can be read; for a function that was admitted to.
+
+        Args:
+            end: the connection; this object closes it.
+            readable: called from the listener's thread; returns whether to go on.
+        """
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._hear(end, readable))
+
+    def close(self) -> None:
+        """Closes the port, and the connections that are greeted or watched."""
+        if self._closed:
+            return
+        self._closed = True
+        os.write(self._write, b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        os.close(self._write)
+
+    # --- in the thread
+
+    def _listen(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj == self._read:
+                    self._end()
+                    return
+                # It may have been dropped since, and its number given to another.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+            self._drop_late()
+
+    def _patience(self) -> float | None:
+        for guest in self._guests.values():
+            return max(0.0, guest.deadline - time.monotonic())
+        return None
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for guest in [one for one in self._guests.values() if one.deadline <= now]:
+            self._drop(guest.end)
+
+    def _accept(self) -> None:
+        try:
+            end, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:
+            # There is no descriptor left.
+            self._drop_oldest()
+            time.sleep(_FULL)
+            return
+        if len(self._guests) == MOST_GUESTS:
+            self._drop_oldest()
+        end.setblocking(False)
+        self._guests[end] = _Guest(end, self._expected.get)
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._greet(end))
+
+    def _drop_oldest(self) -> None:
+        if self._guests:
+            self._drop(next(iter(self._guests)))
+
+    def _greet(self, end: socket.socket) -> None:
+        try:
+            known = self._guests[end].go_on()
+        except OSError:
+            self._drop(end)
+            return
+        if known is None:
+            return
+        expected, session = known
+        del self._guests[end]
+        self._selector.unregister(end)
+        if self._expected.pop(expected.digest, None) is not expected:
+            # Meanwhile it was forgotten, or came by another connection.
+            end.close()
+            return
+        end.setblocking(True)
+        expected.admit(end, session)
+
+    def _hear(self, end: socket.socket, readable: Callable[[], bool]) -> None:
+        if not readable():
+            self._drop(end)
+
+    def _drop(self, end: socket.socket) -> None:
+        self._guests.pop(end, None)
+        self._selector.unregister(end)
+        end.close()
+
+    def _end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._read)
+
+
+def _nobody(end: socket.socket, session: Session) -> None:
+    end.close()

@@ -1,0 +1,48 @@
+"""Files that only the user of this process can read or write."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def write_private(folder: Path, data: bytes) -> Path:
+    """Writes a new file that nobody else can read.
+
+    Args:
+        folder: where it is to be; made if it is missing.
+        data: its content.
+
+    Returns:
+        Its path, with a name that nobody can guess.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{secrets.token_hex(16)}.private"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+    return path
+
+
+def read_private(path: Path) -> bytes:
+    """Reads a file that nobody else can have written or read.
+
+    Raises:
+        OSError: if there is no such file.
+        PermissionError: if it belongs to another user, or others have rights to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+            raise PermissionError(
+                f"{path} must belong to the user of this process (uid {os.geteuid()}) with mode "
+                f"0600, but it belongs to uid {found.st_uid} and has mode "
+                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, take a "
+                "folder of a file system that keeps owners and modes"
+            )
+        return file.read()
