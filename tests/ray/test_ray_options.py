@@ -175,3 +175,18 @@ def test_ray_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"trawl-rl\[ray\]"):
         collector()
+
+
+def test_options_of_workers_collectors_have_their_effect():
+    def marked(batch):
+        return batch.set("mark", torch.ones(batch.shape))
+
+    given = {"postproc": marked, "max_frames_per_traj": 2, "device": "cpu"}
+    with collector(policy=Chooser(1), collector_kwargs=given) as there:
+        batch = there.next()
+        with pytest.raises(ValueError, match="'postproc', which is settled for all workers"):
+            there.add_collectors(envs(3)[2:], collector_kwargs={"postproc": marked})
+        assert not there.closed
+    assert batch["mark"].sum() == batch.numel()
+    assert int(batch["next", "step_count"].max()) == 2
+    assert batch.device == torch.device("cpu")

@@ -75,6 +75,7 @@ class FleetCollector(FleetControl):
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
+        self._share_options(options)
         self._own = PerWorker(self.num_workers, policy, options)
         config = MultiConfig(**options)
         # With schemes, a policy beside a factory is where weights come from.
@@ -127,6 +128,9 @@ class FleetCollector(FleetControl):
     @abstractmethod
     def _frames_of_workers(self) -> list[int]:
         """Frames that each worker is asked for at a time."""
+
+    def _share_options(self, options: dict[str, Any]) -> None:
+        """Adds options that were given for the workers' collectors."""
 
     @property
     def _inner_workers(self) -> int:

@@ -23,13 +23,16 @@ METHODS = (*START_METHODS, "inline")
 NOT_HERE = frozenset({"interruptor", "return_same_td", "worker_idx"})
 # Trajectories are put together in the parent, out of the batches of all workers.
 TRAJECTORIES = ("trajs_per_batch", "traj_format", "trajs_per_write")
-_PER_WORKER = (
-    "policy_factory",
-    "device",
-    "storing_device",
-    "env_device",
-    "policy_device",
-    "create_env_kwargs",
+# Options that may be lists, with an entry for each worker.
+PER_WORKER = frozenset(
+    {
+        "policy_factory",
+        "device",
+        "storing_device",
+        "env_device",
+        "policy_device",
+        "create_env_kwargs",
+    }
 )
 # What the parent does itself, or workers are not asked for.
 _PARENTS = frozenset(
@@ -204,7 +207,7 @@ class PerWorker:
         self.count = count
         self.policies = self._each("policy", policy)
         self._own: dict[str, list[Any]] = {}
-        for name in _PER_WORKER:
+        for name in sorted(PER_WORKER):
             if isinstance(options.get(name), (list, tuple)):
                 self._own[name] = self._each(name, options.pop(name))
         for kwargs in self._own.get("create_env_kwargs", ()):

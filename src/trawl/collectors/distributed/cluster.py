@@ -13,6 +13,7 @@ from trawl.collectors.assembly import Part
 from trawl.collectors.config import check_number, warn
 from trawl.collectors.dispatch import full_signature
 from trawl.collectors.distributed.nested import NestedProgram, inner_options
+from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.fleet import Member
 from trawl.collectors.fleet_collector import FleetCollector
 from trawl.collectors.multi import (
@@ -20,17 +21,11 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
     frames_of_sync_workers,
 )
-from trawl.collectors.multi_config import NOT_HERE, TRAJECTORIES, MultiConfig
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import Program
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
-
-# What the collector shares out among its workers.
-_OF_ALL = {
-    *("create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"),
-    *TRAJECTORIES,
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,10 @@ class ClusterOptions:
             ``"async"`` (a collector with workers of its own), or the class.
         num_workers_per_collector: copies of its environment that each worker has: in a process
             each if its collector is one with workers, else stepped as one batch.
-        collector_kwargs: more options of the workers' collectors: for all, or a list.
+        collector_kwargs: options of the workers' collectors: one mapping for all, or a list. An
+            option that is the same for all is as if it were given to this collector;
+            ``init_random_frames`` are summed over the workers. What would have no effect in a
+            worker is refused.
         update_after_each_batch: sends a worker the policy's weights after each of its batches.
         max_weight_update_interval: the same, after that many of its batches; -1: not by itself.
     """
@@ -86,17 +84,6 @@ class ClusterOptions:
         interval = self.max_weight_update_interval
         return None if interval < 0 else max(1, interval)
 
-    def kwargs(self, count: int) -> list[dict[str, Any]]:
-        """More options of each worker's collector.
-
-        Raises:
-            ValueError: for one that is not a worker's alone.
-        """
-        found = [dict(own or {}) for own in each("collector_kwargs", self.collector_kwargs, count)]
-        for name in sorted(_OF_ALL & {name for own in found for name in own}):
-            raise ValueError(f"collector_kwargs has {name!r}: give that to the collector itself")
-        return found
-
 
 class ClusterCollector(FleetCollector):
     """A collector with workers on a cluster.
@@ -130,6 +117,11 @@ class ClusterCollector(FleetCollector):
         """The class of the workers' collectors."""
         return self.remote.kind
 
+    @override
+    def _share_options(self, options: dict[str, Any]) -> None:
+        given = each("collector_kwargs", self.remote.collector_kwargs, self.num_workers)
+        self._kwargs = share_options([own or {} for own in given], options)
+
     @property
     @override
     def _inner_workers(self) -> int:
@@ -157,7 +149,6 @@ class ClusterCollector(FleetCollector):
                 "update_after_each_batch and max_weight_update_interval need a policy whose "
                 "weights are sent: a module. This one is none, or was made by a policy_factory"
             )
-        self._kwargs = self.remote.kwargs(self.num_workers)
         self._environments = [self.remote.num_workers_per_collector] * self.num_workers
 
     @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from typing_extensions import override
 from trawl.backends.base import Port
 from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.weights import POLICY
 from trawl.collectors.worker import CollectorService, Program
@@ -22,8 +22,7 @@ from trawl.rollout.record import TRAJ_IDS
 
 def inner_options(options: Mapping[str, Any], count: int) -> dict[str, Any]:
     """The options of a collector with workers, from those of one without."""
-    known = {field.name for field in fields(MultiConfig)} - NOT_HERE
-    found = {name: value for name, value in options.items() if name in known}
+    found = {name: value for name, value in options.items() if name not in NOT_HERE}
     return {**found, "num_workers": count}
 
 

@@ -15,6 +15,7 @@ from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayOptions
+from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -232,7 +233,8 @@ class RayCollector(ClusterCollector):
             remote = [with_defaults(own) for own in each("remote_configs", remote_configs, count)]
         if collector_kwargs is None:
             collector_kwargs = self._kwargs[0]
-        kwargs = [dict(own) for own in each("collector_kwargs", collector_kwargs, count)]
+        kwargs = [dict(own or {}) for own in each("collector_kwargs", collector_kwargs, count)]
+        check_added(kwargs)
         with self._held():
             self._remote += remote
             self._kwargs += kwargs

@@ -1,0 +1,114 @@
+"""Options of workers' collectors (``collector_kwargs``), brought to the layer that acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.multi_config import NOT_HERE, PER_WORKER, TRAJECTORIES
+
+# The collector shares these out among its workers, or sends weights by them.
+OF_ALL = frozenset(
+    {
+        *("create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"),
+        *TRAJECTORIES,
+        *("weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
+    }
+)
+# What a worker does by itself, so that each may do it in its own way.
+OF_EACH = frozenset(
+    {
+        *("policy_factory", "create_env_kwargs", "device", "policy_device", "env_device"),
+        *("max_frames_per_traj", "reset_at_each_iter", "exploration_type", "trust_policy"),
+        *("compile_policy", "cudagraph_policy", "no_cuda_sync", "on_env_error"),
+        *("pre_collect_hook", "post_collect_hook"),
+    }
+)
+_DEFAULTS = {
+    field.name: field.default for field in fields(CollectorConfig) if field.name not in OF_ALL
+}
+
+
+def share_options(
+    given: Sequence[Mapping[str, Any]], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Moves options of workers' collectors to those of the collector that has the workers.
+
+    An option that is the same for all workers means what it means there; an option of
+    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together.
+
+    Args:
+        given: the options of each worker's collector.
+        options: the options of the collector; changed.
+
+    Returns:
+        For each worker the options that only its own collector knows.
+
+    Raises:
+        ValueError: for an option that is not a worker's alone, with its name.
+    """
+    left = [dict(own) for own in given]
+    for name in _names(left):
+        _check_name(name)
+        if name not in _DEFAULTS:
+            continue
+        before = options.get(name, _DEFAULTS[name])
+        if name not in OF_EACH or isinstance(before, (list, tuple)):
+            _check_free(name, options)
+        values = [own.pop(name, before) for own in left]
+        if name == "init_random_frames":
+            options[name] = sum(max(value or 0, 0) for value in values)
+        elif all(_same(value, values[0]) for value in values):
+            options[name] = values[0]
+        elif name in PER_WORKER & OF_EACH:
+            options[name] = values
+        elif name in OF_EACH:
+            for own, value in zip(left, values, strict=True):
+                own[name] = value
+        else:
+            raise ValueError(
+                f"collector_kwargs has {name!r}, which can't differ between workers: give one "
+                "value for all"
+            )
+    return left
+
+
+def check_added(given: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses options for workers that are added to others, where they can't be a worker's own.
+
+    Raises:
+        ValueError: for such an option, with its name.
+    """
+    for name in _names(given):
+        _check_name(name)
+        if name in _DEFAULTS and name not in OF_EACH:
+            raise ValueError(
+                f"collector_kwargs has {name!r}, which is settled for all workers when the first "
+                "are made"
+            )
+
+
+def _names(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({name for own in given for name in own})
+
+
+def _check_name(name: str) -> None:
+    if name in OF_ALL:
+        raise ValueError(f"collector_kwargs has {name!r}: give that to the collector itself")
+    if name in NOT_HERE:
+        raise ValueError(
+            f"collector_kwargs has {name!r}, which is no option of a worker's collector: leave it "
+            "out"
+        )
+
+
+def _check_free(name: str, options: Mapping[str, Any]) -> None:
+    if name in options:
+        raise ValueError(f"{name} was given twice: to the collector, and in collector_kwargs")
+
+
+def _same(one: Any, other: Any) -> bool:
+    plain = isinstance(one, (str, int, float)) and type(one) is type(other)
+    return one is other or (plain and bool(one == other))

@@ -1,0 +1,242 @@
+"""Each option of workers' collectors has its effect, or is refused by its name."""
+
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import Buffer, by_step
+from distributed_parts import CLASSES
+from multi_parts import Chooser, envs
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl import ExplorationType
+from trawl.backends import InlineBackend
+from trawl.collectors.config import option_names
+from trawl.collectors.distributed.cluster import ClusterCollector
+from trawl.collectors.distributed.sharing import OF_EACH
+
+
+class HereCollector(ClusterCollector):
+    """A collector of a cluster whose workers are objects of this process."""
+
+    def __init__(self, create_env_fn, policy=None, **options):
+        self._take_options(options)
+        super().__init__(create_env_fn, policy, **options)
+
+    @override
+    def _new_backend(self):
+        return InlineBackend(False)
+
+
+class Sink:
+    """Keeps what is written."""
+
+    def __init__(self):
+        self.batches = []
+
+    def write(self, batch):
+        self.batches.append(batch.clone())
+
+    def close(self, complete):
+        self.batches.append(complete)
+
+
+class Call:
+    """A hook that counts its calls; each worker has a copy."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, *_):
+        self.count += 1
+
+
+KEEPERS = (Buffer, Sink, Call)
+
+
+def marked(batch):
+    return batch.set("mark", torch.ones(batch.shape))
+
+
+# For each option that workers' collectors may be given a value, and what it needs beside.
+VALUES = {
+    "policy_factory": (by_step, {"policy": None}),
+    "device": ("cpu", {}),
+    "storing_device": ("cpu", {}),
+    "env_device": ("cpu", {}),
+    "policy_device": ("cpu", {"policy": Chooser(1)}),
+    "create_env_kwargs": ({"lengths": [2]}, {}),
+    "max_frames_per_traj": (2, {}),
+    "init_random_frames": (20, {}),
+    "reset_at_each_iter": (True, {}),
+    "reset_when_done": (True, {}),
+    "postproc": (marked, {}),
+    "split_trajs": (True, {}),
+    "track_traj_ids": (False, {}),
+    "exploration_type": (ExplorationType.MEAN, {}),
+    "compact_obs": (True, {}),
+    "set_truncated": (True, {}),
+    "use_buffers": (False, {}),
+    "replay_buffer": (Buffer, {}),
+    "sink": (Sink, {}),
+    "extend_buffer": (False, {"replay_buffer": Buffer}),
+    "samples_per_insert": (1.0, {"replay_buffer": Buffer}),
+    "inserts_ahead": (10, {"replay_buffer": Buffer, "samples_per_insert": 1.0}),
+    "trust_policy": (True, {}),
+    "compile_policy": (False, {}),
+    "cudagraph_policy": (False, {}),
+    "no_cuda_sync": (True, {}),
+    "auto_register_policy_transforms": (True, {}),
+    "track_policy_version": (True, {}),
+    "on_env_error": ("restart", {}),
+    "pre_collect_hook": (Call, {}),
+    "post_collect_hook": (Call, {}),
+}
+REFUSED = {
+    *("frames_per_batch", "total_frames", "trajs_per_batch", "traj_format", "trajs_per_write"),
+    *("weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
+    *("interruptor", "return_same_td", "worker_idx"),
+}
+names = pytest.mark.parametrize("name", sorted(VALUES))
+syncs = pytest.mark.parametrize("sync", [True, False])
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:split_trajs=True pads", "ignore:init_random_frames=40 with sync=False"
+)
+
+
+def test_each_option_is_tried():
+    """A new option needs a case here."""
+    assert {*VALUES, *REFUSED} == set(option_names())
+
+
+def fresh(value):
+    """An object of its own for each collector, where one keeps what it is given."""
+    return value() if value in KEEPERS else value
+
+
+def made(sync, options, **more):
+    """A collector, of an environment that takes arguments."""
+    given = {"policy": by_step(), **options}
+    given = {
+        name: value() if value in (Buffer, Sink, Call) else value for name, value in given.items()
+    }
+    return HereCollector(
+        envs(2), given.pop("policy"), sync=sync, frames_per_batch=20, **given, **more
+    )
+
+
+def seen(collector):
+    """All that a user has of a collector: batches, and what went elsewhere."""
+    with collector:
+        collector.set_seed(1)
+        found = [collector.next() for _ in range(4)]
+        config = collector.config
+        written = [] if config.replay_buffer is None else config.replay_buffer.frames
+        stored = [] if config.sink is None else config.sink.batches
+        calls = [collector.get_distant_attr(f"{name}_collect_hook") for name in ("pre", "post")]
+        called = [[getattr(hook, "count", None) for hook in hooks] for hooks in calls]
+        stats = collector.stats()
+    plain = {name: stats.get(name) for name in ("frames", "batches", "policy_version")}
+    return [*map(described, [*found, *written, *stored]), called, plain]
+
+
+def described(batch):
+    """What is compared of a batch."""
+    if not isinstance(batch, TensorDictBase):
+        return batch
+    return (
+        batch.shape,
+        batch.device,
+        {key: value.tolist() for key, value in sorted(batch.items(True, True), key=str)},
+    )
+
+
+@syncs
+@names
+def test_it_is_as_if_given_to_the_collector_itself(name, sync):
+    value, needed = VALUES[name]
+    value = fresh(value)
+    total = value * 2 if name == "init_random_frames" else value
+    here = made(sync, {**needed, name: total})
+    # Not shared between the two, as workers' hooks are copies.
+    other = fresh(type(value)) if isinstance(value, KEEPERS) else value
+    there = made(sync, needed, collector_kwargs={name: other})
+    if name in OF_EACH - {"pre_collect_hook", "post_collect_hook"}:
+        assert there.get_distant_attr(f"config.{name}") == [other, other]
+    expected, found = seen(here), seen(there)
+    assert found == expected
+    visible = {
+        *("device", "storing_device", "create_env_kwargs", "max_frames_per_traj"),
+        *("init_random_frames", "reset_at_each_iter", "postproc", "split_trajs"),
+        *("track_traj_ids", "compact_obs", "set_truncated", "replay_buffer", "sink"),
+        *("auto_register_policy_transforms", "track_policy_version"),
+        *("pre_collect_hook", "post_collect_hook"),
+    }
+    if name in visible:
+        assert found != seen(made(sync, needed))
+
+
+@pytest.mark.parametrize(
+    # The values of the others are what there is without them.
+    "name",
+    sorted(VALUES.keys() - {"reset_when_done", "compile_policy", "cudagraph_policy"}),
+)
+def test_it_may_differ_if_it_is_of_each(name):
+    value, needed = VALUES[name]
+    value = fresh(value)
+    if name == "init_random_frames":
+        with made(True, needed, collector_kwargs=[{name: value}, {}]) as collector:
+            assert collector.init_random_frames == value
+    elif name in OF_EACH:
+        with made(True, needed, collector_kwargs=[{name: value}, {}]) as collector:
+            hook = name.endswith("_hook")
+            first, second = collector.get_distant_attr(name if hook else f"config.{name}")
+            assert type(first) is type(value)
+            assert second != first
+    else:
+        with pytest.raises(ValueError, match=f"collector_kwargs has '{name}', which can't differ"):
+            made(True, {**needed, "policy": None}, collector_kwargs=[{name: value}, {}])
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_it_is_refused_by_its_name(name):
+    with pytest.raises(ValueError, match=f"collector_kwargs has '{name}'"):
+        made(True, {}, collector_kwargs={name: None})
+
+
+def test_it_is_given_once():
+    with pytest.raises(ValueError, match="postproc was given twice"):
+        made(True, {"postproc": marked}, collector_kwargs={"postproc": marked})
+
+
+@pytest.mark.parametrize("kind", ["single", "sync"])
+def test_a_name_that_no_collector_knows_is_refused_there(kind):
+    with pytest.raises(TypeError, match="unknown arguments: frame_skip"):
+        made(True, {}, collector_class=kind, collector_kwargs={"frame_skip": 4})
+
+
+def test_workers_with_workers_act_on_theirs():
+    inner = {"postproc": marked, "max_frames_per_traj": 2, "start_method": "inline"}
+    options = {"collector_class": "sync", "num_workers_per_collector": 2}
+    with made(True, {}, collector_kwargs=inner, **options) as collector:
+        batch = collector.next()
+        assert collector.get_distant_attr("start_method") == ["inline"] * 2
+    assert batch["mark"].sum() == batch.numel()
+    assert int(batch["next", "step_count"].max()) == 2
+
+
+@syncs
+@pytest.mark.parametrize("cls", CLASSES)
+def test_workers_in_other_processes(cls, sync):
+    check(partial(cls, launcher="mp", sync=sync))
+
+
+def check(make):
+    """Options that need the collector and options of the workers, in one."""
+    given = {"postproc": marked, "max_frames_per_traj": 2, "device": "cpu"}
+    with make(envs(2), by_step(), frames_per_batch=20, collector_kwargs=given) as collector:
+        batch = collector.next()
+    assert batch["mark"].sum() == batch.numel()
+    assert int(batch["next", "step_count"].max()) == 2
+    assert batch.device == torch.device("cpu")
