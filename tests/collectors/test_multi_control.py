@@ -680,11 +680,6 @@ def test_seeds_of_a_reset_are_different_in_each_worker():
         assert torch.equal(collector.next()["observation"][0, 0], first)
 
 
-def test_workers_do_not_share_an_environment():
-    with pytest.raises(ValueError, match="gives workers 0 and 1 the same environment"):
-        make(create_env_fn=[NumberedEnv()] * 2)
-
-
 class Told(Collector):
     def set_seed(self, *args, **kwargs):
         self.told = args

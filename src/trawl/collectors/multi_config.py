@@ -15,7 +15,7 @@ from trawl.collectors.config import (
     did_you_mean,
 )
 from trawl.collectors.policy_version import PolicyVersion
-from trawl.envs.build import is_env
+from trawl.envs.build import distinct
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
@@ -156,7 +156,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """What each worker makes its environment of.
+    """What each worker makes its environment of; workers that share an environment get copies.
 
     Raises:
         ValueError: if the numbers don't match.
@@ -175,20 +175,7 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
         found = list(create_env_fn)
     else:
         found = [create_env_fn] * (num_workers or 1)
-    _check_distinct(found)
-    return found
-
-
-def _check_distinct(found: list[Any]) -> None:
-    """Refuses an environment that several workers would get: copies draw the same numbers."""
-    seen: dict[int, int] = {}
-    for index, source in enumerate(found):
-        other = seen.setdefault(id(source), index)
-        if other != index and is_env(source):
-            raise ValueError(
-                f"create_env_fn gives workers {other} and {index} the same environment, "
-                f"{source!r}: give an id, or a function that makes one"
-            )
+    return distinct(found)
 
 
 class PerWorker:

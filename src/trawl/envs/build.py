@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
+import cloudpickle
 import gymnasium
+import torch
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.seeding import derive
 from trawl.envs.serial import SerialEnv
 from trawl.envs.vector import is_vector_env
 
@@ -97,11 +102,12 @@ def check_rebuildable(env: Any, source: Any) -> None:
 def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
     if not source:
         raise ValueError("create_env_fn must not be an empty list")
-    count = len(source)
-    each = [kwargs] * count if kwargs is None or isinstance(kwargs, Mapping) else list(kwargs)
-    if len(each) != count:
+    source = distinct(source)
+    lanes = len(source)
+    each = [kwargs] * lanes if kwargs is None or isinstance(kwargs, Mapping) else list(kwargs)
+    if len(each) != lanes:
         raise ValueError(
-            f"create_env_kwargs has {len(each)} entries, but create_env_fn has {count}"
+            f"create_env_kwargs has {len(each)} entries, but create_env_fn has {lanes}"
         )
     envs: list[Any] = []
     try:
@@ -112,7 +118,7 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
             env.close(raise_if_closed=False)
         raise
     if all(isinstance(env, TensorDictEnv) for env in envs):
-        return SerialEnv(count, envs)
+        return SerialEnv(lanes, envs)
     if any(isinstance(env, TensorDictEnv) for env in envs):
         kinds = ", ".join(type(env).__name__ for env in envs)
         for env in envs:
@@ -124,7 +130,64 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
     # TorchRL's own environments are batched by TorchRL.
     from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
-    return TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
+    return TorchRLSerialEnv(lanes, [lambda env=env: env for env in envs])
+
+
+class EnvCopy:
+    """Makes copies of an environment, which draw random numbers of their own.
+
+    Args:
+        packed: the environment, pickled.
+        number: number of the copy: those of different numbers are seeded differently.
+    """
+
+    def __init__(self, packed: bytes, number: int) -> None:
+        self._packed = packed
+        self._number = number
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Makes a copy."""
+        made = build_env(pickle.loads(self._packed), kwargs or None)
+        made.set_seed(derive(torch.initial_seed(), "copy", self._number))
+        return made
+
+
+def distinct(sources: Sequence[Any]) -> list[Any]:
+    """Returns the same sources, with copies where an environment is among them again.
+
+    Args:
+        sources: what environments are made of; also lists of that.
+
+    Raises:
+        TypeError: if an environment can't be copied.
+    """
+    packed: dict[int, bytes | None] = {}
+    copies = count()
+
+    def own(source: Any) -> Any:
+        if isinstance(source, (list, tuple)):
+            return [own(part) for part in source]
+        if not is_env(source):
+            return source
+        if id(source) not in packed:
+            packed[id(source)] = None
+            return source
+        data = packed[id(source)] = packed[id(source)] or _packed(source)
+        return EnvCopy(data, next(copies))
+
+    return [own(source) for source in sources]
+
+
+def _packed(env: Any) -> bytes:
+    try:
+        # TorchRL's batched environments are made to be pickled, not for copy.deepcopy().
+        data: bytes = cloudpickle.dumps(env)
+    except Exception as error:
+        raise TypeError(
+            f"create_env_fn holds one environment several times, {env!r}, which can't be copied: "
+            f"{error}. Give an id, or a function that makes it"
+        ) from error
+    return data
 
 
 def is_tensordict_env(env: object) -> bool:

@@ -11,6 +11,7 @@ from trawl.collectors.config import resolve_devices
 from trawl.collectors.fleet_collector import FleetCollector, packed_policy
 from trawl.collectors.multi_config import sources
 from trawl.collectors.weights import POLICY
+from trawl.envs.build import distinct
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shipments import Group
@@ -31,7 +32,8 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
                 f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a fixed "
                 "number of receivers"
             )
-    found = sources(create_env_fn, count)
+    before = collector.create_env_fn
+    found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
     for source in found:
         _add(collector, source, policy)
     collector._fleet.grow(len(found))
