@@ -128,10 +128,10 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     return found
 
 
-def _parts(before: TensorDictBase, after: LazyStackedTensorDict) -> Sequence[TensorDictBase]:
+def _parts(before: Any, after: Any) -> list[TensorDictBase]:
     """The parts of ``before`` that go with those of a lazy stack."""
     if is_lazy(before) and before.stack_dim == after.stack_dim:
-        return before.tensordicts
+        return list(before.tensordicts)
     return [TensorDict({}, part.batch_size) for part in after.tensordicts]
 
 

@@ -80,7 +80,7 @@ def test_an_action_without_its_last_dimension(batch):
 
 
 def test_it_is_warned_of():
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="with shape") as caught:
         Collector(Adder((2,)), module(halves), **SIZE).shutdown()
     (warning,) = caught
     assert str(warning.message) == (

@@ -1,4 +1,4 @@
-"""What several tests need that compare Trawl's collectors with TorchRL's, or give them its objects."""
+"""Helpers of tests that compare Trawl's collectors with TorchRL's."""
 
 from __future__ import annotations
 
