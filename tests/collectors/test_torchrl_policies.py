@@ -12,8 +12,8 @@ from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
-from torchrl.data import Bounded, Composite, Unbounded  # noqa: E402
-from torchrl.envs import EnvBase, GymEnv, SerialEnv  # noqa: E402
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded  # noqa: E402
+from torchrl.envs import ActionMask, EnvBase, GymEnv, SerialEnv, TransformedEnv  # noqa: E402
 from torchrl.modules import LSTMModule  # noqa: E402
 from torchrl_parts import quiet, structure  # noqa: E402
 
@@ -246,3 +246,59 @@ def test_a_policy_on_its_device_may_use_its_output_s_memory_again():
 
     (batch, _) = collected(trawl.collectors, Adder(), policy, policy_device="cpu")
     assert batch["action"].flatten().tolist() == [2, 3, 4, 5, 6, 7]
+
+
+class Lights(EnvBase):
+    """Of its four actions, allows the one that has the number of the step, and the first."""
+
+    def __init__(self, batch_size=()):
+        super().__init__(batch_size=batch_size)
+        batch = self.batch_size
+        mask = Categorical(2, (*batch, 4), dtype=torch.bool)
+        self.observation_spec = Composite(action_mask=mask, shape=batch)
+        self.action_spec = Composite(action=OneHot(4, (*batch, 4)), shape=batch)
+        self.reward_spec = Composite(reward=Unbounded((*batch, 1)), shape=batch)
+        self.steps = 0
+
+    def _mask(self):
+        mask = torch.zeros(*self.batch_size, 4, dtype=torch.bool)
+        mask[..., [0, self.steps % 4]] = True
+        return {"action_mask": mask}
+
+    def _reset(self, tensordict, **kwargs):
+        self.steps = 0
+        return self.full_done_spec.zero().update(self._mask())
+
+    def _step(self, tensordict):
+        self.steps += 1
+        found = self.full_done_spec.zero().update(self.full_reward_spec.zero())
+        return found.update(self._mask())
+
+    def _set_seed(self, seed):
+        pass
+
+
+def masked():
+    return TransformedEnv(Lights(), ActionMask())
+
+
+def lowest(action_mask):
+    """The last action that is allowed."""
+    return nn.functional.one_hot(3 - action_mask.flip(-1).long().argmax(-1), 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (lambda: None, {}),
+        (trawl.collectors.RandomPolicy, {}),
+        (torchrl_collectors.RandomPolicy, {}),
+        (lambda: lowest, {"init_random_frames": 400}),
+        (lambda: TensorDictModule(lowest, ["action_mask"], ["action"]), {}),
+    ],
+    ids=["none", "own", "torchrl", "first", "trained"],
+)
+def test_actions_are_those_that_a_mask_allows(policy, options):
+    options |= {"frames_per_batch": 200, "total_frames": 400}
+    for batch in collected(trawl.collectors, masked(), policy(), **options):
+        assert (batch["action"].bool() & batch["action_mask"]).sum() == 200

@@ -1,7 +1,8 @@
 """Environments that collectors step: Gymnasium's, in TensorDict form, single or in a batch."""
 
 from trawl.envs.gym import GymEnv
+from trawl.envs.masks import ObserveActionMask
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
 
-__all__ = ["GymEnv", "ParallelEnv", "SerialEnv"]
+__all__ = ["GymEnv", "ObserveActionMask", "ParallelEnv", "SerialEnv"]

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.envs.vector import VectorAdapter
 
@@ -68,6 +70,13 @@ class TensorDictEnv(ABC):
     @abstractmethod
     def spent(self) -> Tensor | None:
         """Where the last step was spent on a reset and is no experience; None if never."""
+
+    def action_mask(self) -> NDArray[Any] | None:
+        """Returns the mask of actions that is in ``info``, a row for each environment.
+
+        None if there is no such mask; one that is observed is not told here.
+        """
+        return None
 
     # --- specs
 
@@ -278,10 +287,14 @@ class TensorDictEnv(ABC):
         return result
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Writes random actions into ``tensordict`` (a new one without it)."""
+        """Writes random actions into ``tensordict`` (a new one without it).
+
+        They are among those that the environment's action mask allows, if it shows one.
+        """
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
-        return tensordict.update(self.full_action_spec.rand())
+        drawn = rand_actions(self.full_action_spec, tensordict, self.action_mask())
+        return tensordict.update(drawn)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """A step with random actions."""

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
+from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
@@ -166,6 +168,15 @@ class GymEnv(TensorDictEnv):
             seed = next_seed(seed, static_seed)
         return seed
 
+    def see(self, info: Any) -> None:
+        """Takes note of what a reset told beside the observation: masks are kept from now on."""
+        if MASK_KEY in info and self.vector is None and not isinstance(self.env, MaskKeeper):
+            self.env = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+
+    @override
+    def action_mask(self) -> NDArray[Any] | None:
+        return self.env.mask[None] if isinstance(self.env, MaskKeeper) else None
+
     def take_seeds(self) -> list[int] | None:
         """The seeds for the reset that comes now; the resets after it go on unseeded."""
         seeds, self._seeds = self._seeds, None
@@ -265,7 +276,8 @@ class GymEnv(TensorDictEnv):
             seeds = self.take_seeds()
             if seeds is not None:
                 kwargs.setdefault("seed", seeds[0])
-            obs, _ = self.env.reset(**kwargs)
+            obs, info = self.env.reset(**kwargs)
+            self.see(info)
             return self._observations(self.observation_codec.encode(obs))
         if mask is not None and (self._seeds is None or not mask.all()):
             return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
@@ -126,6 +128,13 @@ class SerialEnv(TensorDictEnv):
         nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
         spent = [parts.get(env) for env in self.envs]
         return torch.stack([nothing if part is None else part for part in spent])
+
+    @override
+    def action_mask(self) -> NDArray[Any] | None:
+        masks = [env.action_mask() for env in self._own]
+        found = [mask for mask in masks if mask is not None]
+        alike = len(found) == len(self.envs) and len({mask.shape for mask in found}) == 1
+        return np.concatenate(found) if alike else None
 
     @property
     def _own(self) -> list[TensorDictEnv]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.block import Array, Block, as_array
 from trawl.rollout.frames import ActFn
@@ -64,9 +65,8 @@ class PolicyBinder:
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
         """The function that acts in row ``start + t``; None if the actions are there already."""
-        if random or self._draws_from_spec():
-            self._fill_random(block, start, stop)
-            return None
+        if random or self.policy.draws_from(self.env):
+            return self._act_randomly(block, start, stop)
         plan = self.policy.plan(self._readable, self.batch, self.env.device)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
@@ -91,11 +91,31 @@ class PolicyBinder:
 
         return act
 
-    def _draws_from_spec(self) -> bool:
-        if not self.policy.is_random:
-            return False
-        spec = self.policy.module.action_spec  # type: ignore[attr-defined]
-        return bool(spec == self.env.full_action_spec or spec == self.env.action_spec)
+    def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
+        """Draws random actions, at once where no mask tells step by step what is allowed."""
+        self._fill_random(block, start, stop)
+        name, *more = self.env.action_keys
+        spec, shown = self.env.full_action_spec[name], block.rows.get((MASK_KEY,))
+        rows = block.rows[as_key(name)]
+        dtype = self.leaves.written[as_key(name)].dtype
+        if more:
+            return None
+        if shown is not None and fits(spec, shown.shape[1:], len(self.batch)):
+            masks = torch.from_numpy(shown)
+
+            def act(t: int) -> None:
+                drawn = masked_rand(spec, masks[start + t])
+                rows[start + t] = as_array(drawn.to(dtype).cpu())
+
+            return act
+        if self.env.action_mask() is None:
+            return None
+
+        def act_by_info(t: int) -> None:
+            drawn = rand_actions(self.env.full_action_spec, None, self.env.action_mask())
+            rows[start + t] = as_array(drawn.get(name).to(dtype).cpu())
+
+        return act_by_info
 
     def _fill_random(self, block: Block, start: int, stop: int) -> None:
         """Draws all actions of the stretch at once; what else the policy writes is zero."""

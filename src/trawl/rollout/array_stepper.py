@@ -84,7 +84,8 @@ class SingleStepper(ArrayStepper):
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         try:
-            obs, _ = self.env.env.reset(**kwargs)
+            obs, info = self.env.env.reset(**kwargs)
+            self.env.see(info)
             for index, value in enumerate(self._observed.encode(obs)):
                 view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
         except Exception as error:

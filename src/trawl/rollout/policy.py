@@ -66,10 +66,13 @@ class Policy:
         cpu = torch.device("cpu")
         return self.device is not None and self.device != (home or cpu)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether actions come from the environment's action spec alone."""
-        return isinstance(self.module, RandomPolicy)
+    def draws_from(self, env: Any) -> bool:
+        """Tells whether the policy draws what the environment itself would: random actions."""
+        module: Any = self.module
+        if not hasattr(module, "set_action_spec_from_env"):
+            return False
+        spec = module.action_spec
+        return bool(spec == env.full_action_spec or spec == env.action_spec)
 
     @property
     def in_keys(self) -> list[Key]:

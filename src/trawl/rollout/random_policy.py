@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
+
+from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
+from trawl.envs.specs import Composite, Spec
 
 
 class RandomPolicy:
-    """Acts at random, as the action spec draws.
+    """Acts at random, as the action spec draws; of masked actions it takes those allowed.
 
     Args:
         action_spec: spec of the action, or a composite of the specs of several; with None it is
@@ -45,6 +49,12 @@ class RandomPolicy:
                 "or give the policy to a collector"
             )
         # A composite has keys, a leaf has none; TorchRL's specs answer the same way.
-        if hasattr(self.action_spec, "keys"):
-            return td.update(self.action_spec.rand())
-        return td.set(self.action_key, self.action_spec.rand())
+        spec = self.action_spec
+        if isinstance(spec, Composite):
+            return td.update(rand_actions(spec, td))
+        if hasattr(spec, "keys"):
+            return td.update(spec.rand())
+        mask: Any = td.get(MASK_KEY, None)
+        if isinstance(spec, Spec) and isinstance(mask, Tensor) and fits(spec, mask.shape, td.ndim):
+            return td.set(self.action_key, masked_rand(spec, mask))
+        return td.set(self.action_key, spec.rand())

@@ -86,6 +86,8 @@ class TensorDictFrames(Frames):
         # What the policy wrote for itself to read at the next step, under "next" or as it is.
         self._states: list[Key] = []
         self._memories: list[Key] = []
+        # Before the reset, which may change the mask of a spec.
+        self._draws_from_spec = policy.draws_from(env)
         self._first = TensorDict({}, self.batch, device=env.device)
         self._carrier = self._begun(env.reset())
         self._discover()
@@ -184,6 +186,7 @@ class TensorDictFrames(Frames):
             step = partial(self._step_or_remake, self._whole)
         if self._unwritten:
             step = partial(self._step_without_action, step)
+        random = random or self._draws_from_spec
         return (self._act_randomly if random else self._act()), step
 
     def _step_without_action(self, step: StepFn, t: int) -> None:

@@ -1,0 +1,201 @@
+"""Action masks: which of an environment's discrete actions may be taken now.
+
+Gymnasium's convention is that of ``Space.sample(mask)``: an array of ones and zeros, one for each
+choice, under ``"action_mask"`` in a Dict observation or in ``info``. Random actions follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
+
+MASK_KEY = "action_mask"
+
+Array = NDArray[Any]
+
+
+def choices(spec: Any) -> list[int] | None:
+    """Returns the number of values of each choice that an action consists of.
+
+    For bits it is one entry for each, as a mask has. None if no mask can be for such an action.
+    """
+    if isinstance(spec, MultiOneHot):
+        return list(spec.nvec)
+    if isinstance(spec, Categorical):
+        return [spec.n]
+    if isinstance(spec, MultiCategorical):
+        return [int(n) for n in spec.nvec.flatten()]
+    return [1] * spec.shape[-1:].numel() if isinstance(spec, Binary) else None
+
+
+def fits(spec: Any, mask_shape: Sequence[int], batch: int) -> bool:
+    """Tells whether a mask of that shape can be for an action.
+
+    Args:
+        spec: the action's spec.
+        mask_shape: shape of the mask, for all environments.
+        batch: number of batch dimensions.
+    """
+    sizes = choices(spec)
+    return sizes is not None and tuple(mask_shape[batch:]) == (sum(sizes),)
+
+
+def masked_rand(spec: Any, mask: Tensor) -> Tensor:
+    """Draws an action that a mask allows.
+
+    Args:
+        spec: the action's spec.
+        mask: ``(*batch, choices)``; an action is allowed where it is not 0. If none is, the first
+            is taken, as Gymnasium does. For bits, 0 and 1 are the only value, and 2 allows both.
+
+    Returns:
+        A tensor of the spec's shape and dtype.
+    """
+    rows = mask.reshape(-1, mask.shape[-1])
+    if isinstance(spec, Binary):
+        drawn = torch.where(rows == 2, torch.randint(0, 2, rows.shape), rows)
+        return drawn.reshape(spec.shape).to(spec.dtype).to(spec.device)
+    sizes = choices(spec) or []
+    indices = [_choose(part) for part in rows.split(sizes, -1)]
+    if isinstance(spec, MultiOneHot):
+        pairs = zip(indices, sizes, strict=True)
+        indices = [torch.nn.functional.one_hot(index[:, 0], n) for index, n in pairs]
+    return torch.cat(indices, -1).reshape(spec.shape).to(spec.dtype).to(spec.device)
+
+
+def _choose(allowed: Tensor) -> Tensor:
+    """Returns the index of one of the allowed values for each row, ``(rows, 1)``."""
+    weights = (allowed != 0).to(torch.float64).cpu()
+    weights[:, 0] += weights.sum(-1) == 0
+    return torch.multinomial(weights, 1)
+
+
+def rand_actions(
+    specs: Composite, given: TensorDictBase | None, mask: Array | None = None
+) -> TensorDict:
+    """Draws actions.
+
+    Args:
+        specs: the specs of the actions.
+        given: what the environment shows; if there is a mask in it, the action follows it.
+        mask: the mask, where the environment shows it elsewhere.
+    """
+    drawn = specs.rand()
+    keys = list(specs.keys(True, True))
+    if len(keys) != 1:
+        return drawn
+    shown: Any = None if given is None else given.get(MASK_KEY, None)
+    if shown is None and mask is not None:
+        shown = torch.from_numpy(mask).reshape(*specs.shape, mask.shape[-1])
+    spec = specs[keys[0]]
+    if isinstance(shown, Tensor) and fits(spec, shown.shape, len(specs.shape)):
+        drawn.set(keys[0], masked_rand(spec, shown))
+    return drawn
+
+
+def flat_mask(mask: Any) -> Array:
+    """Returns a mask as one array; that of a ``MultiDiscrete`` space is a tuple of arrays."""
+    if isinstance(mask, (tuple, list)):
+        return np.concatenate([np.atleast_1d(np.asarray(part)) for part in mask])
+    return np.array(mask)
+
+
+class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps the newest mask that an environment has shown in ``info``.
+
+    Attributes:
+        mask: that mask.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], mask: Array) -> None:
+        super().__init__(env)
+        self.mask = mask
+
+    @override
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        self.mask = flat_mask(info[MASK_KEY])
+        return obs, info
+
+    @override
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        # The last step of an episode may come without: the reset after it brings the next.
+        shown = result[4].get(MASK_KEY)
+        if shown is not None:
+            self.mask = flat_mask(shown)
+        return result
+
+
+class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows ``info["action_mask"]`` in the observation, so that a policy can read it.
+
+    Observations are a Dict then: ``"action_mask"`` (int8), and beside it the entries of the
+    environment's Dict observation, or ``"observation"``.
+
+    Args:
+        env: an environment with a ``Discrete`` or ``MultiDiscrete`` action space. The masks of the
+            latter are put one behind the other.
+
+    Raises:
+        TypeError: for another action space.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        acted, observed = env.action_space, env.observation_space
+        if isinstance(acted, spaces.Discrete):
+            self._count = int(acted.n)
+        elif isinstance(acted, spaces.MultiDiscrete):
+            self._count = int(np.sum(acted.nvec))
+        else:
+            raise TypeError(
+                "ObserveActionMask needs an action space that is Discrete or MultiDiscrete, but "
+                f"that of {env} is {acted}"
+            )
+        self._nested = isinstance(observed, spaces.Dict)
+        entries = (
+            dict(observed.spaces)
+            if isinstance(observed, spaces.Dict)
+            else {"observation": observed}
+        )
+        entries[MASK_KEY] = spaces.MultiBinary(self._count)
+        self.observation_space = spaces.Dict(entries)
+
+    @override
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return self._with_mask(obs, info), info
+
+    @override
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if (terminated or truncated) and MASK_KEY not in info:
+            # No action follows.
+            info = {**info, MASK_KEY: np.ones(self._count, dtype=np.int8)}
+        return self._with_mask(obs, info), reward, terminated, truncated, info
+
+    def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if MASK_KEY not in info:
+            raise KeyError(
+                f"{self.env} gave no info[{MASK_KEY!r}], which ObserveActionMask shows; the info "
+                f"holds {sorted(info)}"
+            )
+        mask = flat_mask(info[MASK_KEY]).astype(np.int8)
+        if mask.shape != (self._count,):
+            raise ValueError(
+                f"{self.env} gave info[{MASK_KEY!r}] of shape {mask.shape}, but its action space "
+                f"has {self._count} choices"
+            )
+        return {**(obs if self._nested else {"observation": obs}), MASK_KEY: mask}

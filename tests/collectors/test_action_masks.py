@@ -1,0 +1,238 @@
+"""Random actions are among those that an action mask allows, and policies can read it."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+
+from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
+from trawl.envs import GymEnv, ObserveActionMask, ParallelEnv, SerialEnv
+from trawl.envs.masks import masked_rand
+
+
+class Masked(gymnasium.Env):
+    """Allows one or two of its actions, other ones at each step, and refuses the rest.
+
+    Args:
+        where: where the mask is: "obs" or "info".
+        action_space: the action space.
+    """
+
+    def __init__(self, where="obs", action_space=None):
+        self.where = where
+        self.action_space = action_space or spaces.Discrete(5)
+        parts = {"position": spaces.Box(0, 100, (1,), np.float32)}
+        if where == "obs":
+            count = sum(np.atleast_1d(self.sizes))
+            parts["action_mask"] = spaces.Box(0, 2, (count,), np.int8)
+        self.observation_space = spaces.Dict(parts)
+        self.steps = 0
+
+    @property
+    def sizes(self):
+        space = self.action_space
+        if isinstance(space, spaces.Discrete):
+            return [space.n]
+        return [1] * space.n if isinstance(space, spaces.MultiBinary) else space.nvec
+
+    def mask(self):
+        """One array for each choice."""
+        if isinstance(self.action_space, spaces.MultiBinary):
+            return [np.array([(self.steps + i) % 3], np.int8) for i in range(len(self.sizes))]
+        found = [np.zeros(n, np.int8) for n in self.sizes]
+        for part in found:
+            part[[self.steps % len(part), (2 * self.steps) % len(part)]] = 1
+        return found
+
+    def shown(self):
+        obs, mask = {"position": np.array([self.steps], np.float32)}, self.mask()
+        whole = np.concatenate(mask)
+        if self.where == "obs":
+            return obs | {"action_mask": whole}, {}
+        several = isinstance(self.action_space, spaces.MultiDiscrete)
+        return obs, {"action_mask": tuple(mask) if several else whole}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = int(self.np_random.integers(5))
+        return self.shown()
+
+    def step(self, action):
+        if isinstance(self.action_space, spaces.MultiBinary):
+            allowed = all(m == 2 or a == m for a, (m,) in zip(action, self.mask(), strict=True))
+        else:
+            pairs = zip(np.atleast_1d(action), self.mask(), strict=True)
+            allowed = all(mask[choice] for choice, mask in pairs)
+        if not allowed:
+            raise AssertionError(f"action {action} is not among {self.mask()}")
+        self.steps += 1
+        return self.shown()[0], 1.0, self.steps % 7 == 0, False, self.shown()[1]
+
+
+SPACES = {
+    "discrete": spaces.Discrete(5),
+    "multi": spaces.MultiDiscrete([3, 4]),
+    "bits": spaces.MultiBinary(4),
+}
+
+
+def env_of(where, kind, space, categorical=False):
+    def make():
+        env = Masked(where, SPACES[space])
+        return GymEnv(env, categorical_action_encoding=categorical)
+
+    return {
+        "single": make,
+        "list": lambda: SerialEnv(2, make),
+        "parallel": lambda: ParallelEnv(2, make),
+        "vector": lambda: gymnasium.vector.SyncVectorEnv(
+            [lambda: Masked(where, SPACES[space])] * 2
+        ),
+    }[kind]
+
+
+@pytest.mark.parametrize("space", ["discrete", "multi", "bits"])
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [("obs", "single"), ("obs", "list"), ("obs", "vector"), ("info", "single"), ("info", "list")],
+)
+def test_random_actions_are_allowed(where, kind, space, categorical):
+    if kind == "vector" and categorical:
+        pytest.skip("the encoding is GymEnv's")
+    env = env_of(where, kind, space, categorical)
+    with Collector(env, frames_per_batch=600, total_frames=1200) as collector:
+        first, _ = collector
+        assert collector.stats()["env_path"] == "array"
+    actions = first["action"].reshape(600, -1)
+    if space != "bits" and not categorical:
+        # All that is allowed comes up.
+        assert (actions.sum(0) > 0).all()
+    assert len(actions.unique(dim=0)) > 3
+
+
+def test_those_of_a_parallel_environment_are_too():
+    with Collector(env_of("obs", "parallel", "discrete"), frames_per_batch=200) as collector:
+        assert collector.next().shape == (2, 100)
+
+
+def test_actions_are_drawn_evenly_from_those_allowed():
+    allowed = np.array([1, 0, 1, 1, 0], np.int8)
+    env = Masked()
+    env.mask = lambda: [allowed]
+    with Collector(env, frames_per_batch=3000) as collector:
+        collector.set_seed(0)
+        counts = collector.next()["action"].sum(0)
+    assert counts[[1, 4]].tolist() == [0, 0]
+    assert (counts[[0, 2, 3]] > 800).all()
+
+
+def test_equal_seeds_give_equal_actions():
+    def actions():
+        with Collector(env_of("obs", "single", "multi"), frames_per_batch=50) as collector:
+            collector.set_seed(3)
+            return collector.next()["action"]
+
+    assert torch.equal(actions(), actions())
+
+
+@pytest.mark.parametrize("make", [RandomPolicy, lambda: RandomPolicy(GymEnv(Masked()).action_spec)])
+def test_the_random_policy_follows_the_mask(make):
+    with Collector(Masked(), make(), frames_per_batch=300) as collector:
+        collector.next()
+
+
+def test_the_random_policy_does_so_outside_of_a_collector():
+    env = GymEnv(Masked())
+    for policy in (RandomPolicy(env.action_spec), RandomPolicy(env.full_action_spec)):
+        env.rollout(50, policy)
+    env.rollout(50)
+    env = GymEnv(Masked("info"))
+    env.rollout(50)
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+def test_random_frames_come_first(where):
+    calls = []
+
+    def policy(position):
+        calls.append(None)
+        steps = position.long()[..., 0]
+        return torch.nn.functional.one_hot(steps % 5, 5)
+
+    with Collector(
+        Masked(where), policy, frames_per_batch=100, init_random_frames=200, total_frames=300
+    ) as collector:
+        before = len(calls)
+        list(collector)
+    assert len(calls) - before == 100
+
+
+@pytest.mark.parametrize("where", ["obs", "info"])
+def test_workers_follow_it(where):
+    with MultiSyncCollector(
+        [lambda: Masked(where)] * 2, frames_per_batch=200, total_frames=400
+    ) as collector:
+        assert len(list(collector)) == 2
+
+
+def allowed_only(mask):
+    """A policy that takes the last allowed action."""
+    last = mask.shape[-1] - 1 - mask.flip(-1).long().argmax(-1)
+    return torch.nn.functional.one_hot(last, mask.shape[-1])
+
+
+@pytest.mark.parametrize("env", [Masked(), ObserveActionMask(Masked("info"))], ids=["obs", "info"])
+def test_a_policy_reads_the_mask(env):
+    policy = TensorDictModule(allowed_only, in_keys=["action_mask"], out_keys=["action"])
+    with Collector(env, policy, frames_per_batch=50) as collector:
+        batch = collector.next()
+    assert (batch["action_mask"] * batch["action"]).sum() == 50
+
+
+def test_a_mask_in_info_can_be_observed_by_a_vector_environment():
+    env = gymnasium.vector.SyncVectorEnv([lambda: ObserveActionMask(Masked("info"))] * 2)
+    with Collector(env, frames_per_batch=200) as collector:
+        batch = collector.next()
+    assert batch["action_mask"].shape == (2, 100, 5)
+
+
+def test_what_is_observed_beside_it_is_kept():
+    (*_, taxi) = sorted(name for name in gymnasium.registry if name.startswith("Taxi-v"))
+    env = GymEnv(ObserveActionMask(gymnasium.make(taxi)))
+    assert set(env.reset().keys()) >= {"observation", "action_mask"}
+    env = GymEnv(ObserveActionMask(Masked("info", SPACES["multi"])))
+    assert env.reset()["action_mask"].shape == (7,)
+
+
+def test_a_mask_that_allows_nothing_gives_the_first_action():
+    spec = GymEnv(Masked()).action_spec
+    assert masked_rand(spec, torch.zeros(5)).tolist() == [1, 0, 0, 0, 0]
+
+
+def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
+    class Odd(Masked):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,))})
+
+        def shown(self):
+            return {"action_mask": np.zeros(3, np.float32)}, {}
+
+        def mask(self):
+            return [np.ones(5)]
+
+    with Collector(Odd(), frames_per_batch=200) as collector:
+        assert (collector.next()["action"].sum(0) > 0).all()
+
+
+def test_observing_a_mask_needs_a_discrete_action():
+    with pytest.raises(TypeError, match=r"Discrete or MultiDiscrete, but that of .* is Box"):
+        ObserveActionMask(gymnasium.make("Pendulum-v1"))
+
+
+def test_observing_a_mask_that_is_not_there():
+    with pytest.raises(KeyError, match=r"gave no info\['action_mask'\]"):
+        Collector(ObserveActionMask(gymnasium.make("CartPole-v1")), frames_per_batch=10)
