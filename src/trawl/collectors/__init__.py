@@ -1,6 +1,7 @@
 """Collectors: from an environment and a policy to batches of experience."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
@@ -24,11 +25,17 @@ from trawl.weight_update import (
     WeightUpdaterBase,
 )
 
+if TYPE_CHECKING:
+    from trawl.collectors.evaluation import Comparison, EvaluationResult, Evaluator
+
 __all__ = [
     "AsyncCollector",
     "BaseCollector",
     "Collector",
     "CollectorConfig",
+    "Comparison",
+    "EvaluationResult",
+    "Evaluator",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiConfig",
@@ -44,5 +51,17 @@ __all__ = [
 ]
 
 
+# Imported when first used: workers, which import this too, have no use for it.
+_EVALUATION = ("Comparison", "EvaluationResult", "Evaluator")
+
+
 def __getattr__(name: str) -> Any:
-    return _lookup(name)
+    if name not in _EVALUATION:
+        return _lookup(name)
+    module = importlib.import_module("trawl.collectors.evaluation")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""Evaluation of policies: whole episodes, beside training."""
+
+from trawl.collectors.evaluation.evaluator import Evaluator
+from trawl.collectors.evaluation.reading import EvaluatedEpisodes
+from trawl.collectors.evaluation.results import Comparison, EvaluationResult
+
+__all__ = ["Comparison", "EvaluatedEpisodes", "EvaluationResult", "Evaluator"]

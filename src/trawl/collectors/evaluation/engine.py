@@ -1,0 +1,206 @@
+"""Runs evaluations one after the other, with a collector in this process or elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from trawl.collectors.base import BaseCollector
+from trawl.collectors.config import muted
+from trawl.collectors.evaluation.environments import Video
+from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
+from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
+from trawl.collectors.evaluation.snapshot import private_copy
+from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
+from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.single import Collector
+from trawl.weight_update.tensors import Weights
+
+# Steps of each environment in a batch: an evaluation may take up to so many more than it needs,
+# in which environments that are done are not stepped.
+_STEPS = 100
+
+
+class EvaluationStopped(Exception):
+    """The evaluator was shut down while it evaluated."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that an evaluation needs, but weights.
+
+    Attributes:
+        env: what environments are made of.
+        policy: the policy, if there is no factory.
+        policy_factory: makes the policy where it acts.
+        backend: ``"thread"``, ``"process"`` or ``"ray"``.
+        workers: number of workers.
+        envs: number of environments of each worker.
+        episodes: number of episodes.
+        max_steps: steps after which an episode is truncated, or None.
+        frames_per_batch: frames that all environments collect at a time, or None.
+        collector_class: the collector of each worker.
+        options: more options of the collector.
+        keep: whether whole trajectories are needed.
+        record: whether videos are made.
+    """
+
+    env: Any
+    policy: Any
+    policy_factory: Callable[..., Any] | None
+    backend: str
+    workers: int
+    envs: int
+    episodes: int
+    max_steps: int | None
+    frames_per_batch: int | None
+    exploration_type: InteractionType | None
+    reward_key: Any
+    done_key: Any
+    collector_class: type[Collector] = Collector
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keep: bool = False
+    record: bool = True
+
+    @property
+    def threaded(self) -> bool:
+        """Whether the environments are stepped by a thread of this process."""
+        return self.backend == "thread"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Outcome of an evaluation.
+
+    Attributes:
+        trajectories: whole trajectories, padded, if they were asked for.
+        seconds: time that it took.
+        frames: number of steps in its episodes.
+    """
+
+    episodes: EvaluatedEpisodes
+    trajectories: TensorDictBase | None
+    video: Video | None
+    seconds: float
+    frames: int
+
+
+class EvaluationEngine:
+    """Runs evaluations with one collector. All is done in the thread that calls it.
+
+    Args:
+        setup: what to evaluate, and where.
+        stopping: once set, an evaluation ends as soon as it can.
+    """
+
+    def __init__(self, setup: Setup, stopping: threading.Event) -> None:
+        self.setup = setup
+        self._stopping = stopping
+        self._collector: BaseCollector | None = None
+
+    def open(self) -> None:
+        """Makes the environments, the policy and the workers, if they are not there."""
+        if self._collector is None or self._collector.closed:
+            with self._isolation(0):
+                self._collector = _make_collector(self.setup, self._stopping)
+
+    def run(self, weights: Mapping[str, Weights], seed: int, step: int) -> Measured:
+        """Evaluates.
+
+        Args:
+            weights: weights by model.
+            seed: seed of the episodes.
+            step: the step that videos are logged at.
+
+        Raises:
+            EvaluationStopped: if it was told to stop.
+            Exception: of an environment, the policy, or a worker that is not replaced.
+        """
+        self.open()
+        collector = self._collector
+        assert collector is not None
+        with self._isolation(seed) as random:
+            if weights:
+                collector.update_policy_weights_(weights_dict=dict(weights))
+            while True:
+                if random is not None:
+                    random.seed(policy_seed(worker_seed(seed, 0)))
+                restarts = collector.stats().get("restarts", 0)
+                measured = self._run_once(collector, seed, step)
+                if collector.stats().get("restarts", 0) == restarts:
+                    return measured
+                # Episodes of a worker that was replaced began anew: they don't count.
+
+    def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
+        setup, began = self.setup, time.perf_counter()
+        reader = EpisodeReader(setup.episodes, setup.reward_key, setup.done_key, setup.keep)
+        begin = (seed, setup.workers, setup.episodes, setup.record, not setup.threaded)
+        collector.map_fn("begin_evaluation", [begin] * setup.workers)
+        while not reader.complete:
+            self._check_stop()
+            batch = collector.next()
+            if batch is None:
+                raise EvaluationStopped("the evaluator was shut down during an evaluation")
+            self._check_stop()
+            reader.add(batch)
+        seconds = time.perf_counter() - began
+        videos = collector.map_fn("end_evaluation", [(step, setup.record)] * setup.workers)
+        trajectories = reader.trajectories() if setup.keep else None
+        video = next((video for video in videos if video is not None), None)
+        return Measured(reader.result(seed), trajectories, video, seconds, reader.frames)
+
+    def _check_stop(self) -> None:
+        if self._stopping.is_set():
+            raise EvaluationStopped("the evaluator was shut down during an evaluation")
+
+    def _isolation(self, seed: int) -> AbstractContextManager[PrivateRandom | None]:
+        """Keeps what this thread draws and sets from others, where they could notice it."""
+        return isolated(seed) if self.setup.threaded else nullcontext()
+
+    def interrupt(self, timeout: float) -> None:
+        """Ends workers that keep an evaluation from ending; may be called by another thread."""
+        if self._collector is not None and not self.setup.threaded:
+            self._collector.shutdown(timeout=timeout, raise_on_error=False)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Closes the environments and ends the workers."""
+        if self._collector is not None:
+            self._collector.shutdown(timeout=timeout)
+            self._collector = None
+
+
+def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
+    """The collector that a setup asks for."""
+    lanes = setup.workers * setup.envs
+    frames = setup.frames_per_batch or min(_STEPS, setup.max_steps or _STEPS) * lanes
+    options: dict[str, Any] = {
+        **setup.options,
+        "frames_per_batch": -(-frames // lanes) * lanes,
+        "max_frames_per_traj": setup.max_steps,
+        "exploration_type": setup.exploration_type,
+        "policy_factory": setup.policy_factory,
+    }
+    kind = evaluation_class(setup.collector_class)
+    policy = None if setup.policy is None else private_copy(setup.policy)
+    source = [setup.env] * setup.envs if setup.envs > 1 else setup.env
+    # Of frames that don't divide: they are chosen here, and environments that come in batches
+    # may have any number of them.
+    with muted():
+        if setup.threaded:
+            return kind(source, policy, interruptor=stopping.is_set, **options)
+        if setup.backend == "process":
+            return MultiSyncCollector(
+                [source] * setup.workers, policy, collector_class=kind, **options
+            )
+        from trawl.collectors.distributed.ray import RayCollector
+
+        return RayCollector(
+            [source] * setup.workers, policy, collector_class=kind, sync=True, **options
+        )

@@ -1,0 +1,190 @@
+"""Environments as an evaluation needs them: episodes with seeds of their own, frozen statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Env
+from numpy.typing import NDArray
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.seeding import derive
+
+Video = NDArray[np.uint8]
+
+_WRAPPERS = (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)
+
+
+def episode_seed(seed: int, episode: int) -> int:
+    """Seed of the reset that begins an episode of an evaluation.
+
+    Args:
+        seed: seed of the evaluation.
+        episode: number of the episode, from 0.
+    """
+    return derive(seed, "episode", episode)
+
+
+class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins each episode with the seed that its number has, wherever it runs.
+
+    Environment ``index`` of ``stride`` runs the episodes ``index``, ``index + stride``, and so on.
+    After its last one it is idle: the simulator is left alone until the next evaluation.
+
+    Args:
+        env: the environment.
+        index: number of this environment among all that evaluate.
+        stride: number of environments that evaluate.
+        episodes: number of episodes in an evaluation, over all environments.
+        record: whether the first episode is rendered.
+
+    Attributes:
+        frames: what the first episode looked like, a ``(height, width, 3)`` array for each step.
+    """
+
+    def __init__(
+        self, env: Env[Any, Any], index: int, stride: int, episodes: int, record: bool
+    ) -> None:
+        super().__init__(env)
+        self.index, self.stride, self.episodes = index, stride, episodes
+        self.record = record and index == 0 and env.render_mode == "rgb_array"
+        self.frames: list[Any] = []
+        self._seed = 0
+        self._episode: int | None = None  # before the first evaluation there are none
+        self._last: Any = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether all episodes of this environment are over."""
+        return self._episode is not None and self._episode >= self.episodes
+
+    @property
+    def recording(self) -> bool:
+        """Whether the episode under way is rendered."""
+        return self.record and self._episode == 0
+
+    def begin(self, seed: int) -> None:
+        """Begins an evaluation: the next reset begins the first episode."""
+        self._seed, self._episode = seed, self.index - self.stride
+        self.frames = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begins the next episode of this environment."""
+        if self._episode is None:
+            return self.env.reset(seed=seed, options=options)
+        if not self.idle:
+            self._episode += self.stride
+        if self.idle:
+            if self._last is None:
+                self._last = self.env.reset(seed=seed, options=options)[0]
+            return self._last, {}
+        self._last, info = self.env.reset(
+            seed=episode_seed(self._seed, self._episode), options=options
+        )
+        if self.recording:
+            self.frames.append(self.env.render())
+        return self._last, info
+
+    def step(self, action: Any) -> Any:
+        """Takes a step, unless the environment is idle."""
+        if self.idle:
+            return self._last, 0.0, False, False, {}
+        result = self.env.step(action)
+        if self.recording:
+            self.frames.append(self.env.render())
+        return result
+
+
+def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:
+    """Gives the episodes of an environment seeds by their numbers, if they can have them.
+
+    Single Gymnasium environments can, also several in a batch. Vector environments begin
+    episodes by themselves, and TorchRL's environments are seeded in ways of their own.
+
+    Args:
+        env: the environment of a collector.
+        worker: number of the worker that has it.
+        workers: number of workers, with as many environments each.
+        episodes: number of episodes in an evaluation.
+        record: whether the first episode is rendered.
+
+    Returns:
+        Whether they can.
+    """
+    parts = env.parts if isinstance(env, TensorDictEnv) else [env]
+    if not all(isinstance(part, GymEnv) and part.vector is None for part in parts):
+        return False
+    for index, part in enumerate(parts, worker * len(parts)):
+        if not isinstance(part.env, SeededEpisodes):
+            stride = workers * len(parts)
+            part.env = SeededEpisodes(part.env, index, stride, episodes, record)
+    return True
+
+
+def simulators(env: Any) -> list[SeededEpisodes]:
+    """The environments whose episodes have seeds."""
+    parts = env.parts if isinstance(env, TensorDictEnv) else []
+    wrapped = [getattr(part, "env", None) for part in parts]
+    return [each for each in wrapped if isinstance(each, SeededEpisodes)]
+
+
+def freeze(env: Any) -> None:
+    """Stops statistics from being updated, in Gymnasium's wrappers and TorchRL's transforms.
+
+    An evaluation must not move the means that it normalises by, or its result would depend on
+    how often there was one.
+    """
+    for layer in _layers(env):
+        if isinstance(layer, _WRAPPERS):
+            if hasattr(layer, "update_running_mean"):
+                layer.update_running_mean = False
+        elif hasattr(type(layer), "frozen_copy"):
+            layer.freeze()
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The environment, and the wrappers, transforms and environments that it consists of."""
+    found = [env]
+    while found:
+        layer = found.pop()
+        yield layer
+        if isinstance(layer, TensorDictEnv):
+            found += [part for part in layer.parts if part is not layer]
+        if isinstance(layer, (GymEnv, *_WRAPPERS)):
+            found.append(layer.env)
+        elif isinstance(layer, gymnasium.vector.SyncVectorEnv):
+            found += layer.envs
+        # TorchRL's transformed environments, and its sequences of transforms.
+        found += [getattr(layer, name) for name in ("transform", "base_env") if _has(layer, name)]
+        if _has(layer, "transforms"):
+            found += list(layer.transforms)
+
+
+def _has(layer: Any, name: str) -> bool:
+    """Whether an object has something of its own under a name, and passes on no other's."""
+    return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
+
+
+def video_of(env: Any) -> Video | None:
+    """What the first episode looked like: uint8 ``(steps + 1, height, width, 3)``, or None."""
+    for simulator in simulators(env):
+        if simulator.frames:
+            return np.stack([np.asarray(frame, np.uint8) for frame in simulator.frames])
+    return None
+
+
+def dump_videos(env: Any, step: int) -> None:
+    """Writes what video recorders among TorchRL's transforms have gathered.
+
+    Args:
+        env: the environment.
+        step: the step that the video is logged at.
+    """
+    transform = getattr(env, "transform", None)
+    dump = getattr(transform, "dump", None)
+    if callable(dump):
+        dump(step=step)

@@ -1,0 +1,246 @@
+"""Random numbers and an exploration type for one thread alone.
+
+Torch's default generators and tensordict's interaction type belong to the whole process. An
+evaluation in a thread must neither draw from the learner's generators nor change how the
+learner's policy acts, so within :func:`isolated` both are the thread's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from tensordict.nn import probabilistic
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trawl.envs.seeding import derive
+
+# Built-in functions that draw.
+_DRAWING = frozenset(
+    [
+        getattr(torch, name)
+        for name in (
+            "_sample_dirichlet",
+            "_standard_gamma",
+            "bernoulli",
+            "binomial",
+            "multinomial",
+            "normal",
+            "poisson",
+            "rand",
+            "rand_like",
+            "randint",
+            "randint_like",
+            "randn",
+            "randn_like",
+            "randperm",
+        )
+    ]
+    + [
+        getattr(Tensor, name)
+        for name in (
+            "bernoulli",
+            "bernoulli_",
+            "cauchy_",
+            "exponential_",
+            "geometric_",
+            "log_normal_",
+            "multinomial",
+            "normal_",
+            "random_",
+            "uniform_",
+        )
+    ]
+)
+# Functions in Python that draw somewhere in them: these, and all of ``torch.nn.init``.
+_DRAWING_INSIDE = frozenset(
+    {
+        "alpha_dropout",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_alpha_dropout",
+        "fractional_max_pool2d_with_indices",
+        "fractional_max_pool3d_with_indices",
+        "gumbel_softmax",
+        "multi_head_attention_forward",
+        "rrelu",
+    }
+)
+_aten = torch.ops.aten
+# Operators that take a generator in another overload only.
+_WITH_GENERATOR = {
+    _aten.rand.default: _aten.rand.generator,
+    _aten.randn.default: _aten.randn.generator,
+    _aten.randint.default: _aten.randint.generator,
+    _aten.randint.low: _aten.randint.low_generator,
+    _aten.randperm.default: _aten.randperm.generator,
+}
+# Operators that draw by filling an empty tensor.
+_LIKE: dict[Any, Callable[..., Tensor]] = {
+    _aten.rand_like: Tensor.uniform_,
+    _aten.randn_like: Tensor.normal_,
+    _aten.randint_like: Tensor.random_,
+}
+
+
+class PrivateRandom(TorchFunctionMode):
+    """Lets the functions of torch draw from generators of its own, in the thread that enters it.
+
+    The numbers are those that the default generators would give after ``torch.manual_seed``.
+    Functions that can't draw are called as they are, so that a policy is hardly slower within.
+
+    Args:
+        seed: seed of the generators, one for each device.
+
+    Example:
+        >>> import torch
+        >>> from trawl.collectors.evaluation.isolation import PrivateRandom
+        >>> before = torch.get_rng_state()
+        >>> with PrivateRandom(seed=5):
+        ...     drawn = torch.randn(3)
+        >>> bool((torch.get_rng_state() == before).all())
+        True
+        >>> with torch.random.fork_rng():
+        ...     expected = torch.manual_seed(5) and torch.randn(3)
+        >>> torch.equal(drawn, expected)
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._operators = _PrivateOperators(seed)
+
+    def seed(self, seed: int) -> None:
+        """Begins anew with a seed."""
+        self._operators.seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls ``func``, which draws from a private generator if it draws."""
+        kwargs = kwargs or {}
+        if func in _DRAWING or (isinstance(func, FunctionType) and _draws_inside(func)):
+            with self._operators:
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _draws_inside(func: FunctionType) -> bool:
+    return func.__module__ == "torch.nn.init" or func.__name__ in _DRAWING_INSIDE
+
+
+class _PrivateOperators(TorchDispatchMode):
+    """Gives private generators to the operators that functions come down to."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        func = _WITH_GENERATOR.get(func, func)
+        fill = _LIKE.get(func.overloadpacket)
+        if fill is not None:
+            kwargs.pop("generator", None)
+            empty = torch.empty_like(args[0], **kwargs)
+            # With one bound it is the upper one, for both.
+            return fill(empty, *args[1:], generator=self._generator(empty.device))
+        takes = any(argument.name == "generator" for argument in func._schema.arguments)
+        if takes and kwargs.get("generator") is None:
+            kwargs["generator"] = self._generator(_device_of(args, kwargs))
+        return func(*args, **kwargs)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        found = self._generators.get(device)
+        if found is None:
+            found = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = found
+        return found
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device:
+    """The device on which an operator draws."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value.device
+    return torch.device(kwargs.get("device") or "cpu")
+
+
+class _ThreadsOwnType:
+    """The process's interaction type, but for threads that have one of their own.
+
+    It stands where tensordict keeps the type. Compiled code sees the process's type: it can't
+    tell threads apart.
+
+    Args:
+        shared: tensordict's holder of the process's type.
+    """
+
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+        self.own: dict[int, Any] = {}
+
+    def get_mode(self) -> Any:
+        """The type that is set."""
+        if self.own and not torch.compiler.is_compiling():
+            thread = threading.get_ident()
+            if thread in self.own:
+                return self.own[thread]
+        return self.shared.get_mode()
+
+    def set_mode(self, type: Any) -> None:
+        """Sets the type: of this thread, if it has one of its own."""
+        if self.own and not torch.compiler.is_compiling():
+            thread = threading.get_ident()
+            if thread in self.own:
+                self.own[thread] = type
+                return
+        self.shared.set_mode(type)
+
+
+_install = threading.Lock()
+
+
+def _types() -> _ThreadsOwnType:
+    """What holds the interaction types of threads; put in tensordict's place on first use."""
+    name = "_interaction_type"
+    with _install:
+        holder = getattr(probabilistic, name)
+        if not isinstance(holder, _ThreadsOwnType):
+            holder = _ThreadsOwnType(holder)
+            setattr(probabilistic, name, holder)
+        return holder
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[PrivateRandom]:
+    """Within it, this thread has random numbers and an interaction type of its own.
+
+    Args:
+        seed: seed of the policy's random numbers, as a collector's ``set_seed`` takes it.
+
+    Yields:
+        The random numbers, which can be seeded anew.
+    """
+    holder, thread = _types(), threading.get_ident()
+    holder.own[thread] = None
+    try:
+        with PrivateRandom(policy_seed(seed)) as random:
+            yield random
+    finally:
+        del holder.own[thread]
+
+
+def policy_seed(seed: int) -> int:
+    """Seed of torch's generator in a collector that was seeded with ``seed``."""
+    return derive(derive(seed, "policy"), "torch")

@@ -1,0 +1,183 @@
+"""Checks what an evaluator is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trawl.collectors.config import check_number
+from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.single import Collector
+from trawl.envs.build import is_env
+
+BACKENDS = ("thread", "process", "ray")
+BUSY_POLICIES = ("skip", "error", "queue")
+_BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
+
+# Options of collectors that an evaluation sets itself, or that would change its episodes.
+_OWN = frozenset(
+    {
+        "cat_results",
+        "collector_class",
+        "compact_obs",
+        "create_env_fn",
+        "exploration_type",
+        "extend_buffer",
+        "frames_per_batch",
+        "init_fn",
+        "init_random_frames",
+        "interruptor",
+        "max_frames_per_traj",
+        "num_collectors",
+        "num_workers",
+        "policy",
+        "policy_factory",
+        "postproc",
+        "preemptive_threshold",
+        "replay_buffer",
+        "reset_at_each_iter",
+        "return_same_td",
+        "set_truncated",
+        "sink",
+        "split_trajs",
+        "sync",
+        "total_frames",
+        "track_traj_ids",
+        "traj_format",
+        "trajs_per_batch",
+        "trajs_per_write",
+        "worker_idx",
+    }
+)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of several names.
+
+    Raises:
+        ValueError: if it is none of them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be {', '.join(map(repr, choices))}, but it is {value!r}")
+    return str(value)
+
+
+def check_policy(policy: Any, policy_factory: Any) -> None:
+    """Refuses an evaluator that has no policy, or two.
+
+    Raises:
+        ValueError: if not exactly one of them is given.
+        TypeError: if the factory can't be called, or is a policy.
+    """
+    if (policy is None) == (policy_factory is None):
+        what = "neither is" if policy is None else "both are"
+        raise ValueError(f"give either policy or policy_factory: {what} given")
+    if policy_factory is None:
+        return
+    if isinstance(policy_factory, nn.Module) or not callable(policy_factory):
+        raise TypeError(
+            "policy_factory must be a function that makes the policy, but it is "
+            f"{type(policy_factory).__name__}; give a policy as policy="
+        )
+
+
+def check_env(env: Any, backend: str, workers: int, envs: int) -> Any:
+    """Settles what a worker makes its environments of.
+
+    Raises:
+        ValueError: if there have to be several environments, or one in another process, and
+            ``env`` is one that is made already.
+    """
+    made = is_env(env)
+    if made and backend != "thread":
+        raise ValueError(
+            f"backend={backend!r} makes its environment in another process, but env is one that "
+            f"is made already, {env!r}: give a function that makes it"
+        )
+    if workers > 1 and backend == "thread":
+        raise ValueError(
+            f"num_workers={workers} needs backend='process' or 'ray': a thread evaluates alone"
+        )
+    if envs > 1 and (made or isinstance(env, (list, tuple))):
+        raise ValueError(
+            f"num_envs={envs} needs an id, or a function that makes an environment, but env is "
+            f"{env!r}"
+        )
+    return env
+
+
+def check_kwargs(kwargs: Mapping[str, Any] | None, threaded: bool) -> dict[str, Any]:
+    """The options of the collector that a user may give.
+
+    Raises:
+        TypeError: for options that are the evaluator's own.
+        ValueError: for compilation in a thread.
+    """
+    found = dict(kwargs or {})
+    own = sorted(_OWN & found.keys())
+    if own:
+        raise TypeError(
+            f"collector_kwargs can't have {', '.join(own)}: the evaluator sets these itself, or by "
+            "arguments of its own"
+        )
+    compiled = [name for name in ("compile_policy", "cudagraph_policy") if found.get(name)]
+    if threaded and compiled:
+        raise ValueError(
+            f"{compiled[0]} needs backend='process' or 'ray': what is compiled in a thread sees "
+            "the learner's exploration type"
+        )
+    return found
+
+
+def collector_class(kind: Any, backend: str) -> tuple[type[Collector], str]:
+    """The class of the workers' collectors, and the backend that a class stands for.
+
+    Args:
+        kind: a class of collectors, its name, or None.
+        backend: the backend that was asked for.
+
+    Raises:
+        ValueError: for a collector that an evaluation can't use.
+    """
+    kind = _BY_NAME.get(kind, kind) if isinstance(kind, str) else kind
+    if kind is None:
+        return Collector, backend
+    if isinstance(kind, type) and issubclass(kind, Collector):
+        return kind, backend
+    if kind is MultiSyncCollector:
+        return Collector, "process" if backend == "thread" else backend
+    raise ValueError(
+        "collector_cls must be Collector, a subclass of it, or MultiSyncCollector, but it is "
+        f"{kind!r}"
+    )
+
+
+def single_key(name: str, key: Any) -> Any:
+    """One key, also from a list of one.
+
+    Raises:
+        ValueError: for several keys.
+    """
+    if isinstance(key, list):
+        if len(key) != 1:
+            raise ValueError(f"{name} must be one key, but there are {len(key)}: {key!r}")
+        return key[0]
+    return key
+
+
+def device_of(device: Any, policy: Any) -> torch.device | None:
+    """Device of the policy: the one given, or that of its parameters if that isn't the CPU."""
+    if device is not None:
+        return torch.device(device)
+    if not isinstance(policy, nn.Module):
+        return None
+    found = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    return None if found.type == "cpu" else found
+
+
+def check_count(name: str, value: Any) -> int:
+    """A positive integer."""
+    return check_number(name, value, least=1)

@@ -1,0 +1,173 @@
+"""Reads the episodes of an evaluation out of the batches that collectors deliver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from trawl.data.trajectories import join
+from trawl.keys import as_key, show_key
+from trawl.rollout.record import MASK
+
+# TorchRL's RewardSum writes the sum of the rewards so far here.
+EPISODE_REWARD = ("next", "episode_reward")
+
+
+@dataclass(frozen=True)
+class EvaluatedEpisodes:
+    """The episodes of an evaluation, in the order of their numbers.
+
+    Attributes:
+        returns: sums of their rewards, float64.
+        lengths: numbers of their steps, int64.
+        seed: seed of the evaluation.
+    """
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.returns)
+
+
+@dataclass
+class _Lane:
+    """One environment of the batch.
+
+    Attributes:
+        wanted: number of episodes that it contributes.
+        rewards: rewards of the episode under way.
+        frames: its frames, if they are kept.
+    """
+
+    wanted: int
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    rewards: list[Tensor] = field(default_factory=list)
+    frames: list[TensorDictBase] = field(default_factory=list)
+    trajectories: list[TensorDictBase] = field(default_factory=list)
+
+
+class EpisodeReader:
+    """Takes the same number of episodes from each environment.
+
+    Episodes that end early would be over-represented among the first that end: each environment
+    contributes its share, and what it does after that is left out.
+
+    Args:
+        episodes: number of episodes in all.
+        reward_key: key of the rewards.
+        done_key: key of the flags that an episode is over.
+        keep: whether whole trajectories are kept.
+
+    Raises:
+        KeyError: if a batch lacks one of the keys.
+    """
+
+    def __init__(self, episodes: int, reward_key: Any, done_key: Any, keep: bool) -> None:
+        self.episodes = episodes
+        self.reward_key, self.done_key = as_key(reward_key), as_key(done_key)
+        self.keep = keep
+        self.frames = 0
+        self._lanes: list[_Lane] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes are there."""
+        return bool(self._lanes) and all(len(x.returns) >= x.wanted for x in self._lanes)
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Takes the episodes of a batch, ``(*environments, time)``."""
+        steps = batch.shape[-1]
+        lanes = batch.shape[:-1].numel()
+        if not self._lanes:
+            self._lanes = [
+                _Lane(self.episodes // lanes + (index < self.episodes % lanes))
+                for index in range(lanes)
+            ]
+        rewards = self._rewards(batch).reshape(lanes, steps).cpu()
+        done = self._get(batch, self.done_key).reshape(lanes, steps, -1).any(-1).cpu()
+        mask = batch.get(MASK, None)
+        real = None if mask is None else mask.reshape(lanes, steps).cpu()
+        for index, lane in enumerate(self._lanes):
+            if len(lane.returns) < lane.wanted:
+                rows = torch.arange(steps) if real is None else real[index].nonzero().flatten()
+                frames = batch.reshape(lanes, steps)[index] if self.keep else None
+                self._add_lane(lane, rewards[index], done[index], rows, frames)
+
+    def _add_lane(
+        self,
+        lane: _Lane,
+        rewards: Tensor,
+        done: Tensor,
+        rows: Tensor,
+        frames: TensorDictBase | None,
+    ) -> None:
+        ends = done[rows].nonzero().flatten().tolist()
+        start = 0
+        for end in [*ends, len(rows) - 1]:
+            picked = rows[start : end + 1]
+            if not len(picked):
+                continue
+            start = end + 1
+            self.frames += len(picked)
+            lane.rewards.append(rewards[picked])
+            if frames is not None:
+                lane.frames.append(frames[picked])
+            if bool(done[picked[-1]]):
+                self._end(lane)
+                if len(lane.returns) == lane.wanted:
+                    return
+
+    def _end(self, lane: _Lane) -> None:
+        rewards = torch.cat(lane.rewards)
+        total = rewards[-1] if self._sums else rewards.sum()
+        lane.returns.append(float(total))
+        lane.lengths.append(len(rewards))
+        lane.rewards = []
+        if self.keep:
+            lane.trajectories.append(torch.cat(lane.frames))
+            lane.frames = []
+
+    def _rewards(self, batch: TensorDictBase) -> Tensor:
+        """The reward of each row, in float64; sums so far, if the environment gives these."""
+        sums = batch.get(EPISODE_REWARD, None) if self.reward_key == ("next", "reward") else None
+        self._sums = sums is not None
+        values = self._get(batch, self.reward_key) if sums is None else sums
+        # Several values in a row are those of agents.
+        return values.reshape(*batch.shape, -1).double().mean(-1)
+
+    def _get(self, batch: TensorDictBase, key: Any) -> Tensor:
+        value = batch.get(key, None)
+        if value is None:
+            present = ", ".join(sorted(show_key(as_key(k)) for k in batch.keys(True, True)))
+            raise KeyError(f"the batches have no {show_key(key)}; they have {present}")
+        found: Tensor = value
+        return found
+
+    def result(self, seed: int) -> EvaluatedEpisodes:
+        """The episodes, in the order of their numbers."""
+        return EvaluatedEpisodes(
+            np.array(self._in_order([lane.returns for lane in self._lanes]), np.float64),
+            np.array(self._in_order([lane.lengths for lane in self._lanes]), np.int64),
+            seed,
+        )
+
+    def trajectories(self) -> TensorDictBase:
+        """Whole trajectories, padded: ``(episodes, longest)``, with ``("collector", "mask")``."""
+        found = self._in_order([lane.trajectories for lane in self._lanes])
+        # A mask of rows that were no steps is True everywhere by now.
+        return join(found, "padded")
+
+    def _in_order(self, by_lane: Sequence[Sequence[Any]]) -> list[Any]:
+        """Entries by the number of their episode: one of each environment, and so on."""
+        lanes = len(by_lane)
+        return [by_lane[number % lanes][number // lanes] for number in range(self.episodes)]

@@ -1,0 +1,107 @@
+"""Results of evaluations: metrics of one policy, comparisons of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from trawl.collectors.evaluation.engine import Measured
+from trawl.collectors.evaluation.reading import EvaluatedEpisodes
+from trawl.collectors.evaluation.statistics import summarise
+
+
+class EvaluationResult(dict[str, Any]):
+    """Metrics of an evaluation, by name.
+
+    Attributes:
+        episodes: returns and lengths of its episodes.
+    """
+
+    episodes: EvaluatedEpisodes
+
+    def __init__(self, metrics: dict[str, Any], episodes: EvaluatedEpisodes) -> None:
+        super().__init__(metrics)
+        self.episodes = episodes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired comparison of two policies on the same episodes.
+
+    Attributes:
+        difference: mean of the first policy's returns less the second's, by episode.
+        sem: its standard error, from the differences of single episodes.
+        low: lower end of the bootstrap confidence interval (95 %) of the difference.
+        high: its upper end.
+        wins: share of the episodes in which the first policy had the higher return; ties count
+            half.
+        first: result of the first policy.
+        second: result of the second policy.
+    """
+
+    difference: float
+    sem: float
+    low: float
+    high: float
+    wins: float
+    first: EvaluationResult
+    second: EvaluationResult
+
+    def __str__(self) -> str:
+        return (
+            f"difference {self.difference:.4g} (95 % interval {self.low:.4g} to {self.high:.4g}), "
+            f"better in {self.wins:.0%} of {len(self.first.episodes)} episodes"
+        )
+
+
+def result_of(
+    measured: Measured, prefix: str, step: int, metrics: dict[str, Any]
+) -> EvaluationResult:
+    """The metrics of an evaluation.
+
+    Args:
+        measured: the outcome.
+        prefix: what names begin with.
+        step: the step that it is logged at.
+        metrics: more metrics, by name.
+    """
+    episodes = measured.episodes
+    rewards = summarise(episodes.returns)
+    found: dict[str, Any] = {
+        "reward": rewards.mean,
+        "reward_std": rewards.std,
+        "reward_sem": rewards.sem,
+        "reward_iqm": rewards.iqm,
+        "reward_ci_low": rewards.low,
+        "reward_ci_high": rewards.high,
+        "num_episodes": len(episodes),
+        "episode_length": float(episodes.lengths.mean()),
+        "fps": measured.frames / measured.seconds,
+        "step": step,
+        **metrics,
+    }
+    if measured.video is not None:
+        found["video"] = torch.from_numpy(measured.video)
+    return EvaluationResult({f"{prefix}/{name}": found[name] for name in found}, episodes)
+
+
+def as_tensordict(result: EvaluationResult) -> TensorDict:
+    """The metrics as a TensorDict without batch size."""
+    return TensorDict(dict(result), batch_size=[])
+
+
+def comparison_of(first: EvaluationResult, second: EvaluationResult) -> Comparison:
+    """Compares two policies, episode by episode.
+
+    Args:
+        first: result of the first.
+        second: result of the second, on episodes of the same seeds.
+    """
+    differences = first.episodes.returns - second.episodes.returns
+    summary = summarise(differences)
+    wins = float(np.mean(np.sign(differences) / 2 + 0.5))
+    return Comparison(summary.mean, summary.sem, summary.low, summary.high, wins, first, second)

@@ -1,0 +1,83 @@
+"""Statistics of episodes: how good a policy is, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# Share of bootstrap resamples within the interval.
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
+# Numbers resampled at a time.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sample of numbers in figures. What a single number can't tell is NaN.
+
+    Attributes:
+        mean: their mean.
+        std: their standard deviation, with Bessel's correction; 0 for a single number.
+        sem: standard error of the mean.
+        iqm: interquartile mean: that of the middle half, which few outliers can't move.
+        low: lower end of the bootstrap confidence interval (95 %) of the mean.
+        high: its upper end.
+    """
+
+    mean: float
+    std: float
+    sem: float
+    iqm: float
+    low: float
+    high: float
+
+
+def summarise(values: Floats) -> Summary:
+    """The figures of a sample.
+
+    Args:
+        values: at least one number.
+
+    Example:
+        >>> from trawl.collectors.evaluation.statistics import summarise
+        >>> import numpy as np
+        >>> summary = summarise(np.array([1.0, 2.0, 3.0, 4.0, 90.0, -80.0, 2.0, 3.0]))
+        >>> summary.iqm
+        2.5
+    """
+    count = len(values)
+    std = float(np.std(values, ddof=1)) if count > 1 else 0.0
+    sem = std / count**0.5 if count > 1 else float("nan")
+    low, high = bootstrap(values)
+    return Summary(float(np.mean(values)), std, sem, interquartile_mean(values), low, high)
+
+
+def interquartile_mean(values: Floats) -> float:
+    """Mean without the lowest and the highest quarter of the numbers, rounded down."""
+    cut = len(values) // 4
+    return float(np.mean(np.sort(values)[cut : len(values) - cut]))
+
+
+def bootstrap(values: Floats) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean, the same each time for the same numbers.
+
+    Returns:
+        Its ends; NaN for a single number.
+    """
+    count = len(values)
+    if count < 2:
+        return float("nan"), float("nan")
+    generator = np.random.default_rng(0)
+    means: list[Floats] = []
+    rows = max(1, _CHUNK // count)
+    for start in range(0, _RESAMPLES, rows):
+        picks = generator.integers(count, size=(min(rows, _RESAMPLES - start), count))
+        means.append(values[picks].mean(axis=1))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    return float(low), float(high)

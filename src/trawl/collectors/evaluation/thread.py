@@ -1,0 +1,127 @@
+"""The thread that evaluates, and what waits for it."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+from weakref import WeakSet
+
+# Seconds that an evaluation may take yet when the interpreter ends.
+_AT_EXIT = 10.0
+# A thread that is stopped within torch as the interpreter ends would abort it.
+_living: WeakSet[EvaluationThread] = WeakSet()
+
+
+def _stop_all() -> None:
+    for thread in list(_living):
+        with suppress(Exception):
+            thread.stop(_AT_EXIT)
+
+
+class EvaluationThread:
+    """Runs functions in one thread, in the order in which they come.
+
+    Environments are made, stepped and closed by the same thread, as some simulators ask for.
+
+    Args:
+        name: name of the thread.
+        stopping: set once the thread is to end.
+        close: called in the thread at its end, with the seconds that it may take.
+        interrupt: called by the thread that stops this one, with the seconds that a function
+            under way may take yet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stopping: threading.Event,
+        close: Callable[[float], None],
+        interrupt: Callable[[float], None],
+    ) -> None:
+        self.stopping = stopping
+        self._close, self._interrupt = close, interrupt
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | float] = (
+            queue.SimpleQueue()
+        )
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _living.add(self)
+        # Called in reverse order: before what was registered by now, as what closes workers.
+        atexit.unregister(_stop_all)
+        atexit.register(_stop_all)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Has the thread call a function.
+
+        Raises:
+            RuntimeError: if the thread was stopped.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.stopping.is_set():
+                raise RuntimeError("the evaluator was shut down: make another one")
+            self._calls.put((future, function))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            call = self._calls.get()
+            if isinstance(call, float):
+                break
+            future, function = call
+            if self.stopping.is_set() or not future.set_running_or_notify_cancel():
+                future.cancel()
+                continue
+            try:
+                result = function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            # What they refer to must not live until the next call.
+            del call, future, function
+            result = None
+        try:
+            self._close(call)
+        except BaseException as error:
+            self._failure = error
+
+    def request_stop(self, timeout: float = 0.0) -> None:
+        """Has the thread end after the call under way; calls that wait are cancelled.
+
+        Args:
+            timeout: seconds that closing may take.
+        """
+        with self._lock:
+            if not self.stopping.is_set():
+                self.stopping.set()
+                self._calls.put(float(timeout))
+
+    def stop(self, timeout: float) -> bool:
+        """Ends the thread; calls that wait are cancelled.
+
+        Args:
+            timeout: seconds that the call under way may take yet.
+
+        Returns:
+            Whether the thread has ended.
+
+        Raises:
+            Exception: of closing, once.
+        """
+        self.request_stop(timeout)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._interrupt(timeout)
+            self._thread.join(timeout)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return not self._thread.is_alive()

@@ -1,0 +1,133 @@
+"""The collector that evaluates, in a thread or in a worker."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from trawl.collectors.evaluation.environments import (
+    Video,
+    dump_videos,
+    freeze,
+    seeded,
+    simulators,
+    video_of,
+)
+from trawl.collectors.evaluation.snapshot import private_copy
+from trawl.collectors.single import Collector
+from trawl.envs.build import build_env
+from trawl.envs.seeding import derive
+from trawl.rollout.random_policy import RandomPolicy
+
+
+class EvaluationCollector(Collector):
+    """A collector whose batches are those of an evaluation.
+
+    Args:
+        create_env_fn: what the environment is made of.
+        policy: the policy, or None with ``policy_factory``.
+        policy_factory: makes the policy; called with the environment if it takes an argument.
+        **options: as :class:`~trawl.collectors.Collector` takes them.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
+        env = build_env(create_env_fn, options.pop("create_env_kwargs", None))
+        if policy_factory is not None:
+            options["policy_factory"] = partial(made_policy, policy_factory, env)
+        try:
+            super().__init__(env, policy, **options)
+        except BaseException:
+            if not env.is_closed:
+                env.close(raise_if_closed=False)
+            raise
+
+    def begin_evaluation(
+        self, seed: int, workers: int, episodes: int, record: bool, alone: bool
+    ) -> None:
+        """Begins the first episodes of an evaluation.
+
+        Args:
+            seed: seed of the evaluation.
+            workers: number of workers that evaluate.
+            episodes: number of episodes, over all of them.
+            record: whether videos are made.
+            alone: whether no other thread draws random numbers in this process.
+        """
+        worker = self.config.worker_idx or 0
+        by_episode = seeded(self.env, worker, workers, episodes, record)
+        freeze(self.env)
+        own = worker_seed(seed, worker)
+        if alone:
+            self.set_seed(own)
+        elif not by_episode:
+            self.env.set_seed(own)
+        if by_episode:
+            for simulator in simulators(self.env):
+                simulator.begin(seed)
+        if by_episode or not alone:
+            self.reset()
+
+    def end_evaluation(self, step: int, record: bool) -> Video | None:
+        """Ends an evaluation.
+
+        Args:
+            step: the step that videos are logged at.
+            record: whether videos are made.
+
+        Returns:
+            The first episode as uint8 ``(steps + 1, height, width, 3)``, if it was rendered here.
+        """
+        if not record:
+            return None
+        dump_videos(self.env, step)
+        return video_of(self.env)
+
+
+def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:
+    """The collector that evaluates, with the methods of a user's class.
+
+    Args:
+        kind: ``Collector``, or a subclass of it.
+    """
+    if issubclass(EvaluationCollector, kind):
+        return EvaluationCollector
+    return type(f"Evaluation{kind.__name__}", (EvaluationCollector, kind), {})
+
+
+def worker_seed(seed: int, worker: int) -> int:
+    """Seed of what isn't seeded by episode in a worker: the policy's draws, other environments."""
+    return derive(seed, "worker", worker)
+
+
+def made_policy(factory: Callable[..., Any], env: Any) -> Any:
+    """The policy that a factory makes for an environment; random actions if it makes none.
+
+    A module is copied: it may be one that is trained in this process.
+    """
+    policy = factory(env) if _takes_argument(factory) else factory()
+    return RandomPolicy(env.full_action_spec) if policy is None else private_copy(policy)
+
+
+def _takes_argument(factory: Callable[..., Any]) -> bool:
+    """Whether a factory is to be called with the environment."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # it has no signature to read
+        return True
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    positional = [p for p in parameters if p.kind in kinds]
+    required = [p for p in positional if p.default is inspect.Parameter.empty]
+    return bool(required) or any(p.name == "env" for p in positional[:1])
