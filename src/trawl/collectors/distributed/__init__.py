@@ -10,6 +10,7 @@ from trawl.collectors.distributed.process_group import (
 )
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
+from trawl.collectors.evaluation.ray_worker import RayEvalWorker
 from trawl.weight_update.process_group import DistributedWeightUpdater
 from trawl.weight_update.ray import RayWeightUpdater
 from trawl.weight_update.rpc import RPCWeightUpdater
@@ -21,6 +22,7 @@ __all__ = [
     "RPCCollector",
     "RPCWeightUpdater",
     "RayCollector",
+    "RayEvalWorker",
     "RayWeightUpdater",
     "run_rank",
     "submitit_delayed_launcher",

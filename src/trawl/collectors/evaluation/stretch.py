@@ -1,0 +1,121 @@
+"""Evaluates a policy for a number of steps, and shows what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict.nn import InteractionType
+from torch import Tensor
+
+from trawl.collectors.config import muted
+from trawl.collectors.evaluation.environments import freeze
+from trawl.collectors.evaluation.worker import made_policy
+from trawl.collectors.single import Collector
+from trawl.envs.build import build_env
+from trawl.envs.gym import GymEnv
+from trawl.weight_update.tensors import Weights
+
+
+class StretchEvaluation:
+    """An environment and a policy, and a collector that takes single steps.
+
+    Args:
+        env_maker: makes the environment.
+        policy_maker: makes the policy, called with the environment.
+    """
+
+    def __init__(self, env_maker: Callable[[], Any], policy_maker: Callable[..., Any]) -> None:
+        self.env = build_env(env_maker)
+        self.policy = made_policy(policy_maker, self.env)
+        freeze(self.env)
+
+    def run(
+        self,
+        weights: Weights | None,
+        max_steps: int,
+        deterministic: bool,
+        break_when_any_done: bool,
+        reward_key: Any = ("next", "reward"),
+    ) -> dict[str, Any]:
+        """Takes up to ``max_steps`` steps of each environment.
+
+        Args:
+            weights: new weights of the policy, or None.
+            max_steps: the most steps.
+            deterministic: whether a probabilistic policy acts without chance.
+            break_when_any_done: whether the first episode's end is the end.
+            reward_key: key of the reward.
+
+        Returns:
+            ``reward``, the mean return, and ``frames``, uint8 ``(steps, height, width, 3)``, or
+            None if the environment can't be rendered so.
+        """
+        render = _renderer(self.env)
+        frames: list[Any] = []
+        rewards: list[Tensor] = []
+        ends: list[Tensor] = []
+        collector = self._collector(deterministic)
+        try:
+            if weights is not None:
+                collector.update_policy_weights_(weights=weights)
+            collector.reset()
+            for _ in range(max_steps):
+                if render is not None:
+                    frames.append(render())
+                batch = collector.next()
+                lanes = batch.shape[:-1].numel()
+                reward = batch.get(reward_key)
+                rewards.append(reward.reshape(lanes, -1).double().mean(-1).cpu())
+                ends.append(batch.get(("next", "done")).reshape(lanes, -1).any(-1).cpu())
+                if break_when_any_done and bool(ends[-1].any()):
+                    break
+        finally:
+            collector.shutdown(close_env=False)
+        shown = np.stack([np.asarray(frame, np.uint8) for frame in frames]) if frames else None
+        return {
+            "reward": _mean_return(torch.stack(rewards), torch.stack(ends), break_when_any_done),
+            "frames": None if shown is None else torch.from_numpy(shown),
+        }
+
+    def _collector(self, deterministic: bool) -> Collector:
+        kind = InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM
+        frames = max(1, self.env.batch_size.numel())
+        with muted():
+            return Collector(self.env, self.policy, frames_per_batch=frames, exploration_type=kind)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close(raise_if_closed=False)
+
+
+def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
+    """Mean return of episodes.
+
+    Args:
+        rewards: ``(steps, environments)``.
+        ends: where episodes ended, of the same shape.
+        stopped: whether the first end was the end of all.
+
+    Returns:
+        The mean over the episodes that ended; over what all environments gathered, if the first
+        end was the end of all, or there was none.
+    """
+    if stopped or not ends.any():
+        return float(rewards.sum(0).mean())
+    sums = rewards.cumsum(0)
+    returns = []
+    for lane in range(rewards.shape[1]):
+        at = sums[ends[:, lane], lane]
+        returns += torch.diff(at, prepend=torch.zeros(1, dtype=at.dtype)).tolist()
+    return float(np.mean(returns))
+
+
+def _renderer(env: Any) -> Callable[[], Any] | None:
+    """The function that renders an environment as an array, if it can be."""
+    inner = env.env if isinstance(env, GymEnv) else env
+    mode = getattr(inner, "render_mode", None)
+    render = getattr(inner, "render", None)
+    return render if mode == "rgb_array" and callable(render) else None

@@ -1,0 +1,376 @@
+"""Evaluations in a thread and in processes: episodes, seeds, metrics."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from evaluation_parts import Staged, Walk, linear, stochastic
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from trawl import ExplorationType
+from trawl.collectors import Collector, EvaluationResult, Evaluator, MultiSyncCollector
+from trawl.collectors.evaluation.environments import episode_seed
+from trawl.envs import GymEnv, SerialEnv
+
+BACKENDS = ["thread", "process"]
+
+
+def by_hand(policy: Any, episodes: int, seed: int = 0) -> tuple[list[float], list[int]]:
+    """Returns and lengths by a loop over one environment."""
+    env, returns, lengths = Walk(), [], []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=episode_seed(seed, episode))
+        total, length, over = 0.0, 0, False
+        while not over:
+            with torch.no_grad():
+                action = policy.module(torch.from_numpy(obs))
+            obs, reward, over, _, _ = env.step(action.numpy())
+            total += float(np.float32(reward))
+            length += 1
+        returns.append(total)
+        lengths.append(length)
+    return returns, lengths
+
+
+@pytest.mark.parametrize("options", [{}, {"num_envs": 3}, {"num_envs": 8}, {"max_steps": 100}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_episodes_are_those_of_a_loop_by_hand(backend: str, options: dict[str, Any]) -> None:
+    policy = linear()
+    returns, lengths = by_hand(policy, 7)
+    with Evaluator(Walk, policy, num_trajectories=7, backend=backend, **options) as evaluator:
+        for _ in range(2):
+            result = evaluator.evaluate()
+            assert result.episodes.lengths.tolist() == lengths
+            assert result.episodes.returns == pytest.approx(returns, rel=1e-6)
+    assert isinstance(result, EvaluationResult)
+    assert result["eval/num_episodes"] == 7
+    assert result["eval/reward"] == pytest.approx(np.mean(returns), rel=1e-6)
+    assert result["eval/reward_std"] == pytest.approx(np.std(returns, ddof=1), rel=1e-6)
+    assert result["eval/episode_length"] == pytest.approx(np.mean(lengths))
+    assert result["eval/fps"] > 0
+
+
+def test_episodes_do_not_depend_on_how_workers_share_them() -> None:
+    policy = linear()
+    expected = by_hand(policy, 5)
+    with Evaluator(
+        Walk, policy, num_trajectories=5, backend="process", num_workers=2, num_envs=2
+    ) as evaluator:
+        result = evaluator.evaluate()
+    assert result.episodes.lengths.tolist() == expected[1]
+    assert result.episodes.returns == pytest.approx(expected[0], rel=1e-6)
+
+
+def test_each_environment_contributes_the_same_number_of_episodes() -> None:
+    # Among the first to end, the short ones would be 12 times as many.
+    envs = [partial(Staged, 2), partial(Staged, 24)]
+    with Evaluator(envs, linear(), num_trajectories=6) as evaluator:
+        assert evaluator.evaluate().episodes.lengths.tolist() == [2, 24] * 3
+
+
+def test_vector_environments_contribute_evenly_too() -> None:
+    def make() -> gymnasium.vector.SyncVectorEnv:
+        return gymnasium.vector.SyncVectorEnv([partial(Staged, 2), partial(Staged, 24)])
+
+    with Evaluator(make, linear(), num_trajectories=6) as evaluator:
+        result = evaluator.evaluate()
+        assert result.episodes.lengths.tolist() == [2, 24] * 3
+        # The step that the vector environment spends on a reset is none of an episode.
+        assert result.episodes.returns.tolist() == [2.0, 24.0] * 3
+
+
+def test_a_vector_environment_repeats_its_episodes() -> None:
+    def make() -> gymnasium.vector.SyncVectorEnv:
+        return gymnasium.vector.SyncVectorEnv([Walk] * 3)
+
+    results = []
+    for backend in BACKENDS:
+        with Evaluator(make, linear(), num_trajectories=7, backend=backend) as evaluator:
+            results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
+    assert all(result == results[0] for result in results)
+
+
+def test_fewer_episodes_than_environments() -> None:
+    policy = linear()
+    with Evaluator(Walk, policy, num_trajectories=2, num_envs=5) as evaluator:
+        assert evaluator.evaluate().episodes.lengths.tolist() == by_hand(policy, 2)[1]
+
+
+def test_environments_that_are_done_are_left_alone() -> None:
+    made: list[Walk] = []
+
+    def make() -> Walk:
+        made.append(Walk())
+        return made[-1]
+
+    with Evaluator(make, linear(), num_trajectories=3, num_envs=2) as evaluator:
+        result = evaluator.evaluate()
+    steps = [env.steps for env in made]
+    assert steps == [sum(result.episodes.lengths[::2]), sum(result.episodes.lengths[1::2])]
+    assert made[0].resets[-2:] == [episode_seed(0, 0), episode_seed(0, 2)]
+    assert made[1].resets[-1:] == [episode_seed(0, 1)]
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_stochastic_policy_gives_the_same_on_each_backend(envs: int) -> None:
+    results = []
+    for backend in BACKENDS:
+        with Evaluator(
+            Walk,
+            stochastic(),
+            num_trajectories=6,
+            num_envs=envs,
+            exploration_type=ExplorationType.RANDOM,
+            backend=backend,
+        ) as evaluator:
+            results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
+    assert all(result == results[0] for result in results)
+    with Evaluator(Walk, stochastic(), num_trajectories=6, num_envs=envs) as evaluator:
+        assert evaluator.evaluate().episodes.returns.tolist() != results[0]
+
+
+def test_another_seed_gives_other_episodes() -> None:
+    returns = []
+    for seed in (0, 1):
+        with Evaluator(Walk, linear(), num_trajectories=3, seed=seed) as evaluator:
+            returns.append(evaluator.evaluate().episodes.returns.tolist())
+    assert returns[0] != returns[1]
+    with Evaluator(Walk, linear(), num_trajectories=3, seed=None) as evaluator:
+        first, second = evaluator.evaluate().episodes, evaluator.evaluate().episodes
+    assert first.returns.tolist() != second.returns.tolist()
+    assert first.seed != second.seed
+
+
+def test_a_result_can_be_repeated_by_its_seed() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=3, seed=None) as evaluator:
+        drawn = evaluator.evaluate().episodes
+    with Evaluator(Walk, linear(), num_trajectories=3, seed=drawn.seed) as evaluator:
+        assert evaluator.evaluate().episodes.returns.tolist() == drawn.returns.tolist()
+
+
+def test_max_steps_ends_episodes() -> None:
+    with Evaluator(partial(Staged, 50), linear(), num_trajectories=3, max_steps=20) as evaluator:
+        assert evaluator.evaluate().episodes.lengths.tolist() == [20, 20, 20]
+
+
+def test_episodes_longer_than_a_batch() -> None:
+    with Evaluator(
+        [partial(Staged, 250), partial(Staged, 7)],
+        linear(),
+        num_trajectories=3,
+        frames_per_batch=20,
+    ) as evaluator:
+        assert evaluator.evaluate().episodes.lengths.tolist() == [250, 7, 250]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_metrics_fn_sees_whole_trajectories(backend: str) -> None:
+    seen: list[TensorDictBase] = []
+
+    def metrics(trajectories: TensorDictBase) -> dict[str, float]:
+        seen.append(trajectories)
+        mask = trajectories["collector", "mask"]
+        return {"spread": float(trajectories["action"][mask].std())}
+
+    with Evaluator(
+        Walk, linear(), num_trajectories=5, num_envs=2, metrics_fn=metrics, backend=backend
+    ) as evaluator:
+        result = evaluator.evaluate()
+    (frames,) = seen
+    lengths = torch.from_numpy(result.episodes.lengths)
+    assert frames.shape == (5, int(lengths.max()))
+    mask = frames["collector", "mask"]
+    assert torch.equal(mask.sum(-1), lengths)
+    totals = (frames["next", "reward"].squeeze(-1) * mask).double().sum(-1)
+    assert torch.allclose(totals, torch.from_numpy(result.episodes.returns))
+    assert result["eval/spread"] == float(frames["action"][mask].std())
+
+
+def test_a_callback_gets_a_tensordict() -> None:
+    given: list[TensorDictBase] = []
+    with Evaluator(
+        Walk, linear(), num_trajectories=2, log_prefix="test", on_result=given.append
+    ) as evaluator:
+        result = evaluator.evaluate(step=12)
+    (metrics,) = given
+    assert metrics.batch_size == torch.Size([])
+    assert set(metrics.keys()) == set(result)
+    assert metrics["test/step"] == 12
+    assert float(metrics["test/reward"]) == pytest.approx(result["test/reward"])
+
+
+def test_weights_in_all_forms() -> None:
+    other = linear(1)
+    with Evaluator(Walk, other, num_trajectories=3) as evaluator:
+        expected = evaluator.evaluate().episodes.returns.tolist()
+    forms = [
+        {"weights": other},
+        {"weights": TensorDict.from_module(other).data},
+        {"weights": other.state_dict()},
+        {"weights": Evaluator.extract_weights(other)},
+        {"weights_dict": {"policy": other}},
+        {"weights": linear(2), "weights_dict": {"policy": other}},
+    ]
+    for backend in BACKENDS:
+        policy = linear(0)
+        with Evaluator(Walk, policy, num_trajectories=3, backend=backend) as evaluator:
+            first = evaluator.evaluate().episodes.returns.tolist()
+            assert first != expected
+            for form in forms:
+                assert evaluator.evaluate(**form).episodes.returns.tolist() == expected
+            # Without weights: those of the policy that was given, as it is now.
+            assert evaluator.evaluate().episodes.returns.tolist() == first
+            policy.load_state_dict(other.state_dict())
+            assert evaluator.evaluate().episodes.returns.tolist() == expected
+
+
+class Scaled(nn.Module):
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.env_batch = tuple(env.batch_size)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return observation[..., :1] * self.scale
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_factory_makes_the_policy_where_it_acts(backend: str) -> None:
+    with Evaluator(
+        Walk, policy_factory=Scaled, num_trajectories=3, num_envs=2, backend=backend
+    ) as evaluator:
+        first = evaluator.evaluate()
+        second = evaluator.evaluate({"scale": torch.full((1,), 5.0)})
+        # It keeps the weights that it has.
+        third = evaluator.evaluate()
+    assert first.episodes.returns.tolist() != second.episodes.returns.tolist()
+    assert second.episodes.returns.tolist() == third.episodes.returns.tolist()
+
+
+@pytest.mark.parametrize("factory", [lambda: linear(), lambda env=None: linear(), linear])
+def test_a_factory_may_take_no_environment(factory: Any) -> None:
+    with Evaluator(Walk, policy_factory=factory, num_trajectories=2) as evaluator:
+        assert evaluator.evaluate().episodes.lengths.tolist() == by_hand(linear(), 2)[1]
+
+
+def test_random_actions() -> None:
+    results = []
+    for backend in BACKENDS:
+        with Evaluator(
+            Walk, policy_factory=lambda env: None, num_trajectories=3, backend=backend
+        ) as evaluator:
+            results += [evaluator.evaluate().episodes.returns.tolist() for _ in range(2)]
+    assert results[1:] == results[:-1]
+
+
+def test_a_function_as_policy() -> None:
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        return observation[..., :1]
+
+    with Evaluator(Walk, act, num_trajectories=2) as evaluator:
+        evaluator.evaluate()
+        with pytest.raises(TypeError, match="policy function has no weights to change"):
+            evaluator.evaluate(linear())
+
+
+def test_environments_of_all_kinds() -> None:
+    expected = by_hand(linear(), 2)[1]
+    serial = partial(SerialEnv, 2, Walk)
+    for env in (Walk, Walk(), partial(GymEnv, Walk()), GymEnv(Walk()), [Walk, Walk], serial):
+        with Evaluator(env, linear(), num_trajectories=2) as evaluator:
+            assert evaluator.evaluate().episodes.lengths.tolist() == expected
+
+
+def test_a_collector_of_ones_own() -> None:
+    class Counting(Collector):
+        taken = 0
+
+        def _collect(self) -> Any:
+            type(self).taken += 1
+            return super()._collect()
+
+    with Evaluator(Walk, linear(), num_trajectories=2, collector_cls=Counting) as evaluator:
+        evaluator.evaluate()
+        assert evaluator.backend == "thread"
+    for kind in (MultiSyncCollector, "MultiSyncCollector"):
+        with Evaluator(Walk, linear(), num_trajectories=2, collector_cls=kind) as evaluator:
+            assert evaluator.backend == "process"
+            assert evaluator.evaluate().episodes.lengths.tolist() == by_hand(linear(), 2)[1]
+
+
+def test_a_comparison_is_paired() -> None:
+    policy = linear()
+    better = {**policy.state_dict(), "module.bias": policy.module.bias.detach() + 1.0}
+    with Evaluator(Walk, policy, num_trajectories=20, num_envs=4) as evaluator:
+        compared = evaluator.compare(better, policy)
+        assert evaluator.state_dict() == {"step_counter": 0}
+        alike = evaluator.compare()
+    # On the same episodes the first gains 1 in each step, and chance adds nothing.
+    lengths = compared.second.episodes.lengths
+    gains = compared.first.episodes.returns - compared.second.episodes.returns
+    assert gains == pytest.approx(lengths, rel=1e-4)
+    assert compared.difference == pytest.approx(lengths.mean(), rel=1e-4)
+    assert compared.low < compared.difference < compared.high
+    assert compared.wins == 1.0
+    assert compared.sem == pytest.approx(lengths.std(ddof=1) / 20**0.5, rel=1e-4)
+    assert "better in 100% of 20 episodes" in str(compared)
+    assert alike.difference == alike.low == alike.high == 0.0
+    assert alike.wins == 0.5
+
+
+def test_a_comparison_without_a_seed_is_paired_too() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=5, seed=None) as evaluator:
+        assert evaluator.compare().difference == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "fork"}, "backend must be 'thread', 'process', 'ray', but it is 'fork'"),
+        ({"busy_policy": "wait"}, "busy_policy must be .*, but it is 'wait'"),
+        ({"policy": None}, "give either policy or policy_factory: neither is given"),
+        ({"policy_factory": linear}, "give either policy or policy_factory: both are given"),
+        ({"num_workers": 2}, "num_workers=2 needs backend='process' or 'ray'"),
+        ({"env": Walk(), "backend": "process"}, "env is one that is made already"),
+        ({"env": Walk(), "num_envs": 2}, "num_envs=2 needs an id, or a function"),
+        ({"num_trajectories": 0}, "num_trajectories must be at least 1, but it is 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"collector_cls": "RPCCollector"}, "collector_cls must be Collector, .*'RPCCollector'"),
+        ({"reward_keys": ["a", "b"]}, "reward_keys must be one key, but there are 2"),
+        ({"collector_kwargs": {"compile_policy": True}}, "compile_policy needs backend='process'"),
+    ],
+)
+def test_wrong_values(options: dict[str, Any], message: str) -> None:
+    arguments = {"env": Walk, "policy": linear(), **options}
+    with pytest.raises(ValueError, match=message):
+        Evaluator(arguments.pop("env"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collector_kwargs": {"total_frames": 5}}, "collector_kwargs can't have total_frames"),
+        ({"collector_kwargs": {"sorage_device": "cpu"}}, "sorage_device"),
+        ({"policy": None, "policy_factory": linear()}, "give a policy as policy="),
+        ({"env": 5}, "create_env_fn"),
+    ],
+)
+def test_wrong_types(options: dict[str, Any], message: str) -> None:
+    arguments = {"env": Walk, "policy": linear(), **options}
+    with pytest.raises(TypeError, match=message):
+        Evaluator(arguments.pop("env"), **arguments)
+
+
+def test_a_missing_key_is_named() -> None:
+    with (
+        Evaluator(Walk, linear(), num_trajectories=2, reward_keys=("next", "score")) as evaluator,
+        pytest.raises(KeyError, match="no \\('next', 'score'\\); they have"),
+    ):
+        evaluator.evaluate()

@@ -1,0 +1,357 @@
+"""Evaluations beside training: what they leave alone, how they queue, how they fail."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evaluation_parts import DiesOnce, Fails, Gate, Walk, linear, stochastic
+from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn.probabilistic import interaction_type
+
+from trawl import ExplorationType
+from trawl.collectors import Evaluator
+from trawl.errors import WorkerError
+
+
+@pytest.mark.parametrize("busy", ["skip", "error"])
+def test_a_trigger_while_another_is_under_way(busy: str) -> None:
+    gate = Gate()
+    with Evaluator(gate, linear(), num_trajectories=1, busy_policy=busy) as evaluator:
+        assert evaluator.trigger_eval() is True
+        assert gate.stepped.wait(60)
+        assert evaluator.pending
+        assert evaluator.poll() is None
+        if busy == "skip":
+            assert evaluator.trigger_eval() is False
+        else:
+            with pytest.raises(RuntimeError, match="an evaluation is under way"):
+                evaluator.trigger_eval()
+        with pytest.raises(RuntimeError, match=r"state_dict\(\) while an evaluation is under way"):
+            evaluator.state_dict()
+        with pytest.raises(RuntimeError, match="load_state_dict"):
+            evaluator.load_state_dict({"step_counter": 3})
+        gate.go_on.set()
+        first = evaluator.wait()
+        assert not evaluator.pending
+        assert evaluator.trigger_eval() is True
+        second = evaluator.wait()
+        assert first is not None
+        assert second is not None
+        # What was skipped, or refused, has used no number up.
+        assert (first["eval/step"], second["eval/step"]) == (0, 1)
+        assert evaluator.state_dict() == {"step_counter": 2}
+
+
+def test_triggers_queue() -> None:
+    gate = Gate()
+    weights = [linear(seed) for seed in (1, 2, 3)]
+    with Evaluator(gate, linear(), num_trajectories=2, busy_policy="queue") as evaluator:
+        assert all(evaluator.trigger_eval(one, step) for step, one in enumerate(weights, 7))
+        gate.go_on.set()
+        blocking = evaluator.evaluate(weights[0])
+        results = [evaluator.wait(), evaluator.poll(), evaluator.poll(timeout=1)]
+        assert evaluator.poll() is None
+        assert evaluator.wait() is None
+    assert [result["eval/step"] for result in results if result] == [7, 8, 9]
+    assert blocking["eval/step"] == 0
+    returns = [result.episodes.returns.tolist() for result in results if result]
+    assert returns[0] == blocking.episodes.returns.tolist()
+    assert returns[0] != returns[1] != returns[2]
+
+
+def test_steps_go_on_from_a_state() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
+        evaluator.load_state_dict({"step_counter": 5})
+        assert evaluator.evaluate()["eval/step"] == 5
+        assert evaluator.evaluate(step=100)["eval/step"] == 100
+        assert evaluator.evaluate()["eval/step"] == 6
+
+
+def test_weights_are_copied_at_the_call() -> None:
+    gate, policy = Gate(), linear(0)
+    with Evaluator(Walk, linear(0), num_trajectories=2) as evaluator:
+        expected = evaluator.evaluate().episodes.returns.tolist()
+    with Evaluator(gate, policy, num_trajectories=2) as evaluator:
+        evaluator.trigger_eval()
+        assert gate.stepped.wait(60)
+        with torch.no_grad():
+            policy.module.weight.fill_(7.0)
+        gate.go_on.set()
+        result = evaluator.wait()
+        assert result is not None
+        assert result.episodes.returns.tolist() == expected
+        assert (policy.module.weight == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+def test_the_learner_is_left_alone(kind: InteractionType) -> None:
+    """All that the whole process shares is as it was, while the evaluation goes on."""
+    gate, policy = Gate(), stochastic()
+    policy.train()
+    modes: list[bool] = []
+    dropout = next(m for m in policy.modules() if isinstance(m, torch.nn.Dropout))
+    options: dict[str, Any] = {"num_trajectories": 3, "exploration_type": kind}
+    with Evaluator(Walk, policy, **options) as evaluator:
+        expected = evaluator.evaluate().episodes.returns.tolist()
+    torch.manual_seed(3)
+    np.random.seed(3)
+    drawn = torch.rand(5)
+    torch.manual_seed(3)
+    before = np.random.get_state()[1].tolist()
+    with Evaluator(gate, policy, **options) as evaluator:
+        evaluator.trigger_eval()
+        assert gate.stepped.wait(60)
+        # It is amid its episode, and has drawn.
+        assert torch.equal(torch.rand(5), drawn)
+        assert interaction_type() is None
+        modes.append(dropout.training)
+        with set_interaction_type(InteractionType.MEAN):
+            gate.go_on.set()
+            result = evaluator.wait()
+            # Neither sees what the other has set.
+            assert interaction_type() is InteractionType.MEAN
+        assert result is not None
+        assert result.episodes.returns.tolist() == expected
+    assert interaction_type() is None
+    assert modes == [True]
+    assert dropout.training
+    assert np.random.get_state()[1].tolist() == before
+
+
+class Named(torch.nn.Linear):
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return super().forward(observation)
+
+
+def test_making_an_evaluator_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    with Evaluator(Walk, policy_factory=lambda: Named(2, 1), num_trajectories=1):
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_factory_may_give_the_learners_own_module() -> None:
+    policy = Named(2, 1).train()
+    weight = policy.weight.detach().clone()
+    with Evaluator(Walk, policy_factory=lambda env: policy, num_trajectories=1) as evaluator:
+        evaluator.evaluate({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)})
+    assert policy.training
+    assert torch.equal(policy.weight, weight)
+
+
+def test_a_failure_is_raised_with_its_traceback() -> None:
+    with Evaluator(Fails, linear(), num_trajectories=1) as evaluator:
+        with pytest.raises(KeyError, match="the pole broke") as raised:
+            evaluator.evaluate()
+        assert "step" in [entry.name for entry in raised.traceback]
+        evaluator.trigger_eval()
+        with pytest.raises(KeyError, match="the pole broke"):
+            evaluator.wait()
+        # It is raised once.
+        assert evaluator.wait() is None
+
+
+def test_a_failure_that_nobody_asked_for_is_raised_by_the_next_call() -> None:
+    done = threading.Event()
+
+    class Failing(Fails):
+        def close(self) -> None:
+            done.set()
+
+    with Evaluator(Failing, linear(), num_trajectories=1) as evaluator:
+        evaluator.trigger_eval()
+        assert done.wait(60)
+        while evaluator.pending:
+            threading.Event().wait(0.01)
+        with pytest.raises(KeyError, match="the pole broke"):
+            evaluator.trigger_eval()
+        assert evaluator.poll() is None
+
+
+def test_a_failure_that_nobody_asked_for_is_warned_of_at_the_end() -> None:
+    evaluator = Evaluator(Fails, linear(), num_trajectories=1, busy_policy="queue")
+    evaluator.trigger_eval()
+    while evaluator.pending:
+        threading.Event().wait(0.01)
+    with pytest.warns(RuntimeWarning, match="an evaluation failed: KeyError"):
+        evaluator.shutdown()
+
+
+def test_after_a_failure_environments_are_made_anew() -> None:
+    made: list[Walk] = []
+
+    def make() -> Walk:
+        made.append(Walk() if made else Fails())
+        return made[-1]
+
+    with Evaluator(make, linear(), num_trajectories=2) as evaluator:
+        with pytest.raises(KeyError, match="the pole broke"):
+            evaluator.evaluate()
+        assert evaluator.evaluate()["eval/num_episodes"] == 2
+    assert len(made) == 2
+
+
+def test_a_callback_that_fails_is_heard() -> None:
+    def fail(metrics: Any) -> None:
+        raise OSError("the disk is full")
+
+    with Evaluator(Walk, linear(), num_trajectories=1, on_result=fail) as evaluator:
+        evaluator.trigger_eval()
+        with pytest.raises(OSError, match="the disk is full"):
+            evaluator.wait()
+
+
+def test_wrong_weights_are_refused() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
+        with pytest.raises(TypeError, match="weights must be a module"):
+            evaluator.trigger_eval("weights.pt")
+        with pytest.raises(KeyError, match="bias"):
+            evaluator.evaluate({"module.weight": torch.zeros(1, 2)})
+        with pytest.raises(KeyError, match="critic"):
+            evaluator.evaluate(weights_dict={"critic": linear()})
+        # Nothing else has changed by it.
+        assert evaluator.evaluate()["eval/num_episodes"] == 1
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    with Evaluator(Walk, linear(), num_trajectories=5) as evaluator:
+        expected = evaluator.evaluate().episodes
+    dies = tmp_path / "dies"
+    dies.touch()
+    env = partial(DiesOnce, str(dies))
+    with Evaluator(env, linear(), num_trajectories=5, backend="process") as evaluator:
+        with pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"):
+            result = evaluator.evaluate().episodes
+        assert not dies.exists()
+        assert result.returns.tolist() == expected.returns.tolist()
+        assert result.lengths.tolist() == expected.lengths.tolist()
+        other = evaluator.evaluate(linear(1)).episodes
+    assert other.returns.tolist() != expected.returns.tolist()
+
+
+def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
+    dies = tmp_path / "dies"
+    dies.touch()
+    env = partial(DiesOnce, str(dies), each=True)
+    with Evaluator(
+        env,
+        linear(),
+        num_trajectories=5,
+        backend="process",
+        collector_kwargs={"max_restarts": 1},
+    ) as evaluator:
+        with (
+            pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"),
+            pytest.raises(WorkerError, match="SIGKILL"),
+        ):
+            evaluator.evaluate()
+        dies.unlink()
+        assert evaluator.evaluate()["eval/num_episodes"] == 5
+
+
+def test_an_error_of_a_worker_has_its_traceback() -> None:
+    with (
+        Evaluator(Fails, linear(), num_trajectories=1, backend="process") as evaluator,
+        pytest.raises(KeyError, match="the pole broke") as raised,
+    ):
+        evaluator.evaluate()
+    shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
+    assert "evaluation_parts.py" in shown
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_shutdown_ends_an_evaluation(backend: str) -> None:
+    evaluator = Evaluator(partial(Walk, most=10**9), linear(), num_trajectories=1, backend=backend)
+    evaluator.trigger_eval()
+    evaluator.shutdown()
+    evaluator.shutdown()
+    assert not evaluator.pending
+    assert evaluator.wait() is None
+    for call in (evaluator.evaluate, evaluator.trigger_eval):
+        with pytest.raises(RuntimeError, match="the evaluator was shut down"):
+            call()
+
+
+def test_results_can_be_had_after_the_end() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=1) as evaluator:
+        evaluator.trigger_eval()
+        while evaluator.pending:
+            threading.Event().wait(0.01)
+    assert evaluator.poll() is not None
+    assert evaluator.poll() is None
+
+
+def test_environments_are_made_stepped_and_closed_by_one_thread() -> None:
+    threads: set[str] = set()
+    closed = threading.Event()
+
+    class Watching(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            threads.add(threading.current_thread().name)
+
+        def step(self, action: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return super().step(action)
+
+        def close(self) -> None:
+            threads.add(threading.current_thread().name)
+            closed.set()
+
+    with Evaluator(Watching, linear(), num_trajectories=1) as evaluator:
+        evaluator.evaluate()
+    assert closed.is_set()
+    assert threads == {"Evaluator"}
+
+
+def test_an_evaluator_that_is_forgotten_ends() -> None:
+    closed = threading.Event()
+
+    class Closing(Walk):
+        def close(self) -> None:
+            closed.set()
+
+    evaluator = Evaluator(Closing, linear(), num_trajectories=1)
+    evaluator.evaluate()
+    gone = weakref.ref(evaluator)
+    del evaluator
+    gc.collect()
+    assert gone() is None
+    assert closed.wait(60)
+
+
+def test_errors_of_making_the_environment_come_at_once() -> None:
+    def broken() -> Walk:
+        raise ImportError("no simulator here")
+
+    with pytest.raises(ImportError, match="no simulator here"):
+        Evaluator(broken, linear())
+    with pytest.raises(ImportError, match="no simulator here"):
+        Evaluator(broken, linear(), backend="process")
+
+
+def test_only_the_newest_result_is_kept_if_a_callback_had_the_others() -> None:
+    steps: list[int] = []
+    with Evaluator(
+        Walk,
+        linear(),
+        num_trajectories=1,
+        busy_policy="queue",
+        on_result=lambda metrics: steps.append(metrics["eval/step"]),
+    ) as evaluator:
+        for _ in range(4):
+            evaluator.trigger_eval()
+            while evaluator.pending:
+                threading.Event().wait(0.01)
+        last = evaluator.poll()
+        assert last is not None
+        assert last["eval/step"] == 3
+        assert evaluator.poll() is None
+    assert steps == [0, 1, 2, 3]
