@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,8 @@ class RayEvalWorker:
             options["name"] = name
         # As bytes: to unpickle the makers may import what init_fn has to come before.
         arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
-        self._actor: Any = ray.remote(**options)(_actor_class()).remote(*arguments)
+        actor = ray.remote(**options)(_actor_class())
+        self._actor: Any = actor.remote(list(sys.path), *arguments)
         self._result: Any = None
 
     @classmethod
@@ -167,9 +169,12 @@ def _actor_class() -> type:
     """
 
     class EvaluationActor:
-        def __init__(self, init_fn: bytes, makers: bytes) -> None:
+        def __init__(self, path: list[str], init_fn: bytes, makers: bytes) -> None:
+            import sys
+
             import cloudpickle
 
+            sys.path += [entry for entry in path if entry not in sys.path]
             function = cloudpickle.loads(init_fn)
             if function is not None:
                 function()

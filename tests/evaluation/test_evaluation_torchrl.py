@@ -1,0 +1,117 @@
+"""Evaluations of TorchRL's environments and policies."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation_parts import Walk, linear
+from tensordict.nn import TensorDictSequential
+
+torchrl = pytest.importorskip("torchrl")
+
+from torchrl.envs import (  # noqa: E402
+    GymWrapper,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNormV2,
+)
+from torchrl.modules import AdditiveGaussianModule  # noqa: E402
+from torchrl.record import CSVLogger, VideoRecorder  # noqa: E402
+
+from trawl import ExplorationType  # noqa: E402
+from trawl.collectors import Evaluator  # noqa: E402
+
+
+def plain() -> Any:
+    return GymWrapper(Walk())
+
+
+def serial() -> Any:
+    return SerialEnv(2, plain)
+
+
+@pytest.mark.parametrize("make", [plain, serial])
+def test_torchrl_environments_repeat_their_episodes(make: Any) -> None:
+    results = []
+    for backend in ("thread", "process"):
+        with Evaluator(make, linear(), num_trajectories=5, max_steps=40, backend=backend) as it:
+            results += [it.evaluate().episodes for _ in range(2)]
+    assert len(results[0].returns) == 5
+    for result in results:
+        assert result.returns.tolist() == results[0].returns.tolist()
+        assert result.lengths.tolist() == results[0].lengths.tolist()
+
+
+def test_sums_of_rewards_are_used_if_there_are_some() -> None:
+    def make() -> Any:
+        env = TransformedEnv(plain(), StepCounter())
+        env.append_transform(RewardSum())
+        return env
+
+    results = []
+    for env in (plain, make):
+        with Evaluator(env, linear(), num_trajectories=5) as evaluator:
+            results.append(evaluator.evaluate().episodes)
+    assert results[0].lengths.tolist() == results[1].lengths.tolist()
+    assert results[0].returns == pytest.approx(results[1].returns, rel=1e-5)
+
+
+def test_vecnorm_is_frozen() -> None:
+    env = TransformedEnv(plain(), VecNormV2(in_keys=["observation"]))
+    for _ in range(3):
+        env.rollout(20, break_when_any_done=False)
+    with Evaluator(env, linear(), num_trajectories=4) as evaluator:
+        first = evaluator.evaluate().episodes.returns.tolist()
+        mean = env.transform.loc.clone()
+        assert evaluator.evaluate().episodes.returns.tolist() == first
+        assert torch.equal(env.transform.loc, mean)
+
+
+def recorded(folder: str) -> Any:
+    logger = CSVLogger("run", log_dir=folder)
+    env = GymWrapper(Walk(render_mode="rgb_array"), from_pixels=True, pixels_only=False)
+    return TransformedEnv(env, VideoRecorder(logger, tag="eval"))
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_video_recorder_writes_a_file_for_each_evaluation(tmp_path: Path, backend: str) -> None:
+    with Evaluator(
+        partial(recorded, str(tmp_path)), linear(), num_trajectories=1, backend=backend
+    ) as evaluator:
+        result = evaluator.evaluate(step=3)
+        evaluator.evaluate(step=8)
+    (first, second) = sorted(tmp_path.rglob("*.pt"), key=lambda path: path.name)
+    assert "3" in first.name
+    assert "8" in second.name
+    assert torch.load(first).shape[1] >= result["eval/episode_length"]
+
+
+def test_without_dump_video_nothing_is_written(tmp_path: Path) -> None:
+    with Evaluator(
+        partial(recorded, str(tmp_path)), linear(), num_trajectories=1, dump_video=False
+    ) as evaluator:
+        evaluator.evaluate()
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_exploration_modules_of_torchrl_follow_the_evaluations_type() -> None:
+    def noisy() -> Any:
+        spec = plain().action_spec
+        return TensorDictSequential(linear(), AdditiveGaussianModule(spec, sigma_init=1.0))
+
+    returns = {}
+    for name, policy, kind in (
+        ("plain", linear(), ExplorationType.DETERMINISTIC),
+        ("quiet", noisy(), ExplorationType.DETERMINISTIC),
+        ("noisy", noisy(), ExplorationType.RANDOM),
+    ):
+        with Evaluator(Walk, policy, num_trajectories=3, exploration_type=kind) as evaluator:
+            returns[name] = evaluator.evaluate().episodes.returns.tolist()
+    assert returns["quiet"] == pytest.approx(returns["plain"])
+    assert returns["noisy"] != pytest.approx(returns["plain"])
