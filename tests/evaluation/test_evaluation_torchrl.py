@@ -68,9 +68,9 @@ def test_vecnorm_is_frozen() -> None:
         env.rollout(20, break_when_any_done=False)
     with Evaluator(env, linear(), num_trajectories=4) as evaluator:
         first = evaluator.evaluate().episodes.returns.tolist()
-        mean = env.transform.loc.clone()
+        mean = env.transform.loc["observation"].clone()
         assert evaluator.evaluate().episodes.returns.tolist() == first
-        assert torch.equal(env.transform.loc, mean)
+        assert torch.equal(env.transform.loc["observation"], mean)
 
 
 def recorded(folder: str) -> Any:

@@ -13,9 +13,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.config import muted
+from trawl.collectors.config import check_number, muted
 from trawl.collectors.evaluation.environments import Video
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
+from trawl.collectors.evaluation.options import check_env, single_key
 from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
@@ -41,15 +42,19 @@ class Setup:
         policy: the policy, if there is no factory.
         policy_factory: makes the policy where it acts.
         backend: ``"thread"``, ``"process"`` or ``"ray"``.
-        workers: number of workers.
-        envs: number of environments of each worker.
-        episodes: number of episodes.
+        workers: number of workers; ``num_workers`` to the user.
+        envs: number of environments of each worker; ``num_envs`` to the user.
+        episodes: number of episodes; ``num_trajectories`` to the user.
         max_steps: steps after which an episode is truncated, or None.
         frames_per_batch: frames that all environments collect at a time, or None.
         collector_class: the collector of each worker.
         options: more options of the collector.
         keep: whether whole trajectories are needed.
         record: whether videos are made.
+
+    Raises:
+        ValueError: for a number that is out of range, or an environment that does not fit.
+        TypeError: for a number that is none.
     """
 
     env: Any
@@ -69,9 +74,25 @@ class Setup:
     keep: bool = False
     record: bool = True
 
+    def __post_init__(self) -> None:
+        names = {
+            "workers": "num_workers",
+            "envs": "num_envs",
+            "episodes": "num_trajectories",
+            "max_steps": "max_steps",
+            "frames_per_batch": "frames_per_batch",
+        }
+        for name, shown in names.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_number(shown, value, least=1))
+        for name in ("reward_key", "done_key"):
+            object.__setattr__(self, name, single_key(f"{name}s", getattr(self, name)))
+        check_env(self.env, self.backend, self.workers, self.envs)
+
     @property
     def threaded(self) -> bool:
-        """Whether the environments are stepped by a thread of this process."""
+        """True if the environments are stepped by a thread of this process."""
         return self.backend == "thread"
 
 

@@ -59,12 +59,12 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def idle(self) -> bool:
-        """Whether all episodes of this environment are over."""
+        """True if all episodes of this environment are over."""
         return self._episode is not None and self._episode >= self.episodes
 
     @property
     def recording(self) -> bool:
-        """Whether the episode under way is rendered."""
+        """True if the episode under way is rendered."""
         return self.record and self._episode == 0
 
     def begin(self, seed: int) -> None:
@@ -165,12 +165,12 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _has(layer: Any, name: str) -> bool:
-    """Whether an object has something of its own under a name, and passes on no other's."""
+    """True if an object has something of its own under a name, and does not pass on another's."""
     return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
 
 
 def video_of(env: Any) -> Video | None:
-    """What the first episode looked like: uint8 ``(steps + 1, height, width, 3)``, or None."""
+    """Frames of the first episode: uint8 ``(steps + 1, height, width, 3)``, or None."""
     for simulator in simulators(env):
         if simulator.frames:
             return np.stack([np.asarray(frame, np.uint8) for frame in simulator.frames])

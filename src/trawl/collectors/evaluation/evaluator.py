@@ -5,10 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -20,17 +18,13 @@ from torch import nn
 from trawl.collectors.config import check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
-    BACKENDS,
     BUSY_POLICIES,
     check_choice,
-    check_count,
-    check_env,
-    check_kwargs,
     check_policy,
-    collector_class,
-    device_of,
-    single_key,
+    collector_options,
+    place,
 )
+from trawl.collectors.evaluation.pending import PendingResults
 from trawl.collectors.evaluation.results import (
     Comparison,
     EvaluationResult,
@@ -145,44 +139,40 @@ class Evaluator:
     ) -> None:
         check_policy(policy, policy_factory)
         self.busy_policy = check_choice("busy_policy", busy_policy, BUSY_POLICIES)
-        backend = check_choice("backend", backend, BACKENDS)
-        kind, backend = collector_class(collector_cls, backend)
-        if weight_sync_schemes is not None and backend == "thread":
-            backend = "process"
-        self.backend = backend
-        workers, envs = check_count("num_workers", num_workers), check_count("num_envs", num_envs)
-        options = check_kwargs(collector_kwargs, backend == "thread")
-        options.setdefault("policy_device", device_of(device, policy))
-        if backend != "thread":
-            options |= {"init_fn": init_fn, "weight_sync_schemes": weight_sync_schemes}
-        if backend == "ray":
-            resources = {} if num_gpus is None else {"num_gpus": num_gpus}
-            options["remote_configs"] = {**resources, **(ray_kwargs or {})}
-        self.num_trajectories = check_count("num_trajectories", num_trajectories)
-        self.log_prefix, self.seed = log_prefix, None if seed is None else check_seed(seed)
-        self.policy = policy
+        kind, self.backend = place(backend, collector_cls, weight_sync_schemes)
+        self.policy, self.log_prefix = policy, log_prefix
+        self.seed = None if seed is None else check_seed(seed)
         self._metrics_fn, self._on_result = metrics_fn, on_result
         setup = Setup(
-            env=check_env(env, backend, workers, envs),
+            env=env,
             policy=policy,
             policy_factory=policy_factory,
-            backend=backend,
-            workers=workers,
-            envs=envs,
-            episodes=self.num_trajectories,
-            max_steps=None if max_steps is None else check_count("max_steps", max_steps),
-            frames_per_batch=frames_per_batch and check_count("frames_per_batch", frames_per_batch),
+            backend=self.backend,
+            workers=num_workers,
+            envs=num_envs,
+            episodes=num_trajectories,
+            max_steps=max_steps,
+            frames_per_batch=frames_per_batch,
             exploration_type=exploration_type,
-            reward_key=single_key("reward_keys", reward_keys),
-            done_key=single_key("done_keys", done_keys),
+            reward_key=reward_keys,
+            done_key=done_keys,
             collector_class=kind,
-            options=options,
+            options=collector_options(
+                self.backend,
+                collector_kwargs,
+                policy,
+                device,
+                {"init_fn": init_fn, "weight_sync_schemes": weight_sync_schemes},
+                num_gpus,
+                ray_kwargs,
+            ),
             keep=metrics_fn is not None,
             record=bool(dump_video),
         )
+        self.num_trajectories = setup.episodes
         self._steps = 0
         self._lock = threading.Lock()
-        self._results: deque[Future[EvaluationResult]] = deque()
+        self._results = PendingResults()
         self._start(setup)
 
     def _start(self, setup: Setup) -> None:
@@ -226,7 +216,7 @@ class Evaluator:
             RuntimeError: if the evaluator was shut down.
             Exception: of the environment, the policy, a worker, or a callback.
         """
-        self._raise_failure()
+        self._results.raise_failure()
         return self._submit(snapshots(self.policy, weights, weights_dict), step).result()
 
     def trigger_eval(
@@ -252,7 +242,7 @@ class Evaluator:
                 or the evaluator was shut down.
             Exception: of an evaluation before, whose failure was not asked for.
         """
-        self._raise_failure()
+        self._results.raise_failure()
         if self.pending and self.busy_policy != "queue":
             if self.busy_policy == "skip":
                 return False
@@ -260,12 +250,8 @@ class Evaluator:
                 "an evaluation is under way: wait() for it, or give busy_policy='skip' or 'queue'"
             )
         future = self._submit(snapshots(self.policy, weights, weights_dict), step)
-        with self._lock:
-            if self._on_result is not None:
-                # The callback had the others.
-                while self._results and self._results[0].done():
-                    self._results.popleft()
-            self._results.append(future)
+        # A callback had those that are there.
+        self._results.add(future, newest_only=self._on_result is not None)
         return True
 
     def compare(self, first: Any = None, second: Any = None) -> Comparison:
@@ -281,7 +267,7 @@ class Evaluator:
         Returns:
             The difference, its interval, and both results. No step number is used up.
         """
-        self._raise_failure()
+        self._results.raise_failure()
         seed = secrets.randbits(31) if self.seed is None else self.seed
         copies = [snapshots(self.policy, weights, None) for weights in (first, second)]
         futures = [self._submit(one, self._steps, seed) for one in copies]
@@ -313,9 +299,8 @@ class Evaluator:
 
     @property
     def pending(self) -> bool:
-        """Whether an evaluation that was triggered is under way, or waits for its turn."""
-        with self._lock:
-            return any(not future.done() for future in self._results)
+        """True if an evaluation that was triggered is under way, or waits for its turn."""
+        return self._results.awaited
 
     def poll(self, timeout: float = 0) -> EvaluationResult | None:
         """The next result of an evaluation that was triggered, each once, in their order.
@@ -343,30 +328,7 @@ class Evaluator:
         Raises:
             Exception: of the evaluation.
         """
-        timeout = None if timeout is None else check_seconds("timeout", timeout)
-        with self._lock:
-            future = self._results[0] if self._results else None
-        if future is None:
-            return None
-        try:
-            future.exception(timeout)
-        except (FutureTimeout, CancelledError):
-            return None
-        with self._lock:
-            # Another thread may have taken it meanwhile.
-            if not self._results or self._results[0] is not future:
-                return None
-            self._results.popleft()
-        return future.result()
-
-    def _raise_failure(self) -> None:
-        """Raises what an evaluation before failed with, if nobody has asked for it."""
-        with self._lock:
-            failed = next((f for f in self._results if _failed(f)), None)
-            if failed is None:
-                return
-            self._results.remove(failed)
-        failed.result()
+        return self._results.take(None if timeout is None else check_seconds("timeout", timeout))
 
     # --- state
 
@@ -410,14 +372,9 @@ class Evaluator:
                 killed; a thread ends after the step that it is at.
         """
         self._thread.stop(check_seconds("timeout", timeout))
-        with self._lock:
-            failed = [future for future in self._results if _failed(future)]
-        for future in failed:
-            error = future.exception()
+        for error in self._results.close():
             if not isinstance(error, EvaluationStopped):
                 warnings.warn(f"an evaluation failed: {error!r}", RuntimeWarning, stacklevel=2)
-        with self._lock:
-            self._results = deque(f for f in self._results if f.done() and not _failed(f))
 
     def __enter__(self) -> Evaluator:
         return self
@@ -450,7 +407,3 @@ def _evaluated(
     if on_result is not None:
         on_result(as_tensordict(result))
     return result
-
-
-def _failed(future: Future[EvaluationResult]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is not None

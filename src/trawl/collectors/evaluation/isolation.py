@@ -21,42 +21,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.seeding import derive
 
-# Built-in functions that draw.
+# Names of operators that draw, and take a generator.
+_OPERATORS = (
+    "_sample_dirichlet",
+    "_standard_gamma",
+    "bernoulli",
+    "bernoulli_",
+    "binomial",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "multinomial",
+    "normal",
+    "normal_",
+    "poisson",
+    "random_",
+    "uniform_",
+)
+# Names of those that take one in some forms only.
+_MAKERS = ("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm")
+# Functions and methods that come down to them.
 _DRAWING = frozenset(
-    [
-        getattr(torch, name)
-        for name in (
-            "_sample_dirichlet",
-            "_standard_gamma",
-            "bernoulli",
-            "binomial",
-            "multinomial",
-            "normal",
-            "poisson",
-            "rand",
-            "rand_like",
-            "randint",
-            "randint_like",
-            "randn",
-            "randn_like",
-            "randperm",
-        )
-    ]
-    + [
-        getattr(Tensor, name)
-        for name in (
-            "bernoulli",
-            "bernoulli_",
-            "cauchy_",
-            "exponential_",
-            "geometric_",
-            "log_normal_",
-            "multinomial",
-            "normal_",
-            "random_",
-            "uniform_",
-        )
-    ]
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in (*_OPERATORS, *_MAKERS)
+    if hasattr(owner, name)
 )
 # Functions in Python that draw somewhere in them: these, and all of ``torch.nn.init``.
 _DRAWING_INSIDE = frozenset(
@@ -75,6 +65,7 @@ _DRAWING_INSIDE = frozenset(
     }
 )
 _aten = torch.ops.aten
+_DRAWING_OPERATORS = frozenset(getattr(_aten, name) for name in _OPERATORS)
 # Operators that take a generator in another overload only.
 _WITH_GENERATOR = {
     _aten.rand.default: _aten.rand.generator,
@@ -155,7 +146,7 @@ class _PrivateOperators(TorchDispatchMode):
             empty = torch.empty_like(args[0], **kwargs)
             # With one bound it is the upper one, for both.
             return fill(empty, *args[1:], generator=self._generator(empty.device))
-        takes = any(argument.name == "generator" for argument in func._schema.arguments)
+        takes = func.overloadpacket in _DRAWING_OPERATORS or func in _WITH_GENERATOR.values()
         if takes and kwargs.get("generator") is None:
             kwargs["generator"] = self._generator(_device_of(args, kwargs))
         return func(*args, **kwargs)
@@ -212,7 +203,7 @@ _install = threading.Lock()
 
 
 def _types() -> _ThreadsOwnType:
-    """What holds the interaction types of threads; put in tensordict's place on first use."""
+    """Holder of the threads' interaction types; it replaces tensordict's on first use."""
     name = "_interaction_type"
     with _install:
         holder = getattr(probabilistic, name)

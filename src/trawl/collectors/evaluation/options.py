@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trawl.collectors.config import check_number
 from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
@@ -84,8 +83,8 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
         )
 
 
-def check_env(env: Any, backend: str, workers: int, envs: int) -> Any:
-    """Settles what a worker makes its environments of.
+def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
+    """Refuses an environment that is made already where others have to be made.
 
     Raises:
         ValueError: if there have to be several environments, or one in another process, and
@@ -106,10 +105,9 @@ def check_env(env: Any, backend: str, workers: int, envs: int) -> Any:
             f"num_envs={envs} needs an id, or a function that makes an environment, but env is "
             f"{env!r}"
         )
-    return env
 
 
-def check_kwargs(kwargs: Mapping[str, Any] | None, threaded: bool) -> dict[str, Any]:
+def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, Any]:
     """The options of the collector that a user may give.
 
     Raises:
@@ -124,7 +122,7 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, threaded: bool) -> dict[str, 
             "arguments of its own"
         )
     compiled = [name for name in ("compile_policy", "cudagraph_policy") if found.get(name)]
-    if threaded and compiled:
+    if backend == "thread" and compiled:
         raise ValueError(
             f"{compiled[0]} needs backend='process' or 'ray': what is compiled in a thread sees "
             "the learner's exploration type"
@@ -132,27 +130,31 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, threaded: bool) -> dict[str, 
     return found
 
 
-def collector_class(kind: Any, backend: str) -> tuple[type[Collector], str]:
-    """The class of the workers' collectors, and the backend that a class stands for.
+def place(
+    backend: str, kind: Any, schemes: Mapping[str, Any] | None
+) -> tuple[type[Collector], str]:
+    """The collector of each worker, and the place where workers are.
 
     Args:
+        backend: the place that was asked for.
         kind: a class of collectors, its name, or None.
-        backend: the backend that was asked for.
+        schemes: weight-sync schemes, which lead to workers; or None.
 
     Raises:
-        ValueError: for a collector that an evaluation can't use.
+        ValueError: for an unknown backend, or a collector that an evaluation can't use.
     """
-    kind = _BY_NAME.get(kind, kind) if isinstance(kind, str) else kind
-    if kind is None:
-        return Collector, backend
-    if isinstance(kind, type) and issubclass(kind, Collector):
-        return kind, backend
+    backend = check_choice("backend", backend, BACKENDS)
+    kind = _BY_NAME.get(kind, kind) if isinstance(kind, str) else kind or Collector
+    if backend == "thread" and (schemes is not None or kind is MultiSyncCollector):
+        backend = "process"
     if kind is MultiSyncCollector:
-        return Collector, "process" if backend == "thread" else backend
-    raise ValueError(
-        "collector_cls must be Collector, a subclass of it, or MultiSyncCollector, but it is "
-        f"{kind!r}"
-    )
+        kind = Collector
+    if not (isinstance(kind, type) and issubclass(kind, Collector)):
+        raise ValueError(
+            "collector_cls must be Collector, a subclass of it, or MultiSyncCollector, but it is "
+            f"{kind!r}"
+        )
+    return kind, backend
 
 
 def single_key(name: str, key: Any) -> Any:
@@ -168,16 +170,39 @@ def single_key(name: str, key: Any) -> Any:
     return key
 
 
-def device_of(device: Any, policy: Any) -> torch.device | None:
-    """Device of the policy: the one given, or that of its parameters if that isn't the CPU."""
+def collector_options(
+    backend: str,
+    kwargs: Mapping[str, Any] | None,
+    policy: Any,
+    device: Any,
+    workers: Mapping[str, Any],
+    num_gpus: float | None,
+    ray_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The options of the collector that are not the evaluator's own.
+
+    Args:
+        backend: the place where it evaluates.
+        kwargs: options that the user has given.
+        policy: the policy, or None.
+        device: the device of the policy; None for that of its parameters.
+        workers: options that only collectors with workers have.
+        num_gpus: GPUs of each actor, or None.
+        ray_kwargs: further options of the actors.
+
+    Raises:
+        TypeError: for options that are the evaluator's own.
+        ValueError: for compilation in a thread.
+    """
+    options = check_kwargs(kwargs, backend)
     if device is not None:
-        return torch.device(device)
-    if not isinstance(policy, nn.Module):
-        return None
-    found = next((p.device for p in policy.parameters()), torch.device("cpu"))
-    return None if found.type == "cpu" else found
-
-
-def check_count(name: str, value: Any) -> int:
-    """A positive integer."""
-    return check_number(name, value, least=1)
+        options["policy_device"] = torch.device(device)
+    elif isinstance(policy, nn.Module) and not {"device", "policy_device"} & options.keys():
+        found = next((p.device for p in policy.parameters()), torch.device("cpu"))
+        options |= {} if found.type == "cpu" else {"policy_device": found}
+    if backend != "thread":
+        options |= workers
+    if backend == "ray":
+        resources = {} if num_gpus is None else {"num_gpus": num_gpus}
+        options["remote_configs"] = {**resources, **(ray_kwargs or {})}
+    return options

@@ -56,7 +56,6 @@ class RayEvalWorker:
         for argument, function in {**makers, **optional}.items():
             if not callable(function):
                 raise TypeError(f"{argument} must be a function, but it is {function!r}")
-        self._reward_key = single_key("reward_keys", reward_keys)
         ray = self._connected()
         if num_gpus is None:
             num_gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0))
@@ -67,6 +66,7 @@ class RayEvalWorker:
         arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
         actor = ray.remote(**options)(_actor_class())
         self._actor: Any = actor.remote(list(sys.path), *arguments)
+        self._reward_key = single_key("reward_keys", reward_keys)
         self._result: Any = None
 
     @classmethod
@@ -81,9 +81,9 @@ class RayEvalWorker:
             ValueError: if there is no such actor.
         """
         worker = cls.__new__(cls)
-        worker._actor = cls._connected().get_actor(name)
-        worker._reward_key = single_key("reward_keys", reward_keys)
-        worker._result = None
+        key = single_key("reward_keys", reward_keys)
+        actor = cls._connected().get_actor(name)
+        vars(worker).update(_actor=actor, _reward_key=key, _result=None)
         return worker
 
     @staticmethod

@@ -81,7 +81,7 @@ class EpisodeReader:
 
     @property
     def complete(self) -> bool:
-        """Whether all episodes are there."""
+        """True if all episodes are there."""
         return bool(self._lanes) and all(len(x.returns) >= x.wanted for x in self._lanes)
 
     def add(self, batch: TensorDictBase) -> None:

@@ -118,7 +118,7 @@ def made_policy(factory: Callable[..., Any], env: Any) -> Any:
 
 
 def _takes_argument(factory: Callable[..., Any]) -> bool:
-    """Whether a factory is to be called with the environment."""
+    """True if a factory is to be called with the environment."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature to read
