@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from sink_parts import frames, write
+from tensordict import NonTensorData, stack
 
 from trawl.data import ParquetSink, info, load
 
@@ -40,6 +41,29 @@ def test_pandas_reads_it(written):
     assert table["observation"][3].tolist() == [3, -3]
     lengths = table.groupby("collector.traj_ids").size()
     assert lengths.tolist() == [7] * 14 + [2]
+    assert pandas.read_parquet(directory.parent).equals(table)
+
+
+def test_pandas_reads_the_whole_dataset_while_it_is_written(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    with ParquetSink(tmp_path / "d", commit_seconds=0) as sink:
+        sink.write(frames(0, 7))
+        assert len(pandas.read_parquet(tmp_path / "d")) == 7
+
+
+def test_text_is_a_column_of_strings(tmp_path):
+    texts = ["", "é", "a\nb", "\0", "x" * 1000]
+    entry = stack([NonTensorData(text) for text in texts])
+    with ParquetSink(tmp_path / "d", commit_bytes=1000) as sink:
+        sink.write(frames(0, 5).set(("next", "said"), entry))
+        assert sink.frames == 5, "bytes of text were not counted"
+    assert pq.read_table(tmp_path / "d")["next.said"].to_pylist() == texts
+    assert list(load(tmp_path / "d")["next", "said"]) == texts
+    with ParquetSink(tmp_path / "d", resume=True) as sink:
+        with pytest.raises(ValueError, match=r"was text, but in this batch it is torch\.float32"):
+            sink.write(frames(0, 5).set(("next", "said"), torch.ones(5)))
+        sink.write(frames(0, 5).set(("next", "said"), entry))
+    assert list(load(tmp_path / "d")["next", "said"]) == texts * 2
 
 
 def test_polars_reads_it(written):

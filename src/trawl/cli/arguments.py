@@ -13,9 +13,9 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 _ORDER = tyro.conf.create_mutex_group(required=False, title="with --workers")
 _POLICY = (
     "What acts: random actions; a file with a program of torch.export or TorchScript, called with "
-    "the observations in the order of the environment's keys; or a function in a module, called "
-    "with the environment if it takes an argument, that gives a policy. Programs run as they are: "
-    "load none that you don't trust."
+    "the observations in the order of the environment's keys; or a function in a module (or "
+    "path/to/file.py), called with the environment if it takes an argument, that gives a policy. "
+    "Programs run as they are: load none that you don't trust."
 )
 
 
@@ -34,11 +34,19 @@ class Collect:
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, as Pendulum-v1, or module:id to import a module that registers it."""
+    """Gymnasium id, as Pendulum-v1; module:id to import a module that registers it; or
+    module:function, or path/to/file.py:function, that makes an environment."""
+
+    env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
+    """Arguments of the environment, as '{"g": 9.8}': for the function, or with an id for
+    gymnasium.make and trawl.envs.GymEnv."""
 
     policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
         "random"
     )
+
+    deterministic: Flag = False
+    """Take a probabilistic policy's most likely action, or the mean, and draw none."""
 
     frames: Annotated[int, _number()] = 10_000
     """How many frames to collect; whole batches are, so up to one more may come."""
@@ -60,7 +68,7 @@ class Collect:
         tyro.conf.arg(help_behavior_hint="(default: memmap, a memory-mapped TensorDict)"),
     ] = "memmap"
     """What the dataset is on disk. minari: whole episodes, for Minari (needs trawl-rl[minari]);
-    parquet: tables, for pandas and others (needs trawl-rl[parquet])."""
+    parquet: tables, for pandas and others (needs trawl-rl[parquet]). Text: not memmap."""
 
     resume: Flag = False
     """Go on with the dataset in --out up to --frames, if there is one; else begin it."""

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from trawl.cli.arguments import Collect
 from trawl.cli.collectors import batch_size, make_collector
+from trawl.cli.environments import env_kwargs, env_of_minari
 from trawl.cli.errors import CliError, Stopped, describe, message_of
 from trawl.cli.interrupts import Interrupts
 from trawl.cli.notes import tell
@@ -61,6 +62,10 @@ def collect(args: Collect) -> int:
         "versions": versions(),
         "arguments": asdict(args),
     }
+    if kwargs := env_kwargs(args):
+        info["env_kwargs"] = kwargs
+    if args.deterministic:
+        info["deterministic"] = True
     if frames:
         again = {"frames": frames, "date": info["date"], "seed": stream}
         info["resumed"] = [*before.get("resumed", []), again]
@@ -102,7 +107,8 @@ def _opened(args: Collect, directory: Path, info: dict[str, Any]) -> Sink:
     try:
         if args.format == "minari":
             told = {"algorithm_name": args.policy}
-            return MinariSink(directory, args.env, info, resume=args.resume, metadata=told)
+            env = env_of_minari(args)
+            return MinariSink(directory, env, info, resume=args.resume, metadata=told)
         kind = ParquetSink if args.format == "parquet" else MemmapSink
         return kind(directory, info, resume=args.resume)
     except (ImportError, ValueError, gymnasium.error.Error) as error:
@@ -243,6 +249,9 @@ def _check(args: Collect) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    env_kwargs(args)
+    if args.deterministic and args.policy == "random":
+        raise CliError("--deterministic needs a policy, as random actions are drawn: give --policy")
     if args.workers < 0:
         raise CliError(f"--workers must be at least 0, but it is {args.workers}")
     if args.backend != "process" and not args.workers:

@@ -8,8 +8,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from tensordict.nn import InteractionType
+
 from trawl.cli.arguments import Collect
-from trawl.cli.errors import CliError, describe, message_of
+from trawl.cli.environments import env_source, make_env
+from trawl.cli.errors import CliError, describe
 from trawl.cli.policies import load_policy
 from trawl.collectors import Collector, MultiCollector
 from trawl.envs.build import build_env
@@ -33,7 +36,8 @@ def make_collector(
     if not {"", os.getcwd()} & set(sys.path):
         # Modules of policies and environments are found here too, as `python -m` does it.
         sys.path.insert(0, os.getcwd())
-    env = _environment(args)
+    source = env_source(args)
+    env = make_env(args, source)
     try:
         # With workers, so that what is wrong is found before there are any.
         policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
@@ -42,10 +46,13 @@ def make_collector(
             "total_frames": args.frames,
             "max_frames_per_traj": args.max_frames_per_traj,
         }
+        if args.deterministic:
+            options["exploration_type"] = InteractionType.DETERMINISTIC
         collector: Collector | MultiCollector
         if args.workers:
             env.close(raise_if_closed=False)
-            collector = _with_workers(args, seed, options, acts=policy is not None)
+            each = [source] * args.envs if args.envs > 1 else source
+            collector = _with_workers(args, each, seed, options, acts=policy is not None)
         else:
             collector = Collector(env, policy, **options)
         collector.set_seed(seed if stream is None else stream)
@@ -58,13 +65,15 @@ def make_collector(
         raise CliError(f"--policy {args.policy}: {describe(error)}") from error
 
 
-def _with_workers(args: Collect, seed: int, options: dict[str, Any], acts: bool) -> MultiCollector:
-    factory = PolicyFactory(args.policy, _source(args), seed, args.unsafe_pickle)
+def _with_workers(
+    args: Collect, source: Any, seed: int, options: dict[str, Any], acts: bool
+) -> MultiCollector:
+    factory = PolicyFactory(args.policy, source, seed, args.unsafe_pickle)
     cls: Any = MultiCollector
     if args.backend == "ray":
         from trawl.collectors.distributed import RayCollector as cls
     collector: MultiCollector = cls(
-        [_source(args)] * args.workers,
+        [source] * args.workers,
         sync=not args.asynchronous,
         policy_factory=factory if acts else None,
         **options,
@@ -99,21 +108,3 @@ def batch_size(args: Collect) -> int:
         environments *= max(1, args.workers)
     wanted = min(_FRAMES_PER_BATCH, frames)
     return max(1, wanted // environments) * environments
-
-
-def _source(args: Collect) -> Any:
-    return [args.env] * args.envs if args.envs > 1 else args.env
-
-
-def _environment(args: Collect) -> Any:
-    try:
-        env = build_env(_source(args))
-    except Exception as error:
-        raise CliError(f"environment {args.env} can't be made: {message_of(error)}") from error
-    if not env.fixed_layout:
-        env.close(raise_if_closed=False)
-        raise CliError(
-            f"environment {args.env} gives or takes data of no fixed shape, which a dataset "
-            "can't hold"
-        )
-    return env

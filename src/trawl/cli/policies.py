@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import operator
 import os
 import random
 from typing import Any
@@ -14,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trawl.cli.errors import CliError, describe, message_of
+from trawl.cli.errors import CliError, describe
+from trawl.cli.references import find, load_module, split
 
 
 def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
@@ -38,13 +37,13 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
         from trawl.cli.programs import load_file
 
         return load_file(text, env, unsafe_pickle)
-    module, colon, factory = text.partition(":")
-    if not colon or os.sep in module:
+    what, (module, factory) = f"--policy {text}", split(text)
+    if not module or (os.sep in module and not module.endswith(".py")):
         raise CliError(
             f"--policy {text}: there is no such file; give random, a file, or module:factory"
         )
     _seed(seed)
-    found = _find(text, module, factory)
+    found = find(what, load_module(what, module), factory)
     # Once more: what a module draws when it is imported depends on what was imported before.
     _seed(seed)
     return _made(text, found, env)
@@ -65,17 +64,6 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _find(text: str, module: str, factory: str) -> Any:
-    try:
-        return operator.attrgetter(factory)(importlib.import_module(module))
-    except AttributeError as error:
-        raise CliError(f"--policy {text}: {message_of(error)}") from error
-    except ModuleNotFoundError as error:
-        raise CliError(f"--policy {text}: {message_of(error)} (here, or installed)") from error
-    except (Exception, SystemExit) as error:
-        raise CliError(f"--policy {text}: importing {module} failed: {describe(error)}") from error
 
 
 def _made(text: str, factory: Any, env: Any) -> Any:

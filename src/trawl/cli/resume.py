@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trawl.cli.arguments import Collect
+from trawl.cli.environments import env_kwargs
 from trawl.cli.errors import CliError, shown
 from trawl.cli.policies import fingerprint
 from trawl.data import info
@@ -38,6 +39,8 @@ def begun(args: Collect, directory: Path) -> dict[str, Any]:
     _same(directory, "--format", facts["format"], args.format)
     limit = "max_frames_per_traj"
     _same(directory, "--max-frames-per-traj", made.get(limit), args.max_frames_per_traj)
+    _same(directory, "--env-kwargs", facts.get("env_kwargs"), env_kwargs(args) or None)
+    _same(directory, "--deterministic", bool(facts.get("deterministic")), args.deterministic)
     if args.seed is not None:
         _same(directory, "--seed", facts.get("seed"), args.seed)
     if facts.get("policy_sha256") != fingerprint(args.policy):

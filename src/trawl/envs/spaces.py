@@ -95,7 +95,12 @@ class SpaceCodec:
     @property
     def fixed(self) -> bool:
         """Whether every leaf has a fixed shape and dtype, so that it can live in an array."""
-        return not any(isinstance(leaf.spec, NonTensor) for leaf in self.leaves)
+        return not self.loose
+
+    @property
+    def loose(self) -> list[SpaceLeaf]:
+        """The leaves of no fixed layout."""
+        return [leaf for leaf in self.leaves if isinstance(leaf.spec, NonTensor)]
 
     @property
     def plain(self) -> bool:

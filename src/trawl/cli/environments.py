@@ -1,0 +1,149 @@
+"""The environment that ENV and ``--env-kwargs`` name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from trawl.cli.arguments import Collect
+from trawl.cli.errors import CliError, describe, message_of
+from trawl.cli.references import find, load_module, split
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.build import build_env
+from trawl.envs.gym import GymEnv
+from trawl.keys import show_key
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Makes an environment that a function makes, or whose id a file registers.
+
+    Args:
+        text: ``module:name``, as the user gave it.
+        kwargs: arguments of the function, or for the id.
+
+    Raises:
+        CliError: if the module can't be imported, or there is no such function in it.
+    """
+
+    text: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:
+        """The environment."""
+        name = split(self.text)[1]
+        factory = self.find()
+        return GymEnv(name, **self.kwargs) if factory is None else factory(**self.kwargs)
+
+    def find(self) -> Any:
+        """The function; None for an id that the module registers."""
+        what = f"environment {self.text} can't be made"
+        module, name = split(self.text)
+        loaded = load_module(what, module)
+        if name in gymnasium.registry:
+            return None
+        factory = find(what, loaded, name)
+        if not callable(factory):
+            raise CliError(f"{what}: it is no function but {type(factory).__name__}")
+        return factory
+
+
+def env_kwargs(args: Collect) -> dict[str, Any]:
+    """What ``--env-kwargs`` says.
+
+    Raises:
+        CliError: if it is no JSON object.
+    """
+    if args.env_kwargs is None:
+        return {}
+    try:
+        found = json.loads(args.env_kwargs)
+    except (RecursionError, ValueError) as error:
+        raise CliError(f"--env-kwargs must be a JSON object, but it is none: {error}") from None
+    if not isinstance(found, dict):
+        raise CliError(
+            f"--env-kwargs must be a JSON object, as '{{\"g\": 9.8}}', but it is {args.env_kwargs}"
+        )
+    return found
+
+
+def env_source(args: Collect) -> Any:
+    """What a collector takes as its environment: a Gymnasium id, or what makes one.
+
+    Raises:
+        CliError: if ENV names a module without such a function or id.
+    """
+    module, name = split(args.env)
+    kwargs = env_kwargs(args)
+    # Ids have a version, as no name of Python may; without one the module is asked.
+    if module.endswith(".py") or (module and all(part.isidentifier() for part in name.split("."))):
+        factory = EnvFactory(args.env, kwargs)
+        if factory.find() is not None or module.endswith(".py"):
+            return factory
+    return partial(GymEnv, args.env, **kwargs) if kwargs else args.env
+
+
+def make_env(args: Collect, source: Any) -> Any:
+    """The environments of the command, as one.
+
+    Args:
+        args: what was asked for.
+        source: what :func:`env_source` gave.
+
+    Raises:
+        CliError: if they can't be made, or what they give can't be written.
+    """
+    try:
+        env = build_env([source] * args.envs if args.envs > 1 else source)
+    except CliError:
+        raise
+    except Exception as error:
+        told = describe(error) if isinstance(source, EnvFactory) else message_of(error)
+        raise CliError(f"environment {args.env} can't be made: {told}") from error
+    try:
+        _check_layout(args, env)
+    except CliError:
+        env.close(raise_if_closed=False)
+        raise
+    return env
+
+
+def _check_layout(args: Collect, env: Any) -> None:
+    if not isinstance(env, TensorDictEnv):
+        return
+    for key, space in _loose_leaves(env):
+        if not isinstance(space, spaces.Text):
+            raise CliError(
+                f"environment {args.env} gives or takes data of no fixed shape "
+                f"({show_key(key)}, {type(space).__name__}), which a dataset can't hold"
+            )
+        if args.format == "memmap":
+            raise CliError(
+                f"environment {args.env} gives or takes text ({show_key(key)}), which the format "
+                "memmap can't hold: give --format parquet"
+            )
+
+
+def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
+    """Keys and spaces of what has no fixed layout."""
+    for part in env.parts:
+        if isinstance(part, GymEnv):
+            for codec in (part.observation_codec, part.action_codec):
+                yield from ((leaf.key, leaf.space) for leaf in codec.loose)
+
+
+def env_of_minari(args: Collect) -> Any:
+    """What tells Minari the spaces: an id, an environment, or None for those of the frames."""
+    source = env_source(args)
+    if isinstance(source, str):
+        return source
+    env = build_env(source)
+    # It is asked for its spaces and its spec, which it has when it is closed too.
+    env.close(raise_if_closed=False)
+    return env.env if isinstance(env, GymEnv) and not env.batch_size else None

@@ -1,0 +1,76 @@
+"""Environments that the tests of the command line name."""
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Saying(gymnasium.Env):
+    """Says in words how many steps it took; an episode has as many as it is asked for."""
+
+    def __init__(self, steps=5, kind="text"):
+        text = spaces.Text(20, charset="step 0123456789é")
+        self.observation_space = spaces.Dict({"said": text, "x": spaces.Box(-1, 99, (2,))})
+        if kind == "sequence":
+            self.observation_space = spaces.Sequence(spaces.Discrete(3))
+        self.action_space = spaces.Discrete(2)
+        self.steps = steps
+
+    def _observation(self):
+        return {"said": f"é step {self.step_count}", "x": np.full(2, self.step_count, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.step_count += 1
+        return self._observation(), 1.0, self.step_count == self.steps, False, {}
+
+
+def pendulum(gravity=10.0):
+    return gymnasium.make("Pendulum-v1", g=gravity)
+
+
+def name():
+    return "CartPole-v1"
+
+
+def vector(num_envs=3):
+    return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+
+
+def torchrl(**kwargs):
+    from torchrl.envs import GymEnv
+
+    return GymEnv("CartPole-v1", **kwargs)
+
+
+def fails():
+    raise ZeroDivisionError("no environment today")
+
+
+NUMBER = 3
+
+
+def gaussian(env):
+    """A policy that draws its actions, the mean of which is 0.25."""
+    import torch
+    from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
+    from tensordict.nn import ProbabilisticTensorDictSequential as Sequential
+
+    class Fixed(torch.nn.Module):
+        def forward(self, observation):
+            return torch.full_like(observation[..., :1], 0.25), torch.ones_like(
+                observation[..., :1]
+            )
+
+    return Sequential(
+        TensorDictModule(Fixed(), in_keys=["observation"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Normal,
+        ),
+    )
