@@ -58,21 +58,22 @@ class Texts(gymnasium.Env):
     action_space = spaces.Discrete(2)
 
 
-def test_data_of_no_fixed_shape_is_refused(trawl):
+def test_text_is_refused_with_the_name_of_the_format(trawl):
     gymnasium.register("Texts-v0", Texts, disable_env_checker=True)
     try:
         code, _, err = trawl("collect", "Texts-v0")
     finally:
         del gymnasium.registry["Texts-v0"]
     assert (code, err.count("\n")) == (2, 1)
-    assert "environment Texts-v0 gives or takes data of no fixed shape" in err
+    words = "Texts-v0 gives or takes text ('observation'), which the format memmap can't hold"
+    assert words in err
 
 
 @pytest.mark.parametrize("directory", ["nowhere", "."])
 def test_show_says_that_there_is_no_dataset(directory, trawl):
     code, out, err = trawl("show", directory)
     assert (code, out) == (2, "")
-    assert err == f"trawl: {directory} is no dataset: it has no dataset.json\n"
+    assert err == f"trawl: {directory} is no dataset: it has no _dataset.json\n"
 
 
 @pytest.mark.parametrize(
