@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ import cloudpickle
 
 from trawl.errors import WorkerError
 
+_NO_DEBUGGER = (
+    ". A debugger (breakpoint()) has no terminal in another process: collect in this one, by "
+    'Collector, or by start_method="inline" with workers'
+)
 _OF_OSERROR = ("errno", "strerror", "filename", "filename2")
 
 
@@ -56,7 +61,8 @@ class Failure:
             where: whom it happened to: ``"worker 3"``.
         """
         original = self.original()
-        message = f"in {where}: {self.summary}\n\nThere it was:\n\n{self.text}"
+        hint = _NO_DEBUGGER if isinstance(original, bdb.BdbQuit) else ""
+        message = f"in {where}: {self.summary}{hint}\n\nThere it was:\n\n{self.text}"
         return _rebuilt(message, original)
 
 

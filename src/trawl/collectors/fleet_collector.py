@@ -398,6 +398,10 @@ class FleetCollector(FleetControl):
             batch = self._delivery.deliver(self._assembly.one(part), part.done.filled)
             if self.config.extend_buffer:
                 buffer.extend(batch)
+            elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
+                # Such a buffer has a row for each environment, too.
+                for step in batch.split(1, -1):
+                    buffer.extend(step)
             else:
                 for frame in batch.reshape(-1):
                     buffer.add(frame)

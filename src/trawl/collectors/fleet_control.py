@@ -422,6 +422,8 @@ class FleetControl(BaseCollector):
             if len(given) != count:
                 raise ValueError(f"Expected {count} argument entries, got {len(given)}")
         self._check_open("map_fn()")
+        if self._is_of_buffer(method_name):
+            return super().map_fn(method_name, args, kwargs)
         with self._held():
             results = self._fleet.call(
                 {i: (worker.call_path, method_name, args[i], kwargs[i]) for i in range(count)}
@@ -431,7 +433,14 @@ class FleetControl(BaseCollector):
     @override
     def get_distant_attr(self, attr: str) -> list[Any]:
         """Returns the attribute at path ``attr`` of each worker's collector."""
+        if self._is_of_buffer(attr):
+            return [get_path(self, attr)] * self.num_workers
         return self._all(get_path, attr)
+
+    def _is_of_buffer(self, path: str) -> bool:
+        """Tells whether a path leads to the replay buffer: one for all workers, and it is here."""
+        buffer = self.config.replay_buffer
+        return buffer is not None and path.split(".")[0].split("[")[0] == "replay_buffer"
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""

@@ -198,7 +198,8 @@ class ArrayFrames(Frames):
         if filled < self.options.steps:
             self._carry_on_from(block, filled)
             block.clear_from(filled, but=TRAJ_IDS)
-        check_rewards(block.lanes[REWARD][:filled, :, 0])
+        actions = {as_key(key): block.lanes[as_key(key)] for key in self.env.action_keys}
+        check_rewards(block.lanes[REWARD][:filled, :, 0], lambda: actions)
         if self._given:
             block.settle()
             return None

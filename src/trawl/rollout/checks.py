@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -106,11 +107,24 @@ def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
     return env.spent() is not None
 
 
-def check_rewards(rewards: NDArray[Any]) -> None:
+def _first_nan(values: NDArray[Any], lane: int) -> int | None:
+    """Returns the first row in which an environment's values have a NaN."""
+    own = values[:, lane] if lane < values.shape[1] else values
+    if not np.issubdtype(own.dtype, np.floating):
+        return None
+    rows = np.flatnonzero(np.isnan(own.reshape(len(own), -1)).any(-1))
+    return int(rows[0]) if len(rows) else None
+
+
+def check_rewards(
+    rewards: NDArray[Any], actions: Callable[[], Mapping[Key, NDArray[Any]]] = dict
+) -> None:
     """Refuses rewards that are no numbers.
 
     Args:
         rewards: ``(steps, lanes)``.
+        actions: gives the actions before them, ``(steps, lanes, ...)``. If one of them is NaN it
+            is to blame.
 
     Raises:
         ValueError: naming the row and the environment of the first NaN.
@@ -121,6 +135,14 @@ def check_rewards(rewards: NDArray[Any]) -> None:
             return
     for row, lane in np.argwhere(np.isnan(rewards)):
         which = f" of environment {lane}" if rewards.shape[1] > 1 else ""
+        for key, values in actions().items():
+            cause = _first_nan(values[: row + 1], lane)
+            if cause is not None:
+                raise ValueError(
+                    f"policy wrote nan to {show_key(key)}{which} at step {cause} of this batch, "
+                    f"and the reward (key ('next', 'reward')) of step {row} is nan; an action must "
+                    "be a number. Look for NaN in the policy's weights and its inputs"
+                )
         raise ValueError(
             f"the environment gave a reward of nan (key ('next', 'reward')){which} at step {row} "
             "of this batch; a reward must be a number"

@@ -146,23 +146,30 @@ def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
 
 
 def unwrap(value: Any, key: Key) -> Tensor:
-    """The tensor in an output that is none itself.
+    """Returns the tensor in an output that is none itself.
 
-    The module behind a single key may return a tuple of one, or a mapping with the key.
+    The module behind a single key may return a tuple of one, or a mapping with the key. Numbers
+    and arrays become tensors, as they do in a TensorDict.
 
     Raises:
-        TypeError: if there is no tensor in it.
+        TypeError: if there is no tensor in it, and no number.
     """
     inner = value
     if isinstance(value, (tuple, dict, TensorDictBase)):
         inner = dict(_by_key(value, [key])).get(key)
-    if isinstance(inner, np.ndarray):
-        inner = torch.from_numpy(inner)
+    if isinstance(inner, (bool, int, float, np.ndarray, np.generic)) or _is_numbers(inner):
+        inner = torch.as_tensor(inner)
     if not isinstance(inner, Tensor):
         raise TypeError(
             f"policy wrote {show_key(key)} as {type(value).__name__}, where a tensor was expected"
         )
     return inner
+
+
+def _is_numbers(value: Any) -> bool:
+    """Tells whether a value is a list of numbers, or of such lists."""
+    numbers = (bool, int, float)
+    return isinstance(value, list) and all(isinstance(v, numbers) or _is_numbers(v) for v in value)
 
 
 def _keywords(module: TensorDictModule) -> list[str] | None:

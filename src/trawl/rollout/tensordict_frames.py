@@ -263,9 +263,9 @@ class TensorDictFrames(Frames):
             carrier = self._carrier
             outputs = call(*[carrier.get(key) for key in reads])
             if len(writes) == 1:
-                wrapped = not isinstance(outputs, Tensor)
-                outputs = (unwrap(outputs, writes[0]) if wrapped else outputs,)
+                outputs = (outputs,)
             for key, value in zip(writes, outputs, strict=True):
+                value = value if isinstance(value, Tensor) else unwrap(value, key)
                 # A copy: the policy may use its output's memory again.
                 carrier.set(key, value.clone())
 
@@ -362,7 +362,8 @@ class TensorDictFrames(Frames):
         for key in self._reward_keys:
             for part, rows in tensors_at(batch, key, axis):
                 rewards = part.detach().cpu().numpy()
-                check_rewards(np.moveaxis(rewards, rows, 0).reshape(filled, -1))
+                rewards = np.moveaxis(rewards, rows, 0).reshape(filled, -1)
+                check_rewards(rewards, partial(self._actions_of, batch))
         ids = self._number(batch, filled)
         if self.options.track_traj_ids:
             batch.set(TRAJ_IDS, ids if batch.device is None else ids.to(batch.device))
@@ -373,6 +374,15 @@ class TensorDictFrames(Frames):
         batch = self._compact(batch)
         block, self._block = self._block, None
         return None if block is not None and put(batch, block.lease) else batch
+
+    def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
+        """The actions in a batch, time first and environments second; not those of lazy stacks."""
+        axis, actions = len(self.batch), {}
+        for key in map(as_key, self.env.action_keys):
+            if whole_key(batch, key) == key and _is_tensor(value := batch.get(key, None)):
+                rows = np.moveaxis(value.detach().cpu().float().numpy(), axis, 0)
+                actions[key] = rows.reshape(len(rows), self.lanes, -1)
+        return actions
 
     def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         """The batch with zeros behind, which are of no trajectory."""

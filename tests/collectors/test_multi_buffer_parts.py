@@ -1,0 +1,68 @@
+"""Workers and the replay buffer of their collector: its rows, and its figures."""
+
+import pytest
+import torch
+
+from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.testing import NumberedEnv
+
+data = pytest.importorskip("torchrl.data")
+
+KINDS = [MultiSyncCollector, MultiAsyncCollector]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_is_a_row_of_both_environments(kind):
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    with kind(
+        [[NumberedEnv] * 2] * 2,
+        frames_per_batch=16,
+        total_frames=32,
+        replay_buffer=buffer,
+        extend_buffer=False,
+    ) as collector:
+        list(collector)
+    assert len(buffer) == 32
+    # As one collector of two environments writes them.
+    alone = data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2))
+    with Collector(
+        [NumberedEnv] * 2,
+        frames_per_batch=32,
+        total_frames=32,
+        replay_buffer=alone,
+        extend_buffer=False,
+    ) as collector:
+        list(collector)
+    assert buffer[:].batch_size == alone[:].batch_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_answer_for_the_buffer(kind, tmp_path):
+    storage = data.LazyMemmapStorage(100, scratch_dir=tmp_path)
+    buffer = data.ReplayBuffer(storage=storage)
+    with kind(
+        [NumberedEnv] * 2, frames_per_batch=8, total_frames=32, replay_buffer=buffer
+    ) as collector:
+        list(collector)
+        assert collector.map_fn("replay_buffer.__len__") == [32, 32]
+        assert collector.get_distant_attr("replay_buffer.write_count") == [32, 32]
+
+
+def test_trajectories_in_a_buffer_say_the_storing_device():
+    class Buffer(data.ReplayBuffer):
+        def extend(self, frames, **options):
+            seen.append(frames.device)
+            return super().extend(frames, **options)
+
+    seen = []
+    buffer = Buffer(storage=data.LazyTensorStorage(200))
+    with MultiSyncCollector(
+        [NumberedEnv] * 2,
+        frames_per_batch=40,
+        total_frames=80,
+        replay_buffer=buffer,
+        trajs_per_batch=2,
+        storing_device="cpu",
+    ) as collector:
+        list(collector)
+    assert set(seen) == {torch.device("cpu")}
