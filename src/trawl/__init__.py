@@ -62,12 +62,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'trawl' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    value = globals()[name] = getattr(importlib.import_module(module), attribute)
-    return value
+# Type checkers would take any name for one of these.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'trawl' has no attribute {name!r}")
+        module, attribute = _HOMES[name]
+        value = globals()[name] = getattr(importlib.import_module(module), attribute)
+        return value
 
 
 def __dir__() -> list[str]:

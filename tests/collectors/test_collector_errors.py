@@ -40,7 +40,7 @@ def refused(kind, match, env=None, policy=None, **options):
         ("max_frames_per_traj", -2, ValueError, "max_frames_per_traj must be at least -1, .* -2"),
         ("max_frames_per_traj", [3], TypeError, "max_frames_per_traj must be an integer, .* list"),
         ("reset_when_done", False, ValueError, "reset_when_done=False is not possible"),
-        ("exploration_type", "random", TypeError, "exploration_type must be .* 'random'"),
+        ("exploration_type", "randomly", TypeError, "exploration_type must be .* 'randomly'"),
         ("policy_factory", 3, TypeError, "policy_factory must be callable, but it is int: 3"),
         ("postproc", [], TypeError, "postproc must be callable, but it is list"),
         ("pre_collect_hook", 1, TypeError, "pre_collect_hook must be callable"),

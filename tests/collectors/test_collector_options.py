@@ -335,6 +335,11 @@ def test_policies_can_be_deterministic():
     assert set(NumberedEnv.action_numbers(batch).tolist()) == {2}
 
 
+def test_the_name_of_an_exploration_type_will_do():
+    with Collector(NumberedEnv(), frames_per_batch=4, exploration_type="mean") as collector:
+        assert collector.exploration_type is ExplorationType.MEAN
+
+
 def test_the_users_exploration_type_is_left_alone():
     with set_exploration_type(ExplorationType.MEAN):
         first_batch(NumberedEnv(), actor(seen := []), frames_per_batch=4)

@@ -264,7 +264,7 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ({"postproc": 3}, TypeError, r"postproc must be callable"),
         ({"post_collect_hook": 3}, TypeError, r"post_collect_hook must be callable"),
         ({"reset_when_done": False}, ValueError, r"reset_when_done=False is not possible"),
-        ({"exploration_type": "random"}, TypeError, r"exploration_type must be"),
+        ({"exploration_type": "randomly"}, TypeError, r"exploration_type must be"),
         ({"device": "abacus"}, ValueError, r"device 'abacus' is no device"),
         ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is no device"),
         ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakMethod
 
 from tensordict import TensorDictBase
 from torch import nn
+from typing_extensions import Self
 
 from trawl.collectors.background import Background
 from trawl.collectors.config import CollectorConfig, warn
@@ -44,7 +45,14 @@ class CollectorClosed(Exception):
     """Somebody else shut the collector down while a batch was being collected."""
 
 
-class BaseCollector(FamiliarAttributes, WeightControl):
+if TYPE_CHECKING:
+    # The options are attributes as well: __getattr__ looks them up.
+    OptionAttributes = CollectorConfig
+else:
+    OptionAttributes = object
+
+
+class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
     """A source of batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -53,6 +61,10 @@ class BaseCollector(FamiliarAttributes, WeightControl):
             for batch in collector:
                 ...  # learn from it
                 collector.update_policy_weights_()
+
+    With a replay buffer, which batches are written into, iteration yields None for each; to type
+    checkers all are TensorDicts. They see a ``Collector`` as well where ``Collector(backend=...)``
+    makes another class: what only that class has needs its own constructor.
 
     The options can be read as its attributes: ``collector.total_frames``. A subclass collects a
     batch in ``_collect`` and lets go of what it holds in ``_close``. If whole trajectories are
@@ -119,11 +131,14 @@ class BaseCollector(FamiliarAttributes, WeightControl):
 
     # --- iteration and budget
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorDictBase]:
         return self.iterator()
 
-    def iterator(self) -> Iterator[Any]:
-        """Batches until ``total_frames`` are reached. All iterators share one count."""
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Batches until ``total_frames`` are reached. All iterators share one count.
+
+        With a replay buffer, which batches are written into, it yields None for each.
+        """
         while True:
             with self._held():
                 if not self._has_batch():
@@ -137,7 +152,7 @@ class BaseCollector(FamiliarAttributes, WeightControl):
                 return
             yield batch
 
-    def next(self) -> Any:
+    def next(self) -> TensorDictBase | None:
         """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
         with self._held(), suppress(CollectorClosed):
             return self._collect_or_close() if self._has_batch() else None
@@ -411,7 +426,7 @@ class BaseCollector(FamiliarAttributes, WeightControl):
             enough = self.config.endless or self._frames >= self.config.total_frames
             self.config.sink.close(complete=enough and not self._failed)
 
-    def __enter__(self) -> BaseCollector:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -7,23 +7,34 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import getattr_static, isfunction
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from tensordict.nn import InteractionType
 from torch import nn
 
+from trawl.collectors.types import (
+    SupportsStop,
+    SupportsVersion,
+    SupportsWrite,
+    Switch,
+)
+from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.weight_update.scheme import WeightSyncScheme
 
+# Pyright takes the members of InteractionType for strings.
+ExplorationKind: TypeAlias = (
+    InteractionType | Literal["mode", "median", "mean", "random", "deterministic"]
+)
 TRAJ_FORMATS = ("padded", "cat")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CollectorConfig:
     """The options of a collector, checked.
 
@@ -53,7 +64,7 @@ class CollectorConfig:
             behind the other, ``(frames,)``. In a replay buffer it is always ``"cat"``.
         trajs_per_write: whole trajectories that the replay buffer is extended by at a time, at
             most. None: all that there are.
-        exploration_type: how probabilistic policies act.
+        exploration_type: how probabilistic policies act: an ``ExplorationType``, or its name.
         return_same_td: yields the same TensorDict object each time, with new content.
         compact_obs: leaves the observations out of ``"next"``.
         interruptor: an object with ``collection_stopped()``, or a function, asked before each
@@ -94,11 +105,11 @@ class CollectorConfig:
     frames_per_batch: int
     total_frames: int = -1
     policy_factory: Callable[[], Any] | None = None
-    device: torch.device | str | int | None = None
-    storing_device: torch.device | str | int | None = None
-    env_device: torch.device | str | int | None = None
-    policy_device: torch.device | str | int | None = None
-    create_env_kwargs: Any = None
+    device: DeviceLike | None = None
+    storing_device: DeviceLike | None = None
+    env_device: DeviceLike | None = None
+    policy_device: DeviceLike | None = None
+    create_env_kwargs: EnvKwargs | None = None
     max_frames_per_traj: int | None = None
     init_random_frames: int | None = None
     reset_at_each_iter: bool = False
@@ -107,29 +118,29 @@ class CollectorConfig:
     split_trajs: bool | None = None
     track_traj_ids: bool = True
     trajs_per_batch: int | None = None
-    traj_format: str | None = None
+    traj_format: Literal["padded", "cat"] | None = None
     trajs_per_write: int | None = None
-    exploration_type: InteractionType | None = InteractionType.RANDOM
+    exploration_type: ExplorationKind | None = InteractionType.RANDOM
     return_same_td: bool = False
     compact_obs: bool = False
-    interruptor: Any = None
+    interruptor: SupportsStop | Callable[[], bool] | None = None
     set_truncated: bool = False
     use_buffers: bool | None = None
     replay_buffer: Any = None
-    sink: Any = None
+    sink: SupportsWrite | None = None
     extend_buffer: bool = True
     samples_per_insert: float | None = None
     inserts_ahead: int | None = None
     trust_policy: bool | None = None
-    compile_policy: bool | Mapping[str, Any] | None = None
-    cudagraph_policy: bool | Mapping[str, Any] | None = None
+    compile_policy: Switch | None = None
+    cudagraph_policy: Switch | None = None
     no_cuda_sync: bool = False
     auto_register_policy_transforms: bool | None = None
-    track_policy_version: Any = False
-    weight_updater: Any = None
-    weight_sync_schemes: Mapping[str, Any] | None = None
-    weight_recv_schemes: Mapping[str, Any] | None = None
-    on_env_error: str = "raise"
+    track_policy_version: bool | SupportsVersion | None = False
+    weight_updater: Callable[..., Any] | None = None
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
+    weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
+    on_env_error: Literal["raise", "restart"] = "raise"
     worker_idx: int | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -148,13 +159,7 @@ class CollectorConfig:
                 "reset_when_done=False is not possible: an episode that ended is always followed "
                 "by another; leave the argument out"
             )
-        kind = self.exploration_type or InteractionType.RANDOM
-        if not isinstance(kind, InteractionType):
-            raise TypeError(
-                "exploration_type must be an ExplorationType, as trawl.ExplorationType.MEAN (or "
-                f"None for RANDOM), but it is {self.exploration_type!r}"
-            )
-        object.__setattr__(self, "exploration_type", kind)
+        object.__setattr__(self, "exploration_type", _check_exploration(self.exploration_type))
         if self.on_env_error not in ("raise", "restart"):
             raise ValueError(
                 f"on_env_error must be 'raise' or 'restart', but it is {self.on_env_error!r}"
@@ -409,6 +414,18 @@ def check_number(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, but it is {number}")
     return number
+
+
+def _check_exploration(value: Any) -> InteractionType:
+    """The value as an ``ExplorationType``; its name is one as well."""
+    kind = value or InteractionType.RANDOM
+    with suppress(ValueError):
+        if isinstance(kind, str):
+            return InteractionType(kind)
+    raise TypeError(
+        "exploration_type must be an ExplorationType, as trawl.ExplorationType.MEAN (or None for "
+        f"RANDOM), but it is {value!r}"
+    )
 
 
 def check_seconds(name: str, value: Any) -> float:

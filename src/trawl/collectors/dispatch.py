@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -150,24 +149,3 @@ def _factories(create_env_fn: Any, count: int | None) -> list[Any]:
             )
         return list(create_env_fn)
     return [create_env_fn] * (count or 1)
-
-
-def full_signature(config: type[Any] = CollectorConfig, *without: str) -> inspect.Signature:
-    """The signature of a collector, with the options that its configuration holds.
-
-    Args:
-        config: the configuration.
-        *without: options that the collector doesn't have.
-    """
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = inspect.signature(config).parameters.values()
-    more = _ARGUMENTS if config is CollectorConfig else ()
-    return inspect.Signature(
-        [
-            inspect.Parameter("create_env_fn", kind),
-            inspect.Parameter("policy", kind, default=None),
-            *[option.replace(kind=keyword) for option in options if option.name not in without],
-            *[inspect.Parameter(name, keyword, default=None) for name in more],
-        ]
-    )

@@ -7,7 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
@@ -50,7 +50,13 @@ _WRITERS = (
 _VIEWS = ("aggregate", "per_worker", "both")
 
 
-class FleetCollector(FleetControl):
+if TYPE_CHECKING:
+    OptionAttributes = MultiConfig
+else:
+    OptionAttributes = object
+
+
+class FleetCollector(FleetControl, OptionAttributes):
     """A collector with workers: each of them a :class:`Collector` somewhere else.
 
     A subclass says where they live (``_new_backend``), and whether batches are made by all
@@ -64,6 +70,9 @@ class FleetCollector(FleetControl):
 
     # Whether weights of the policy are sent even if the user asks for no scheme.
     _sends_weights: ClassVar[bool] = False
+    num_workers: int
+    trust_policy: bool
+    collector_class: Any
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         name = type(self).__name__
@@ -331,17 +340,17 @@ class FleetCollector(FleetControl):
         )
 
     @property
-    def policy_device(self) -> tuple[torch.device | None, ...]:
+    def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
         """Where each worker's policy runs; None for where it was."""
         return tuple(devices.policy for devices in self.devices)
 
     @property
-    def env_device(self) -> tuple[torch.device | None, ...]:
+    def env_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
         """Where each worker's environment has its data; None for nowhere in particular."""
         return tuple(devices.env for devices in self.devices)
 
     @property
-    def storing_device(self) -> tuple[torch.device | None, ...]:
+    def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
         """Where batches are delivered, by worker; None for nowhere in particular."""
         return tuple(devices.storing for devices in self.devices)
 

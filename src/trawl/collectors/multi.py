@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.inline import InlineBackend
 from trawl.backends.process import ProcessBackend
+from trawl.collectors.arguments import (
+    AsyncArguments,
+    MultiArguments,
+    MultiCollectorArguments,
+    accepts,
+    describe,
+)
 from trawl.collectors.config import warn
-from trawl.collectors.dispatch import full_signature
 from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig, PerWorker
+from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.threads import give_threads_back, take_threads
 
 
@@ -31,6 +37,7 @@ def frames_of_sync_workers(config: MultiConfig, own: PerWorker, count: int) -> l
     return [each] * count
 
 
+@describe(MultiCollectorArguments)
 class MultiCollector(FleetCollector):
     """Collects experience in several processes.
 
@@ -45,7 +52,6 @@ class MultiCollector(FleetCollector):
             :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
             ``num_workers``.
         policy: a policy that every worker gets a copy of, or a list of policies.
-        sync: whether batches are made by all workers together.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
     Raises:
@@ -54,17 +60,20 @@ class MultiCollector(FleetCollector):
         WorkerError: if a worker can't make its environment or policy; of the original type, too.
     """
 
-    def __new__(cls, *args: Any, sync: bool | None = None, **options: Any) -> MultiCollector:
-        """An instance of the class that ``sync`` asks for."""
-        if cls is not MultiCollector:
-            return super().__new__(cls)
-        if not isinstance(sync, bool):
-            raise TypeError(
-                "MultiCollector needs sync=True (batches of all workers together) or sync=False "
-                f"(of each as it comes), but it is {sync!r}"
-            )
-        return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)
+    if not TYPE_CHECKING:
 
+        def __new__(cls, *args: Any, sync: bool | None = None, **options: Any) -> MultiCollector:
+            """An instance of the class that ``sync`` asks for."""
+            if cls is not MultiCollector:
+                return super().__new__(cls)
+            if not isinstance(sync, bool):
+                raise TypeError(
+                    "MultiCollector needs sync=True (batches of all workers together) or "
+                    f"sync=False (of each as it comes), but it is {sync!r}"
+                )
+            return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)
+
+    @accepts(MultiCollectorArguments)
     def __init__(
         self,
         create_env_fn: Any,
@@ -101,6 +110,7 @@ class MultiCollector(FleetCollector):
             give_threads_back(self)
 
 
+@describe(MultiArguments)
 class MultiSyncCollector(MultiCollector):
     """Collects batches that all workers make together, each in a process of its own.
 
@@ -132,11 +142,16 @@ class MultiSyncCollector(MultiCollector):
 
     sync = True
 
+    @accepts(MultiArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        super().__init__(create_env_fn, policy, *more, **options)
+
     @override
     def _frames_of_workers(self) -> list[int]:
         return frames_of_sync_workers(self.config, self._own, self.num_workers)
 
 
+@describe(MultiArguments)
 class MultiAsyncCollector(MultiCollector):
     """Collects batches that one worker makes each, in the order in which they are finished.
 
@@ -165,11 +180,16 @@ class MultiAsyncCollector(MultiCollector):
 
     sync = False
 
+    @accepts(MultiArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        super().__init__(create_env_fn, policy, *more, **options)
+
     @override
     def _frames_of_workers(self) -> list[int]:
         return [self.config.frames_per_batch] * self.num_workers
 
 
+@describe(AsyncArguments)
 class AsyncCollector(MultiAsyncCollector):
     """Collects in one other process, while the learner works.
 
@@ -187,6 +207,7 @@ class AsyncCollector(MultiAsyncCollector):
         100
     """
 
+    @accepts(AsyncArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("num_workers") not in (None, 1):
             raise ValueError(
@@ -195,7 +216,3 @@ class AsyncCollector(MultiAsyncCollector):
             )
         # A list is the batch of environments of the one worker.
         super().__init__([create_env_fn], policy, *more, **options)
-
-
-for _class in (MultiCollector, MultiSyncCollector, MultiAsyncCollector, AsyncCollector):
-    setattr(_class, "__signature__", full_signature(MultiConfig, *NOT_HERE))  # noqa: B010

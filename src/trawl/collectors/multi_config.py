@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from trawl.backends.process import START_METHODS
 from trawl.collectors.config import (
@@ -19,8 +19,6 @@ from trawl.envs.build import distinct
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
-# Options of a collector that has an environment of its own.
-NOT_HERE = frozenset({"interruptor", "return_same_td", "worker_idx"})
 # Trajectories are put together in the parent, out of the batches of all workers.
 TRAJECTORIES = ("trajs_per_batch", "traj_format", "trajs_per_write")
 # Options that may be lists, with an entry for each worker.
@@ -55,7 +53,7 @@ _PARENTS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultiConfig(CollectorConfig):
     """The options of a collector with workers: those of a collector, and these.
 
@@ -85,9 +83,14 @@ class MultiConfig(CollectorConfig):
             this process and a debugger can follow them.
     """
 
+    # Only a collector that has an environment of its own takes these.
+    interruptor: None = field(default=None, init=False)
+    return_same_td: bool = field(default=False, init=False)
+    worker_idx: int | None = field(default=None, init=False)
+
     num_workers: int | None = None
     collector_class: Callable[..., Any] | None = None
-    cat_results: str | int | None = None
+    cat_results: Literal["stack", 0, -1] | None = None
     preemptive_threshold: float | None = None
     update_at_each_batch: bool = False
     max_policy_lag: int | None = None
@@ -97,7 +100,7 @@ class MultiConfig(CollectorConfig):
     max_restarts: int = 10
     max_total_restarts: int = 100
     worker_timeout: float | None = None
-    start_method: str = "forkserver"
+    start_method: Literal["forkserver", "spawn", "inline"] = "forkserver"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,13 +142,17 @@ class MultiConfig(CollectorConfig):
             )
 
 
+# Options of a collector that a collector with workers doesn't have.
+NOT_HERE = frozenset(option.name for option in fields(MultiConfig) if not option.init)
+
+
 def check_names(kind: str, options: Mapping[str, Any]) -> None:
     """Refuses options that a collector with workers doesn't have.
 
     Raises:
         TypeError: naming them, and what may have been meant.
     """
-    known = {field.name for field in fields(MultiConfig)} - NOT_HERE
+    known = {option.name for option in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
     if unknown:
         raise TypeError(
@@ -233,9 +240,9 @@ class PerWorker:
     def options(self, config: MultiConfig, index: int, frames: int) -> dict[str, Any]:
         """The options of a worker's collector."""
         found = {
-            field.name: getattr(config, field.name)
-            for field in fields(CollectorConfig)
-            if field.name not in _PARENTS | NOT_HERE
+            option.name: getattr(config, option.name)
+            for option in fields(CollectorConfig)
+            if option.name not in _PARENTS | NOT_HERE
         }
         found |= {name: own for name, own in self.of(index).items() if name not in _PARENTS}
         tracked = config.track_policy_version

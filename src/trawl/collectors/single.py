@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tensordict.nn import CudaGraphModule
 from torch import nn
 from typing_extensions import override
 
+from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import BaseCollector, module_of
 from trawl.collectors.config import (
     CollectorConfig,
@@ -29,7 +30,6 @@ from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
     elsewhere,
-    full_signature,
 )
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
@@ -54,6 +54,7 @@ from trawl.weight_update.scheme import Receiver, load_slot
 from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 
 
+@describe(CollectorArguments)
 class Collector(BaseCollector):
     """Collects experience in this process.
 
@@ -88,11 +89,20 @@ class Collector(BaseCollector):
         torch.Size([50, 1])
     """
 
-    def __new__(cls, *args: Any, **options: Any) -> Any:
-        """A collector in this process, or what ``backend`` and ``num_collectors`` ask for."""
-        made = elsewhere(args, options) if cls is Collector else None
-        return super().__new__(cls) if made is None else made
+    frames_per_batch: int
+    env_device: torch.device | None
+    policy_device: torch.device | None
+    storing_device: torch.device | None
+    trust_policy: bool
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """A collector in this process, or what ``backend`` and ``num_collectors`` ask for."""
+            made = elsewhere(args, options) if cls is Collector else None
+            return super().__new__(cls) if made is None else made
+
+    @accepts(CollectorArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if more:
             raise TypeError(
@@ -356,8 +366,7 @@ class Collector(BaseCollector):
         stop = self.config.interruptor
         if stop is None:
             return None
-        asked: Callable[[], bool] = getattr(stop, "collection_stopped", stop)
-        return asked
+        return stop if callable(stop) else stop.collection_stopped
 
     def _collect(self) -> Any:
         batch = self._turn()
@@ -654,9 +663,6 @@ class Collector(BaseCollector):
             f"frames_per_batch={self.requested_frames_per_batch}, "
             f"total_frames={self.config.total_frames})"
         )
-
-
-Collector.__signature__ = full_signature()  # type: ignore[attr-defined]
 
 
 def _written_by_itself(frames: int) -> AbstractContextManager[None]:

@@ -17,12 +17,13 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import derive
 from trawl.envs.serial import SerialEnv
+from trawl.envs.types import EnvKwargs
 from trawl.envs.vector import is_vector_env
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
 
-def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
     """The environment that ``source`` stands for.
 
     Args:
@@ -36,11 +37,16 @@ def build_env(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
         A :class:`TensorDictEnv` of Trawl, or the TensorDict environment as it was given.
 
     Raises:
-        TypeError: if ``source`` is none of these.
+        TypeError: if ``source`` is none of these, or ``kwargs`` are a list and it is none.
         RuntimeError: if ``kwargs`` are given with an environment that is made already.
     """
     if isinstance(source, (list, tuple)):
         return _build_list(source, kwargs)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            "create_env_kwargs is a list, which needs a list of environments, but create_env_fn "
+            f"is {source!r}: give a mapping"
+        )
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
         return GymEnv(source, **kwargs)

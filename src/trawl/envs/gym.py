@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
@@ -24,6 +23,7 @@ from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
+from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
 from trawl.keys import as_key, show_key
 
@@ -71,7 +71,7 @@ class GymEnv(TensorDictEnv):
 
     def __init__(
         self,
-        env: str | Env[Any, Any] | Any,
+        env: str | EnvLike,
         *,
         categorical_action_encoding: bool = False,
         frame_skip: int | None = None,

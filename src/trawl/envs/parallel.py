@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from trawl.envs.parallel_worker import Facts
 from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.serial import arguments_of, check_alike, factories_of
 from trawl.envs.spaces import Array
+from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.keys import Key, as_key, nested, show_key
 from trawl.tensordicts import new_tensordict
 
@@ -67,11 +68,11 @@ class ParallelEnv(TensorDictEnv):
     def __init__(
         self,
         num_workers: int,
-        create_env_fn: Any,
+        create_env_fn: EnvSources,
         *,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        create_env_kwargs: EnvKwargs | None = None,
         device: torch.device | str | None = None,
-        start_method: str = "forkserver",
+        start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)

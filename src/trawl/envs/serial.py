@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.envs.vector import VectorAdapter
 
 
@@ -44,9 +45,9 @@ class SerialEnv(TensorDictEnv):
     def __init__(
         self,
         num_workers: int,
-        create_env_fn: Any,
+        create_env_fn: EnvSources,
         *,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        create_env_kwargs: EnvKwargs | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)

@@ -28,7 +28,9 @@ class RandomPolicy:
         torch.Size([2])
     """
 
-    def __init__(self, action_spec: Any = None, action_key: Any = "action") -> None:
+    def __init__(
+        self, action_spec: Any = None, action_key: str | tuple[str, ...] = "action"
+    ) -> None:
         self.action_spec = action_spec
         self.action_key = action_key
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
+from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembly import Part
 from trawl.collectors.config import check_number, warn
-from trawl.collectors.dispatch import full_signature
 from trawl.collectors.distributed.nested import NestedProgram, inner_options
 from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.fleet import Member
@@ -21,14 +20,15 @@ from trawl.collectors.multi import (
     MultiSyncCollector,
     frames_of_sync_workers,
 )
-from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import Program
+
+CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The options beside those of every collector with workers.
 
@@ -43,11 +43,12 @@ class ClusterOptions:
             ``init_random_frames`` are summed over the workers. What would have no effect in a
             worker is refused.
         update_after_each_batch: sends a worker the policy's weights after each of its batches.
-        max_weight_update_interval: the same, after that many of its batches; -1: not by itself.
+        max_weight_update_interval: sends a worker the policy's weights after that many of its
+            batches; -1: not by itself.
     """
 
     sync: bool = False
-    collector_class: Any = "single"
+    collector_class: CollectorClass = "single"
     num_workers_per_collector: int = 1
     collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     update_after_each_batch: bool = False
@@ -68,8 +69,8 @@ class ClusterOptions:
     @property
     def kind(self) -> Any:
         """The class of the workers' collectors."""
-        named = isinstance(self.collector_class, str)
-        return KINDS[self.collector_class] if named else self.collector_class or Collector
+        chosen = self.collector_class
+        return KINDS[chosen] if isinstance(chosen, str) else chosen or Collector
 
     @property
     def nested(self) -> bool:
@@ -83,6 +84,15 @@ class ClusterOptions:
             return 1
         interval = self.max_weight_update_interval
         return None if interval < 0 else max(1, interval)
+
+
+@dataclass(frozen=True)
+class ClusterArguments(MultiArguments):
+    """The arguments that these collectors share with those whose workers are processes."""
+
+    collector_class: CollectorClass = field(default="single", kw_only=True)  # type: ignore[assignment]
+    # Workers are not started by this process.
+    start_method: Any = field(default=None, init=False)
 
 
 class ClusterCollector(FleetCollector):
@@ -211,14 +221,3 @@ def each(name: str, given: Any, count: int) -> list[Any]:
                 f"{type(one).__name__}: {one!r}"
             )
     return found
-
-
-def signature(options: type[ClusterOptions], *without: str) -> inspect.Signature:
-    """The signature of a collector with such options."""
-    of_all = full_signature(MultiConfig, *NOT_HERE, "start_method", "collector_class")
-    own = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
-        for field in fields(options)
-        if field.name not in without
-    ]
-    return inspect.Signature([*of_all.parameters.values(), *own])

@@ -11,10 +11,16 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.network import LOOPBACK
 from trawl.backends.process_group import ProcessGroupBackend
+from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import warn
-from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions, signature
+from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
 from trawl.collectors.distributed.launchers import Meeting, meeting
-from trawl.collectors.distributed.process_group_config import DistributedOptions, RemoteOptions
+from trawl.collectors.distributed.process_group_config import (
+    DistributedArguments,
+    DistributedOptions,
+    DistributedSyncArguments,
+    RemoteOptions,
+)
 from trawl.weight_update.process_group import DistributedWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
@@ -59,6 +65,7 @@ class RemoteCollector(ClusterCollector):
         return False
 
 
+@describe(DistributedArguments)
 class DistributedCollector(RemoteCollector):
     """Collects experience in processes that ``torch.distributed`` connects, on any machine.
 
@@ -97,6 +104,10 @@ class DistributedCollector(RemoteCollector):
     remote: DistributedOptions
     _options = DistributedOptions
 
+    @accepts(DistributedArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
+        super().__init__(create_env_fn, policy, *more, **options)
+
     @override
     def _backend_at(self, place: Meeting) -> Backend:
         return ProcessGroupBackend(
@@ -122,6 +133,7 @@ class DistributedCollector(RemoteCollector):
         return self._after(every)
 
 
+@describe(DistributedSyncArguments)
 class DistributedSyncCollector(DistributedCollector):
     """Collects batches that all workers make together, over process groups.
 
@@ -142,17 +154,10 @@ class DistributedSyncCollector(DistributedCollector):
 
     _sends_weights = True
 
+    @accepts(DistributedSyncArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         for name in ("sync", "update_after_each_batch"):
             if name in options:
                 raise TypeError(f"DistributedSyncCollector has no argument {name!r}")
         options.setdefault("update_interval", 1)
         super().__init__(create_env_fn, policy, *more, sync=True, **options)
-
-
-setattr(DistributedCollector, "__signature__", signature(DistributedOptions))  # noqa: B010
-setattr(  # noqa: B010
-    DistributedSyncCollector,
-    "__signature__",
-    signature(DistributedOptions, "sync", "update_after_each_batch"),
-)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from trawl.backends.lifeline import LEAST_SECONDS
 from trawl.backends.link import check_name
 from trawl.backends.network import listening
 from trawl.collectors.config import check_number, check_seconds
-from trawl.collectors.distributed.cluster import ClusterOptions
+from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions
 
 LAUNCHERS = ("mp", "submitit", "submitit_delayed", "env")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RemoteOptions(ClusterOptions):
     """The options of collectors whose workers are started by a launcher.
 
@@ -39,7 +39,7 @@ class RemoteOptions(ClusterOptions):
             At least 2; None: for ever. (A process that dies is noticed at once.)
     """
 
-    launcher: str | None = "submitit"
+    launcher: Literal["mp", "submitit", "submitit_delayed", "env"] | None = "submitit"
     slurm_kwargs: Mapping[str, Any] | None = None
     tcp_port: int | None = None
     address: str | None = None
@@ -103,7 +103,7 @@ class RemoteOptions(ClusterOptions):
         return self.launcher in ("env", "submitit_delayed", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DistributedOptions(RemoteOptions):
     """The options of a collector over process groups.
 
@@ -120,3 +120,17 @@ class DistributedOptions(RemoteOptions):
         check_name(self.backend)
         if self.update_interval is not None:
             check_number("update_interval", self.update_interval, 1)
+
+
+@dataclass(frozen=True)
+class DistributedArguments(DistributedOptions, ClusterArguments):
+    """The arguments of a :class:`DistributedCollector`."""
+
+
+@dataclass(frozen=True)
+class DistributedSyncArguments(DistributedArguments):
+    """The arguments of a :class:`DistributedSyncCollector`."""
+
+    sync: bool = field(default=True, init=False)
+    update_after_each_batch: bool = field(default=False, init=False)
+    update_interval: int | None = field(default=1, kw_only=True)

@@ -11,10 +11,11 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
 from trawl.backends.ray_cluster import connect, disconnect, end_connection, with_defaults
+from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import check_number
-from trawl.collectors.distributed.cluster import ClusterCollector, each, signature
+from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.growing import grow
-from trawl.collectors.distributed.ray_config import RayOptions
+from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
 from trawl.weight_update.ray import RayWeightSyncScheme
@@ -24,6 +25,7 @@ from trawl.weight_update.scheme import WeightSyncScheme
 _ID_BITS = 40
 
 
+@describe(RayArguments)
 class RayCollector(ClusterCollector):
     """Collects experience in the actors of a Ray cluster, on any of its nodes.
 
@@ -55,6 +57,7 @@ class RayCollector(ClusterCollector):
     remote: RayOptions
     _options = RayOptions
 
+    @accepts(RayArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         self._take_options(options)
         count = options.pop("num_workers", None)
@@ -315,6 +318,3 @@ def of_actors(given: Any, count: int, sync: bool) -> Mapping[str, Any]:
         "iter": max(batches) if sync else sum(batches),
         **{f"worker{index}": state for index, state in enumerate(states)},
     }
-
-
-setattr(RayCollector, "__signature__", signature(RayOptions))  # noqa: B010

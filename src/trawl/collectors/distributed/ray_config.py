@@ -8,10 +8,10 @@ from typing import Any
 
 from trawl.backends.ray_cluster import with_defaults
 from trawl.collectors.config import check_number, check_seconds
-from trawl.collectors.distributed.cluster import ClusterOptions, each
+from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions, each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RayOptions(ClusterOptions):
     """The options that only a :class:`RayCollector` has.
 
@@ -41,3 +41,8 @@ class RayOptions(ClusterOptions):
     def remote(self, count: int) -> list[dict[str, Any]]:
         """The options of each actor."""
         return [with_defaults(own) for own in each("remote_configs", self.remote_configs, count)]
+
+
+@dataclass(frozen=True)
+class RayArguments(RayOptions, ClusterArguments):
+    """The arguments of a :class:`RayCollector`."""

@@ -12,7 +12,8 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.network import LOOPBACK
 from trawl.backends.rpc import RpcBackend
-from trawl.collectors.distributed.cluster import signature
+from trawl.collectors.arguments import accepts, describe
+from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.launchers import Meeting
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
@@ -20,7 +21,7 @@ from trawl.weight_update.rpc import RPCWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RPCOptions(RemoteOptions):
     """The options of a collector over RPC.
 
@@ -68,6 +69,12 @@ def _check_names(options: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class RPCArguments(RPCOptions, ClusterArguments):
+    """The arguments of a :class:`RPCCollector`."""
+
+
+@describe(RPCArguments)
 class RPCCollector(RemoteCollector):
     """Collects experience in nodes of ``torch.distributed.rpc``, on any machine.
 
@@ -100,6 +107,7 @@ class RPCCollector(RemoteCollector):
     remote: RPCOptions
     _options = RPCOptions
 
+    @accepts(RPCArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("sync"):
             options.setdefault("cat_results", 0)
@@ -122,6 +130,3 @@ class RPCCollector(RemoteCollector):
     @override
     def _new_scheme(self) -> WeightSyncScheme:
         return RPCWeightSyncScheme()
-
-
-setattr(RPCCollector, "__signature__", signature(RPCOptions))  # noqa: B010

@@ -66,6 +66,7 @@ class StretchEvaluation:
                 if render is not None:
                     frames.append(render())
                 batch = collector.next()
+                assert batch is not None  # the collector is endless
                 lanes = batch.shape[:-1].numel()
                 reward = batch.get(reward_key)
                 rewards.append(reward.reshape(lanes, -1).double().mean(-1).cpu())

@@ -1,0 +1,163 @@
+"""The constructor arguments of collectors, as editors, type checkers and ``help()`` see them.
+
+An option is declared once, in the dataclass of a configuration. The dataclasses here add the
+arguments that are no options. They are never instantiated: their constructors show what the
+constructors of the collectors accept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import dedent
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.types import PolicyLike
+from trawl.envs.types import DeviceLike, EnvKwargs, EnvSources
+
+Parameters = ParamSpec("Parameters")
+Class = TypeVar("Class", bound=type)
+Constructor = Callable[..., None]
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class CollectorArguments(CollectorConfig):
+    """The arguments of a :class:`~trawl.collectors.Collector`.
+
+    Attributes:
+        backend: where to collect: ``"direct"``, in this process (the default), or by workers:
+            ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
+            ``"distributed"``, ``"submitit"``. With workers the object is no ``Collector``, but
+            one of the class that the backend has.
+        backend_options: options that only the class of the backend has.
+        num_collectors: number of workers, if ``create_env_fn`` is no list.
+        sync: whether batches are made by all workers together. Default: by one each.
+    """
+
+    create_env_fn: EnvSources
+    policy: PolicyLike | None = None
+    backend: (
+        Literal["direct", "process", "multiprocessing", "ray", "rpc", "distributed", "submitit"]
+        | None
+    ) = field(default=None, kw_only=True)
+    backend_options: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    num_collectors: int | None = field(default=None, kw_only=True)
+    sync: bool | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class AsyncArguments(MultiConfig):
+    """The arguments of a collector with workers; options may be lists, an entry for each."""
+
+    create_env_fn: EnvSources
+    policy: PolicyLike | Sequence[PolicyLike | None] | None = None
+    # A configuration holds what is left of these once they are shared out among the workers.
+    frames_per_batch: int | Sequence[int] = field(kw_only=True)  # type: ignore[assignment]
+    policy_factory: Factory | Sequence[Factory | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+    device: DeviceLike | Sequence[DeviceLike | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+    storing_device: DeviceLike | Sequence[DeviceLike | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+    env_device: DeviceLike | Sequence[DeviceLike | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+    policy_device: DeviceLike | Sequence[DeviceLike | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+    create_env_kwargs: EnvKwargs | Sequence[EnvKwargs | None] | None = field(  # type: ignore[assignment]
+        default=None, kw_only=True
+    )
+
+
+@dataclass(frozen=True)
+class MultiArguments(AsyncArguments):
+    """The arguments of a collector with several workers."""
+
+    create_env_fn: EnvSources | Sequence[EnvSources]  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class MultiCollectorArguments(MultiArguments):
+    """The arguments of a :class:`~trawl.collectors.MultiCollector`.
+
+    Attributes:
+        sync: whether batches are made by all workers together, or by one each.
+    """
+
+    sync: bool = field(kw_only=True)
+
+
+def accepts(
+    arguments: Callable[Parameters, Any],
+) -> Callable[[Constructor], Callable[Concatenate[Any, Parameters], None]]:
+    """Declares to type checkers which arguments a constructor takes.
+
+    Args:
+        arguments: a dataclass whose constructor takes the same.
+    """
+
+    def declare(constructor: Constructor) -> Constructor:
+        return constructor
+
+    return declare
+
+
+def describe(arguments: type[Any]) -> Callable[[Class], Class]:
+    """Decorates a class: ``help()`` and ``inspect.signature`` show its arguments.
+
+    The entry for ``**options`` in the docstring makes way for an entry for each option.
+
+    Args:
+        arguments: a dataclass whose constructor takes the same.
+    """
+
+    def decorate(cls: Class) -> Class:
+        signature = inspect.signature(arguments).replace(return_annotation=inspect.Signature.empty)
+        cls.__signature__ = signature  # type: ignore[attr-defined]
+        if cls.__doc__:
+            cls.__doc__ = _with_options(cls.__doc__, arguments, signature)
+        return cls
+
+    return decorate
+
+
+def _with_options(text: str, arguments: type[Any], signature: inspect.Signature) -> str:
+    meanings: dict[str, list[str]] = {}
+    for cls in reversed(arguments.__mro__):
+        meanings |= _attributes(inspect.getdoc(cls) or "")
+    entries = [
+        line
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        for line in meanings.get(name, ())
+    ]
+    entry = re.compile(r"^( +)\*\*options:.*\n(?:\1 +.*\n)*", re.MULTILINE)
+    return entry.sub(
+        lambda found: "".join(f"{found[1]}{line}\n" for line in entries), text, count=1
+    )
+
+
+def _attributes(text: str) -> dict[str, list[str]]:
+    """The lines of each entry of a docstring's section ``Attributes``."""
+    found: dict[str, list[str]] = {}
+    for line in _section(text):
+        name = re.match(r"(\w+): ", line)
+        if name:
+            found[name[1]] = []
+        if found:
+            next(reversed(found.values())).append(line)
+    return found
+
+
+def _section(text: str) -> list[str]:
+    section = re.search(r"^Attributes:\n((?:    .*\n?)+)", text, re.MULTILINE)
+    return dedent(section[1]).splitlines() if section else []
