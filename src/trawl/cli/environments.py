@@ -55,7 +55,7 @@ class EnvFactory:
 
 
 def env_kwargs(args: Collect) -> dict[str, Any]:
-    """What ``--env-kwargs`` says.
+    """Returns the arguments that ``--env-kwargs`` gives.
 
     Raises:
         CliError: if it is no JSON object.
@@ -74,7 +74,7 @@ def env_kwargs(args: Collect) -> dict[str, Any]:
 
 
 def env_source(args: Collect) -> Any:
-    """What a collector takes as its environment: a Gymnasium id, or what makes one.
+    """Returns a collector's ``create_env_fn``: a Gymnasium id, or a function.
 
     Raises:
         CliError: if ENV names a module without such a function or id.
@@ -139,7 +139,7 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
 
 
 def env_of_minari(args: Collect) -> Any:
-    """What tells Minari the spaces: an id, an environment, or None for those of the frames."""
+    """Returns the ``env`` of a MinariSink: an id, an environment, or None."""
     source = env_source(args)
     if isinstance(source, str):
         return source

@@ -31,7 +31,7 @@ _LARGEST_ID = 2**62
 
 @dataclass(frozen=True)
 class Record:
-    """What a dataset says of itself.
+    """The checked content of a dataset's record.
 
     Attributes:
         directory: the dataset.
@@ -60,7 +60,7 @@ class Record:
         return damaged(self.path, what)
 
     def facts(self) -> dict[str, Any]:
-        """What a user may want to know."""
+        """Returns what a user may want to know."""
         own = {"format": self.format, "version": VERSION, "frames": self.frames}
         return {**own, "complete": self.complete, **self.given}
 
