@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from tensordict import (
     LazyStackedTensorDict,
+    NonTensorData,
     NonTensorStack,
     TensorDict,
     TensorDictBase,
@@ -104,6 +106,23 @@ def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, i
         yield from tensors_at(tensordict.get(key[0]), key[1:], axis)
 
 
+def snapshot(values: TensorDictBase) -> TensorDictBase:
+    """Copies a TensorDict so that it shares nothing, non-tensor data included."""
+    copied: TensorDictBase = _copied(values)
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, LazyStackedTensorDict):
+        return type(value)(*map(_copied, value.tensordicts), stack_dim=value.stack_dim)
+    if isinstance(value, NonTensorData):
+        return NonTensorData(deepcopy(value.data), value.batch_size, device=value.device)
+    if isinstance(value, TensorDict):
+        entries = {key: _copied(entry) for key, entry in value.items()}
+        return TensorDict(entries, value.batch_size, device=value.device)
+    return value.clone()
+
+
 def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     """Returns the entries of ``after`` that are not the same objects in ``before``.
 
@@ -118,7 +137,7 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     found = TensorDict({}, after.batch_size, device=after.device)
     for key, value in after.items():
         old = before.get(key, None)
-        if value is old:
+        if _is_same(value, old):
             continue
         if _is_branch(value) and _is_branch(old):
             value = changes(old, value)
@@ -126,6 +145,18 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
                 continue
         found.set(key, value)
     return found
+
+
+def _is_same(value: Any, old: Any) -> bool:
+    """Tells whether two entries are one object. A copy of a TensorDict wraps others anew."""
+    if isinstance(value, NonTensorData) and isinstance(old, NonTensorData):
+        return value.data is old.data
+    if isinstance(value, NonTensorStack) and isinstance(old, NonTensorStack):
+        pairs = zip(value.tensordicts, old.tensordicts, strict=False)
+        return len(value.tensordicts) == len(old.tensordicts) and all(
+            _is_same(*pair) for pair in pairs
+        )
+    return value is old
 
 
 def _parts(before: Any, after: Any) -> list[TensorDictBase]:

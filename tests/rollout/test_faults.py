@@ -1,10 +1,15 @@
 """What goes wrong in an environment is told with the key, the environment and the step."""
 
+import re
+
+import numpy as np
 import pytest
+import torch
 from gymnasium.vector import SyncVectorEnv
 
 from trawl.collectors import Collector
-from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv
+from trawl.envs import GymEnv, ParallelEnv
+from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
 
 
 class Broken(Exception):
@@ -138,15 +143,95 @@ def test_an_observation_that_its_space_cannot_hold_is_refused():
         Collector(env, frames_per_batch=4)
 
 
-def test_a_reward_that_is_none_is_refused():
-    class Silent(NumberedEnv):
-        def step(self, action):
-            obs, _, *rest = super().step(action)
-            return (obs, None, *rest)
+class Answering(NumberedEnv):
+    """Answers a step with what it was given, and the same for each of its environments."""
 
-    error, text = failure(Silent())
-    assert type(error) is ValueError
-    assert "('next', 'reward')" in text
+    def __init__(self, reward=1.0, terminated=False, truncated=False, **kwargs):
+        super().__init__(**kwargs)
+        self.answer = (reward, terminated, truncated)
+
+    def step(self, action):
+        return (super().step(action)[0], *self.answer, {})
+
+
+class AnsweringVector(SelfResettingVectorEnv):
+    """The same, as a vector environment."""
+
+    def __init__(self, *answer, **kwargs):
+        super().__init__([NumberedEnv] * 2)
+        defaults = dict(zip(("reward", "terminated", "truncated"), answer, strict=False))
+        rows = {"reward": 1.0, "terminated": False, "truncated": False} | defaults | kwargs
+        self.rows = [np.array([value] * 2) for value in rows.values()]
+
+    def step(self, actions):
+        return (super().step(actions)[0], *self.rows, {})
+
+
+class AnsweringRagged(Answering, RaggedEnv):
+    """The same, without a fixed layout."""
+
+
+WRONG = [
+    ({"reward": None}, TypeError, "reward=None, but the reward must be a number"),
+    ({"reward": "5"}, TypeError, "reward='5', but the reward must be a number"),
+    ({"reward": 1j}, TypeError, "reward=1j, but the reward must be a number"),
+    ({"terminated": None}, TypeError, "terminated=None, but it must be True or False"),
+    ({"truncated": "False"}, TypeError, "truncated='False', but it must be True or False"),
+    ({"truncated": float("nan")}, TypeError, "truncated=nan, but it must be True or False"),
+]
+SORTS = {
+    "single": lambda **answer: Answering(**answer),
+    "list": lambda **answer: [NumberedEnv(), Answering(**answer)],
+    "vector": lambda **answer: AnsweringVector(**answer),
+    "no fixed layout": lambda **answer: AnsweringRagged(**answer),
+    "in a process": lambda **answer: ParallelEnv(1, lambda: Answering(**answer)),
+    "skipping frames": lambda **answer: GymEnv(Answering(**answer), frame_skip=2),
+}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize(("answer", "kind", "text"), WRONG)
+def test_what_is_no_reward_or_no_flag_is_refused(sort, answer, kind, text):
+    with (
+        Collector(SORTS[sort](**answer), frames_per_batch=4) as collector,
+        pytest.raises(kind, match=r"step of .*Answering.* returned") as caught,
+    ):
+        collector.next()
+    # From an array they are numpy's: np.str_('5').
+    assert text in re.sub(r"np\.\w+\(([^)]*)\)", r"\1", str(caught.value))
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_rewards_and_flags_may_be_of_any_kind_of_number(sort):
+    rewards = (2, np.float64(2), np.int8(2), torch.tensor(2.0), np.array(2.0))
+    flags = (False, np.False_, 0, torch.tensor(False), np.array(0))
+    for reward, no in zip(rewards, flags, strict=True):
+        with Collector(SORTS[sort](reward=reward, truncated=no), frames_per_batch=4) as found:
+            batch = found.next()
+        assert batch["next", "reward"].flatten()[-1] == 2 * (1 + (sort == "skipping frames"))
+        assert not batch["next", "done"].any()
+
+
+@pytest.mark.parametrize("sort", ["single", "list", "no fixed layout", "in a process"])
+def test_a_flag_may_be_of_any_kind_of_number(sort):
+    for yes in (True, np.True_, 1, np.int64(1), torch.tensor(True), np.array([1.0])):
+        with Collector(SORTS[sort](terminated=yes), frames_per_batch=4) as found:
+            batch = found.next().reshape(-1)
+        assert batch["next", "terminated"][-1]
+        assert batch["next", "done"][-1]
+
+
+def test_a_vector_of_another_length_is_refused():
+    class Short(SelfResettingVectorEnv):
+        def step(self, actions):
+            obs, reward, *rest = super().step(actions)
+            return (obs, reward[:1], *rest)
+
+    with (
+        Collector(Short([NumberedEnv] * 2), frames_per_batch=4) as collector,
+        pytest.raises(ValueError, match=r"returned reward of shape \(1,\), but there must be one"),
+    ):
+        collector.next()
 
 
 def test_nothing_of_a_batch_with_an_error_is_counted():

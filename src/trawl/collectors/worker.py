@@ -333,7 +333,7 @@ class CollectorService(Service):
             joint = self._joints[order.joint]
             tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
             part = joint.part(order.part, tensors)
-            lease = Lease(joint.layouts[order.part], part, tracked=False)
+            lease = Lease(joint.layouts[order.part], part)
             self._blocks[order.memory] = Block(lease)
         return self._blocks[order.memory]
 
@@ -343,7 +343,7 @@ class CollectorService(Service):
             return None
         if self._own is None:
             array = np.zeros(self._layout.nbytes, dtype=np.uint8)
-            lease = Lease(self._layout, tensors_in(self._layout, array), tracked=False)
+            lease = Lease(self._layout, tensors_in(self._layout, array))
             self._own = Block(lease), array
         return self._own[0]
 

@@ -55,16 +55,8 @@ class Block:
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
-    @property
-    def lasting(self) -> bool:
-        """Whether views of the rows stay true for as long as they live."""
-        return self.lease.tracked
-
     def inputs(self, key: Key, start: int, stop: int) -> tuple[tuple[Tensor, ...], bool]:
-        """The rows of an entry as tensors, and whether each is contiguous.
-
-        They are views of memory that lives as long as they do, if it is :attr:`lasting`.
-        """
+        """The rows of an entry as tensors, and whether each is contiguous."""
         tensor = self._tensors[key]
         apart = bool(self.lease.layout.batch) and key not in self._staged
         return tensor[start:stop].unbind(0), not apart

@@ -182,8 +182,6 @@ class Rollout:
             add_note(error, note)
             if isinstance(error, ValueError) and "unpack" in str(error):
                 add_note(error, f"step must return {_STEP_GIVES}; older Gym's API is another")
-            elif isinstance(error, (TypeError, ValueError)) and "array element" in str(error):
-                add_note(error, "the reward (key ('next', 'reward')) must be a number")
             raise
         return count
 

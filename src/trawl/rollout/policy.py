@@ -19,11 +19,8 @@ from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
-from trawl.rollout.unroll import is_special
+from trawl.rollout.stock import leaves_inputs_alone
 from trawl.tensordicts import changes, is_lazy
-
-# Where modules come from that compute, and keep nothing.
-_STOCK = ("torch.nn.", "tensordict.nn.")
 
 
 class Policy:
@@ -88,13 +85,9 @@ class Policy:
         return any(map(_reads_is_init, modules))
 
     @property
-    def keeps_nothing(self) -> bool:
-        """Whether it is certain that it keeps none of the tensors it is given."""
-        module = self.module
-        return isinstance(module, nn.Module) and all(
-            type(part).__module__.startswith(_STOCK) and not is_special(part)
-            for part in module.modules()
-        )
+    def leaves_inputs_alone(self) -> bool:
+        """Whether it is certain that it neither changes nor keeps the tensors it is given."""
+        return leaves_inputs_alone(self.module)
 
     def remembered(self, written: Iterable[Key]) -> set[Key]:
         """The keys among ``written`` that it may read one step after.
@@ -165,7 +158,9 @@ class Policy:
             plan = make_plan(self.module, self.exploration, unrolled=False)
         except NotPlannable:
             return None
-        given, batch = _entries(root), root.batch_size
+        # Clones: if it fails, it is called again.
+        given = {k: v.clone() for k, v in _entries(root).items() if _is_tensor(v)}
+        batch = root.batch_size
         inputs = [given.get(key) for key in plan.reads]
         if not all(map(_is_tensor, inputs)):
             return None

@@ -51,13 +51,11 @@ class Lease:
         layout: the shape of the batch.
         tensors: a tensor of the whole batch for each key.
         memory: the block.
-        tracked: whether the block is kept for as long as a tensor of it is.
     """
 
     layout: Layout
     tensors: Mapping[Key, Tensor]
     memory: Any = None
-    tracked: bool = True
 
 
 def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:

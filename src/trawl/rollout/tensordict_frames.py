@@ -38,7 +38,15 @@ from trawl.rollout.record import (
 )
 from trawl.rollout.restarts import Watch
 from trawl.rollout.tensordict_restarts import PartWatches, break_off, emptied
-from trawl.tensordicts import has_lazy, is_lazy, stack_frames, tensors_at, whole_key
+from trawl.tensordicts import (
+    changes,
+    has_lazy,
+    is_lazy,
+    snapshot,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
 
 _COUNT = STEP_COUNT[0]
 
@@ -106,7 +114,7 @@ class TensorDictFrames(Frames):
         return root
 
     def _discover(self) -> None:
-        root = self._carrier.copy()
+        root = snapshot(self._carrier)
         known = {as_key(key) for key in root.keys(True, True)}
         with torch.no_grad():
             found = self.policy.discover(root)
@@ -258,10 +266,12 @@ class TensorDictFrames(Frames):
 
     def _act_directly(self, plan: Plan) -> ActFn:
         call, reads, writes = plan.call, plan.reads, plan.writes
+        guarded = not self.policy.leaves_inputs_alone
 
         def act(t: int) -> None:
             carrier = self._carrier
-            outputs = call(*[carrier.get(key) for key in reads])
+            inputs = [carrier.get(key) for key in reads]
+            outputs = call(*(map(torch.clone, inputs) if guarded else inputs))
             if len(writes) == 1:
                 outputs = (outputs,)
             for key, value in zip(writes, outputs, strict=True):
@@ -275,14 +285,18 @@ class TensorDictFrames(Frames):
         module, keep = self.policy.function, self._keep_written
         device = self.policy.device
         renamed = device is not None and device != self.env.device
+        guarded = not self.policy.leaves_inputs_alone
 
         def act(t: int) -> None:
             carrier = self._carrier
+            # What it changes in place is shared with the frame before.
+            given = snapshot(carrier) if guarded else carrier
             # The policy is told of its device, even if the tensors are there already.
-            given = carrier.to(device) if renamed else carrier
+            given = given.to(device) if renamed else given
+            before = given.copy()
             result = module(given)
             if result is not carrier:
-                carrier.update(result)
+                carrier.update(changes(before, result))
             keep()
 
         return act
@@ -304,7 +318,9 @@ class TensorDictFrames(Frames):
         home = self.env.device or "cpu"
 
         def act(t: int) -> None:
-            self._carrier.update(module(self._carrier.to(device)).to(home))
+            given = snapshot(self._carrier).to(device)
+            before = given.copy()
+            self._carrier.update(changes(before, module(given)).to(home))
 
         return act
 

@@ -1,0 +1,280 @@
+"""A policy may do with its input what it likes: the frames are as the environment gave them."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.rollout.stock import leaves_inputs_alone
+from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv, RaggedEnv
+
+LENGTHS = [3, 1, 4]
+
+
+def by_tensor(value):
+    value.fill_(1)
+
+
+def by_numpy(value):
+    value.numpy()[...] = 1
+
+
+def by_data(value):
+    value.data.fill_(1)
+
+
+def in_inference_mode(value):
+    with torch.inference_mode():
+        value.fill_(1)
+
+
+WAYS = pytest.mark.parametrize("way", [by_tensor, by_numpy, by_data, in_inference_mode])
+
+
+class Spoiling(TensorDictModuleBase):
+    """Acts at random, and writes into all tensors it is given, from the third call on."""
+
+    def __init__(self, spec, way=by_tensor, after=2):
+        super().__init__()
+        self.in_keys, self.out_keys = [], list(spec.keys(True, True))
+        self.spec, self.way, self.after, self.calls = spec, way, after, 0
+
+    def forward(self, tensordict):
+        self.calls += 1
+        if self.calls > self.after:
+            for value in tensordict.values(True, True):
+                if isinstance(value, torch.Tensor):
+                    self.way(value)
+            if "graph" in tensordict and not tensordict.batch_size:
+                tensordict.get("graph").data.nodes[:] = -1
+        return tensordict.update(self.spec.rand())
+
+
+def one(kind, number=0):
+    return kind(number, lengths=LENGTHS)
+
+
+def makers(kind):
+    return [lambda i=i: one(kind, i) for i in range(2)]
+
+
+SOURCES = {
+    "single": lambda kind: one(kind),
+    "list": makers,
+    "vector": lambda kind: SyncVectorEnv(makers(kind)),
+    "serial": lambda kind: SerialEnv(2, makers(kind)),
+    "parallel": lambda kind: ParallelEnv(2, makers(kind)),
+}
+
+
+def spec_of(name, kind):
+    env = GymEnv(one(kind))
+    return env.full_action_spec if name == "single" else env.full_action_spec.expand(2)
+
+
+def check(name, kind, policy, steps=3, **options):
+    count = 1 if name == "single" else 2
+    ledger = Ledger([one(kind, i) for i in range(count)])
+    options = {"frames_per_batch": 7 * count, "total_frames": 7 * count * steps, **options}
+    with Collector(SOURCES[name](kind), policy, **options) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 7 * count * steps
+
+
+@WAYS
+@pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv])
+@pytest.mark.parametrize("name", ["single", "list", "vector"])
+def test_what_is_written_into_an_input_is_not_delivered(name, kind, way):
+    check(name, kind, Spoiling(spec_of(name, kind), way))
+
+
+@pytest.mark.parametrize("kind", [NumberedEnv, RaggedEnv])
+@pytest.mark.parametrize("name", ["serial", "parallel"])
+def test_in_batches_of_environments(name, kind):
+    check(name, kind, Spoiling(spec_of(name, kind)))
+
+
+@WAYS
+def test_without_a_fixed_layout(way):
+    check("single", RaggedEnv, Spoiling(spec_of("single", RaggedEnv), way))
+
+
+@pytest.mark.parametrize("after", [0, 1, 10])
+def test_from_any_call_on(after):
+    # The first is that which tells the collector what the policy writes.
+    check("list", NumberedEnv, Spoiling(spec_of("list", NumberedEnv), after=after))
+    check("single", RaggedEnv, Spoiling(spec_of("single", RaggedEnv), after=after))
+
+
+def test_counts_and_marks():
+    options = {"max_frames_per_traj": 10, "auto_register_policy_transforms": True}
+    check("list", NumberedEnv, Spoiling(spec_of("list", NumberedEnv)), **options)
+    check("single", RaggedEnv, Spoiling(spec_of("single", RaggedEnv)), **options)
+
+
+class Shrink(nn.Module):
+    """What a policy for images does: it divides its input, in place if that is of floats."""
+
+    def forward(self, x):
+        x = x.float()
+        x /= 255
+        return torch.eye(4, dtype=torch.int64)[0].expand(*x.shape[:-1], 4)
+
+
+def shrink(observation):
+    return Shrink()(observation)
+
+
+def shrinking(td):
+    td["observation"] /= 255
+    return td.set("action", Shrink()(td["observation"].clone()))
+
+
+POLICIES = {
+    "function": lambda: shrink,
+    "function of a TensorDict": lambda: shrinking,
+    "module": lambda: TensorDictModule(Shrink(), ["observation"], ["action"]),
+    "function in a module": lambda: TensorDictModule(shrink, ["observation"], ["action"]),
+    "of two outputs": lambda: TensorDictModule(
+        lambda x: (shrink(x), x.sum(-1)), ["observation"], ["action", "sum"]
+    ),
+    "parts": lambda: nn.Sequential(nn.Hardtanh(inplace=True), Shrink()),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["single", "list", "vector"])
+def test_policies_of_all_sorts(name, policy):
+    made = POLICIES[policy]()
+    if policy == "parts":
+        made = TensorDictModule(made, ["observation"], ["action"])
+    check(name, NumberedEnv, made)
+
+
+@pytest.mark.parametrize("policy", ["function", "parts"])
+def test_in_workers(policy):
+    made = TensorDictModule(POLICIES[policy](), ["observation"], ["action"])
+    ledger = Ledger([one(NumberedEnv, i) for i in range(2)])
+    with MultiSyncCollector(
+        makers(NumberedEnv), made, frames_per_batch=14, total_frames=42
+    ) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 42
+
+
+def test_other_data_than_tensors():
+    env = one(RaggedEnv)
+    policy = Spoiling(spec_of("single", RaggedEnv), after=0)
+    with Collector(env, policy, frames_per_batch=6) as collector:
+        batch = collector.next()
+    for frames, first in ((batch, 0), (batch["next"], 1)):
+        nodes = [frame.get("graph").data.nodes[:, 0].tolist() for frame in frames]
+        assert nodes[:3] == [list(map(float, range(n + 1))) for n in range(first, first + 3)]
+
+
+class Large(gymnasium.Env):
+    """Observes more than is copied by numpy."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (50, 50), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    step_count = 0
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), 0.0, False, False, {}
+
+    def observe(self):
+        self.step_count += 1
+        return np.full((50, 50), self.step_count, np.float32)
+
+
+@WAYS
+@pytest.mark.parametrize("count", [1, 2])
+def test_large_observations(count, way):
+    source = Large() if count == 1 else [Large, Large]
+    spec = GymEnv(Large()).full_action_spec
+    with Collector(
+        source, Spoiling(spec if count == 1 else spec.expand(2), way, 0), frames_per_batch=4 * count
+    ) as collector:
+        for first in (1, 5):
+            batch = collector.next()
+            seen = batch["observation"][..., 0, 0].reshape(count, 4)
+            assert seen.tolist() == [list(range(first, first + 4))] * count
+            assert (batch["next", "observation"][..., 0, 0].reshape(count, 4) == seen + 1).all()
+
+
+class Keeping(nn.Module):
+    """Keeps what it is given, and sees that it stays as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def forward(self, x):
+        for kept, copy in self.kept:
+            assert torch.equal(kept, copy)
+        self.kept.append((x, x.clone()))
+        return torch.eye(4, dtype=torch.int64)[0].expand(*x.shape[:-1], 4)
+
+
+class KeepingFunction:
+    """The same, and no module."""
+
+    def __init__(self):
+        self.module = Keeping()
+
+    def __call__(self, x):
+        return self.module(x)
+
+
+@pytest.mark.parametrize("kind", [Keeping, KeepingFunction])
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_policy_may_keep_what_it_is_given(kind, workers):
+    policy = TensorDictModule(kind(), ["observation"], ["action"])
+    source = [lambda: one(NumberedEnv)]
+    make = MultiSyncCollector if workers else Collector
+    with make(source, policy, frames_per_batch=10, total_frames=60) as collector:
+        for batch in collector:
+            del batch
+
+
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), True),
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 1)), False),
+        (nn.Sequential(nn.Linear(3, 4), Shrink()), False),
+        (shrink, False),
+    ],
+)
+def test_modules_that_are_known_get_the_memory_of_the_batch_itself(module, known):
+    assert leaves_inputs_alone(TensorDictModule(module, ["observation"], ["action"])) is known
+
+
+def test_a_torchrl_environment():
+    pytest.importorskip("torchrl")
+    from torchrl.envs import GymEnv as TorchRLEnv
+
+    def make():
+        return TorchRLEnv("Pendulum-v1")
+
+    seen = []
+    for after in (10**9, 0):
+        env = make()
+        env.set_seed(0)
+        torch.manual_seed(0)
+        policy = Spoiling(env.full_action_spec, after=after)
+        with Collector(env, policy, frames_per_batch=30, total_frames=60) as collector:
+            collector.set_seed(0)
+            seen.append(torch.cat(list(collector)))
+    assert (seen[0] == seen[1]).all()
