@@ -123,11 +123,24 @@ def _copied(value: Any) -> Any:
     return value.clone()
 
 
+def noted(values: TensorDictBase) -> TensorDictBase:
+    """Returns a TensorDict of the same objects, to compare with by :func:`changes`.
+
+    :meth:`~tensordict.TensorDictBase.copy` makes anew what wraps non-tensor data.
+    """
+    if is_lazy(values):
+        parts = map(noted, values.tensordicts)
+        return LazyStackedTensorDict(*parts, stack_dim=values.stack_dim)
+    entries = {key: noted(v) if _is_branch(v) else v for key, v in values.items()}
+    made: TensorDict = new_tensordict(entries, batch_size=values.batch_size, device=values.device)
+    return made
+
+
 def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     """Returns the entries of ``after`` that are not the same objects in ``before``.
 
     Args:
-        before: a TensorDict, as :meth:`~tensordict.TensorDictBase.copy` keeps it.
+        before: a TensorDict, as :func:`noted` or ``copy()`` keeps it.
         after: what became of it. A lazy stack in it stays one.
     """
     if is_lazy(after):
@@ -137,7 +150,7 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     found = TensorDict({}, after.batch_size, device=after.device)
     for key, value in after.items():
         old = before.get(key, None)
-        if _is_same(value, old):
+        if value is old:
             continue
         if _is_branch(value) and _is_branch(old):
             value = changes(old, value)
@@ -145,18 +158,6 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
                 continue
         found.set(key, value)
     return found
-
-
-def _is_same(value: Any, old: Any) -> bool:
-    """Tells whether two entries are one object. A copy of a TensorDict wraps others anew."""
-    if isinstance(value, NonTensorData) and isinstance(old, NonTensorData):
-        return value.data is old.data
-    if isinstance(value, NonTensorStack) and isinstance(old, NonTensorStack):
-        pairs = zip(value.tensordicts, old.tensordicts, strict=False)
-        return len(value.tensordicts) == len(old.tensordicts) and all(
-            _is_same(*pair) for pair in pairs
-        )
-    return value is old
 
 
 def _parts(before: Any, after: Any) -> list[TensorDictBase]:

@@ -42,6 +42,7 @@ from trawl.tensordicts import (
     changes,
     has_lazy,
     is_lazy,
+    noted,
     snapshot,
     stack_frames,
     tensors_at,
@@ -293,7 +294,7 @@ class TensorDictFrames(Frames):
             given = snapshot(carrier) if guarded else carrier
             # The policy is told of its device, even if the tensors are there already.
             given = given.to(device) if renamed else given
-            before = given.copy()
+            before = noted(given)
             result = module(given)
             if result is not carrier:
                 carrier.update(changes(before, result))
@@ -319,7 +320,7 @@ class TensorDictFrames(Frames):
 
         def act(t: int) -> None:
             given = snapshot(self._carrier).to(device)
-            before = given.copy()
+            before = noted(given)
             self._carrier.update(changes(before, module(given)).to(home))
 
         return act
