@@ -161,3 +161,72 @@ def test_shutdown_while_a_link_is_cut(nursery):
         driver.say("it is cut")
         assert driver.hears() == "shut down"
         assert driver.end(PATIENCE) == 0
+
+
+BESIDE = """
+with make({name}, launcher="env", sync=True, num_workers=1) as collector:
+    frames = collector.next().numel()
+    say("made")
+    hear()
+    frames += sum(collector.next().numel() for _ in range(10))
+    say(frames == collector.stats()["frames"], frames)
+"""
+STRANGER = """
+from stranger import Stranger
+from hosts_parts import *
+stranger = Stranger({host!r}, 29_500, "trawl0", {crater!r})
+say(all(b"trawl." not in bytes.fromhex(value) for value in stranger.reads_the_store().values()))
+say(set(stranger.gets_orders()))
+stranger.resets_lifelines()
+say(stranger.crowds(240))
+say(stranger.comes_as_a_rank("x" * 32))
+hear()
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stranger_in_the_network(nursery, name, tmp_path):
+    """It finds all ports, and is kept from all that workers may do; none is lost or delayed."""
+    crater = tmp_path / "crater"
+    with network(nursery, 3) as (here, other, third):
+        driver = here.python(BEGIN + BESIDE.format(name=name), **place(here, 29_500, 2, 0))
+        rank = other.python(RANK + "sys.exit(run_rank())", **place(here, 29_500, 2, 1))
+        assert driver.hears() == "made"
+        stranger = third.python(STRANGER.format(host=here.address, crater=str(crater)))
+        assert stranger.hears() == "True"
+        assert stranger.hears() == "{'ConnectionRefusedError'}"
+        assert stranger.hears() == "240"
+        assert stranger.hears().startswith("ConnectionRefusedError")
+        driver.say("go on")
+        assert driver.hears() == "True 440"
+        assert [one.end(20) for one in (driver, rank)] == [0, 0]
+        stranger.say("it is over")
+        assert stranger.end(20) == 0
+    assert not crater.exists()
+
+
+KEYLESS = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with make({name}, launcher="env", sync=True, num_workers=1) as collector:
+        collector.next()
+for one in caught:
+    say(one.message)
+say("over")
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_without_a_key(nursery, name):
+    """They work, and the user is told who is trusted."""
+    with network(nursery, 2) as (here, other):
+        ours, theirs = (place(here, 29_500, 2, rank) for rank in (0, 1))
+        assert ours.pop("TRAWL_KEY") == theirs.pop("TRAWL_KEY")
+        driver = here.python(BEGIN + KEYLESS.format(name=name), **ours)
+        rank = other.python(RANK + "sys.exit(run_rank())", **theirs)
+        said = f"the ranks have no key in common: whoever reaches {here.address}:29500 can run code"
+        assert driver.hears().startswith(said)
+        if name == "RPCCollector":
+            assert driver.hears().startswith("torch.distributed.rpc asks nobody for a key")
+        assert driver.hears() == "over"
+        assert [one.end(20) for one in (driver, rank)] == [0, 0]

@@ -28,6 +28,8 @@ class RemoteOptions(ClusterOptions):
             None: you, or ``torchrun``, which is told by the environment (``WORLD_SIZE``,
             ``MASTER_ADDR``, ``MASTER_PORT``); ranks from 1 on call
             :func:`~trawl.collectors.distributed.run_rank`. These can't be replaced when they die.
+            On several machines, set ``TRAWL_KEY`` to the same text on all: ranks prove by it that
+            they belong together.
         slurm_kwargs: for ``"submitit"``: parameters of the jobs; among them ``"folder"``, for
             their logs, and ``"cluster"``, as ``"local"`` or ``"slurm"``.
         tcp_port: the port at which workers find this process; None for any that is free.

@@ -10,9 +10,10 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.network import LOOPBACK
+from trawl.backends.network import LOOPBACK, is_loopback, own_address
 from trawl.backends.rpc import RpcBackend
 from trawl.collectors.arguments import accepts, describe
+from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.launchers import Meeting
 from trawl.collectors.distributed.process_group import RemoteCollector
@@ -115,9 +116,15 @@ class RPCCollector(RemoteCollector):
 
     @override
     def _backend_at(self, place: Meeting) -> Backend:
+        host = place.host or LOOPBACK
+        if not is_loopback(own_address(host, place.port or 0)):
+            warn(
+                f"torch.distributed.rpc asks nobody for a key: whoever reaches its port at {host} "
+                "can run code as this user. A DistributedCollector does the same without it"
+            )
         return RpcBackend(
             place.launcher,
-            place.host or LOOPBACK,
+            host,
             place.port,
             self.remote.timeout,
             place.prefix,
