@@ -73,7 +73,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Setting up $(VENV): tests, checks, documentation"
-	@$(PIP) --build-constraint $(PINS) -e '.[envpool,minari,parquet,pettingzoo,plot,ray,submitit,tensorboard,torchrl]' \
+	@$(PIP) --build-constraint $(PINS) -e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]' \
 		--group test --group lint --group docs | $(PROGRESS)
 	@touch $@
 

@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import threading
+import traceback
 
 import pytest
 
@@ -198,3 +199,13 @@ def test_an_error_that_pickle_can_not_take_keeps_its_type(error):
     assert told.original.args == error.args
     kept = {name: value for name, value in vars(error).items() if name != "lock"}
     assert vars(told.original) == kept
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), pickle.PicklingError("no")])
+def test_tracebacks_name_the_original_class(error):
+    found = Failure.of(error).error("worker 3")
+    (first, *_) = traceback.format_exception_only(found)
+    own = type(error).__qualname__
+    module = type(error).__module__
+    expected = own if module == "builtins" else f"{module}.{own}"
+    assert first.startswith(f"{expected}: in worker 3: ")

@@ -590,3 +590,13 @@ def test_whole_trajectories_need_a_storage_of_one_dimension():
         trajs_per_batch=1,
         traj_format="cat",
     )
+
+
+def test_a_pettingzoo_environment_needs_torchrls_wrapper():
+    from pettingzoo import ParallelEnv
+
+    class Agents(ParallelEnv):
+        possible_agents = ("red", "blue")
+
+    with pytest.raises(TypeError, match=r"Agents.*torchrl\.envs\.PettingZooWrapper\(env\)"):
+        Collector(Agents(), frames_per_batch=10)

@@ -126,15 +126,18 @@ def _kind(original: BaseException | None) -> type[WorkerError]:
         return WorkerError
     if isinstance(original, WorkerError):
         return type(original)
+    kind = type(original)
     members = {
-        "__module__": __name__,
+        # Tracebacks show these: the class looks as the original's does.
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
         "__str__": _text,
         "__reduce__": _reduce,
         # The original's class may have properties of these names.
         "message": "",
         "original": None,
     }
-    return type(type(original).__name__, (WorkerError, type(original)), members)
+    return type(kind.__name__, (WorkerError, kind), members)
 
 
 def _attributes(original: BaseException | None) -> dict[str, Any]:

@@ -574,9 +574,9 @@ class Fleet:
         limits = self._limits
         if member.restarts >= limits.each or self.restarts >= limits.total:
             raise WorkerDied(
-                f"{what}, and is not replaced again: it was {member.restarts} times, all workers "
-                f"{self.restarts} times (max_restarts={limits.each}, "
-                f"max_total_restarts={limits.total})"
+                f"{what}, and is not replaced again: replacements of this worker: {member.restarts} "
+                f"(max_restarts={limits.each}), of all workers: {self.restarts} "
+                f"(max_total_restarts={limits.total})"
             )
         member.restarts += 1
         try:

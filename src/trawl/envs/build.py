@@ -222,7 +222,10 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _explain(what: str, value: object) -> str:
+    hint = ""
+    if hasattr(value, "possible_agents"):
+        hint = ". Wrap a PettingZoo environment: torchrl.envs.PettingZooWrapper(env)"
     return (
-        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool or TensorDict "
-        f"environment, or a function that makes one, but got {type(value).__name__}: {value!r}"
+        f"{what}: expected a Gymnasium id, a Gymnasium, vector, EnvPool or TensorDict environment, "
+        f"or a function that makes one, but got {type(value).__name__}: {value!r}{hint}"
     )
