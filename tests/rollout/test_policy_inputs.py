@@ -278,3 +278,21 @@ def test_a_torchrl_environment():
             collector.set_seed(0)
             seen.append(torch.cat(list(collector)))
     assert (seen[0] == seen[1]).all()
+
+
+@pytest.mark.parametrize(
+    "later", [torch.tensor(1e300, dtype=torch.float64), torch.tensor(2**60 + 1)]
+)
+def test_an_output_that_its_first_dtype_cannot_hold_is_refused(later):
+    calls = []
+
+    def policy(observation):
+        calls.append(0)
+        extra = torch.tensor(1.5) if len(calls) < 6 else later
+        return torch.eye(4, dtype=torch.int64)[0], extra
+
+    with (
+        Collector(one(NumberedEnv), policy, frames_per_batch=10) as collector,
+        pytest.raises(TypeError, match=r"'output1' as .* with values that torch.float32 can't"),
+    ):
+        collector.next()

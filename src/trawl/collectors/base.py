@@ -647,7 +647,8 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
             batches = math.ceil(total / requested)
             warn(
                 f"total_frames={total} is not a multiple of the {requested} frames of a batch: "
-                f"{batches * requested} frames will be collected, in {batches} batches"
+                f"{batches * requested} frames will be collected, in {batches} batches (up to "
+                f"{total + requested - 1} frames, in more batches, where rows are masked)"
             )
         random = self.config.init_random_frames
         if random and random % requested and self.config.extend_buffer:

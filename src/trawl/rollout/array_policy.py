@@ -269,7 +269,21 @@ def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
             f"policy wrote {show_key(key)} as {tensor.dtype}; it was {dtype} at first, and must "
             "stay so"
         )
-    return as_array(tensor.detach().cpu().to(dtype))
+    tensor = tensor.detach().cpu()
+    cast = tensor.to(dtype)
+    if _loses(tensor, cast):
+        raise TypeError(
+            f"policy wrote {show_key(key)} as {tensor.dtype}, with values that {dtype} can't hold; "
+            f"it was {dtype} at first, and must stay so"
+        )
+    return as_array(cast)
+
+
+def _loses(tensor: Tensor, cast: Tensor) -> bool:
+    """Tells whether a cast changed numbers, beyond the precision of floats."""
+    if tensor.dtype.is_floating_point:
+        return bool((cast.isinf() & ~tensor.isinf()).any())
+    return not torch.equal(cast.to(tensor.dtype), tensor)
 
 
 def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
