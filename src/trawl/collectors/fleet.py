@@ -574,7 +574,7 @@ class Fleet:
         limits = self._limits
         if member.restarts >= limits.each or self.restarts >= limits.total:
             raise WorkerDied(
-                f"{what}, and is not replaced again: replacements of this worker: {member.restarts} "
+                f"{what}, and is not replaced again: replacements of it: {member.restarts} "
                 f"(max_restarts={limits.each}), of all workers: {self.restarts} "
                 f"(max_total_restarts={limits.total})"
             )
