@@ -21,6 +21,7 @@ from trawl.rollout.random_policy import RandomPolicy
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
     RayWeightUpdater,
+    RemoteModuleWeightUpdater,
     VanillaWeightUpdater,
     WeightUpdaterBase,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "ProfileConfig",
     "RandomPolicy",
     "RayWeightUpdater",
+    "RemoteModuleWeightUpdater",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
     "split_trajectories",

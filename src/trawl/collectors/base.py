@@ -129,6 +129,18 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
     def _close(self, close_env: bool) -> None:
         """Lets go of environments, workers and memory."""
 
+    @abstractmethod
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds environments, policy sampling and random actions, and resets.
+
+        Args:
+            seed: not negative.
+            static_seed: gives all environments the same seed.
+
+        Returns:
+            A seed for another environment (the same, if static).
+        """
+
     # --- iteration and budget
 
     def __iter__(self) -> Iterator[TensorDictBase]:

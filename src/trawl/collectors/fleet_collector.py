@@ -25,6 +25,7 @@ from trawl.collectors.delivery import Delivery, experience
 from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
 from trawl.collectors.lag import LagBound, Lags
+from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
 from trawl.collectors.orders import Ready
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
@@ -189,7 +190,10 @@ class FleetCollector(FleetControl, OptionAttributes):
         """Makes the schemes that bring weights to workers."""
         self._weight_sync_schemes.update(self.config.weight_sync_schemes or {})
         self._weight_sync_schemes.setdefault(POLICY, self._new_scheme())
+        self._models = LocalModels(weak(self.get_model))
         for model_id, scheme in self._weight_sync_schemes.items():
+            if scheme.model_is_elsewhere or self._is_here(model_id):
+                continue
             if scheme.initialized_on_sender or scheme.initialized_on_receiver:
                 raise RuntimeError(
                     f"the weight-sync scheme of {model_id!r} is in use already: each collector "
@@ -293,6 +297,7 @@ class FleetCollector(FleetControl, OptionAttributes):
                     raise _not_sendable(name, member.index, error) from error
 
     @property
+    @override
     def _workers_write(self) -> bool:
         """Whether workers write into the replay buffer themselves: if it is one they can share."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))

@@ -22,6 +22,7 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import Devices
 from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
+from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.orders import NewWeights, Ready
 from trawl.collectors.placing import tensors_of
@@ -54,6 +55,7 @@ class FleetControl(BaseCollector):
     policy: Any
     devices: list[Devices]
     _fleet: Fleet
+    _models: LocalModels
     _packed: list[bytes | None]
     _assembly: Assembly
     _delivery: Delivery
@@ -160,7 +162,21 @@ class FleetControl(BaseCollector):
     @property
     def _channels(self) -> dict[str, WeightSyncScheme]:
         """What weights of each model are sent by."""
-        return {**self._weight_sync_schemes, POLICY: self._channel}
+        workers = {
+            model_id: scheme
+            for model_id, scheme in self._weight_sync_schemes.items()
+            if not (scheme.model_is_elsewhere or self._is_here(model_id))
+        }
+        return {**workers, POLICY: self._channel}
+
+    def _is_here(self, model_id: str) -> bool:
+        """Whether a model is in this process, and not in workers: in the buffer that it writes."""
+        return model_id.startswith("replay_buffer") and not self._workers_write
+
+    @property
+    def _workers_write(self) -> bool:
+        """Whether workers write into the replay buffer themselves."""
+        return False
 
     def _know(self, index: int, ready: Ready) -> None:
         """Takes in what a worker says of its models."""
@@ -221,19 +237,31 @@ class FleetControl(BaseCollector):
                     f"the weights of {model_id!r} have to be given: only workers have that model"
                 )
         chosen = self._chosen(worker_ids)
-        sent = {}
+        sent, elsewhere = {}, self._models_elsewhere
+        loads = [self._models.prepare(i, new) for i, new in by_model.items() if self._is_here(i)]
         for model_id, new in by_model.items():
+            if self._is_here(model_id):
+                continue
             if model_id == POLICY and new is not None:
                 self._check_updatable(chosen)
-            sent[model_id] = self._weight_sync_schemes[model_id].prepare(new, chosen)
+            scheme = self._weight_sync_schemes[model_id]
+            sent[model_id] = scheme.prepare(
+                new, scheme.workers if model_id in elsewhere else chosen
+            )
 
         def change() -> None:
+            if loads:
+                with self._held():
+                    for load in loads:
+                        load()
             with self._in_bounds(chosen), self._weights_lock:
                 with self._next_version() if new_version else nullcontext():
                     for model_id, parcels in sent.items():
                         self._weight_sync_schemes[model_id].commit(parcels, self.policy_version)
                 reached = {
-                    i: {w for p in parcels for w in p.workers} for i, parcels in sent.items()
+                    i: {w for p in parcels for w in p.workers}
+                    for i, parcels in sent.items()
+                    if i not in elsewhere
                 }
                 acting = reached.get(POLICY, set())
                 for index in acting:
@@ -242,7 +270,7 @@ class FleetControl(BaseCollector):
                 # To others, who have another model by now, only the version is new.
                 self._tell_version(set().union(*reached.values()) - acting)
 
-        return change if any(sent.values()) else lambda: None
+        return change if loads or any(sent.values()) else lambda: None
 
     @contextmanager
     def _in_bounds(self, chosen: Sequence[int]) -> Iterator[None]:

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
-from torch import nn
 from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
@@ -31,6 +30,7 @@ from trawl.collectors.dispatch import (
     chosen_backend,
     elsewhere,
 )
+from trawl.collectors.local_models import LocalModels
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
@@ -49,9 +49,7 @@ from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
 from trawl.tensordicts import drop_private
 from trawl.weight_update.board import Posted
-from trawl.weight_update.packing import Live
 from trawl.weight_update.scheme import Receiver, load_slot
-from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 
 
 @describe(CollectorArguments)
@@ -131,7 +129,7 @@ class Collector(BaseCollector):
         # Within it a batch of so many frames is written into the replay buffer.
         self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
         self._restarts: Restarts | None = None
-        self._lives: dict[str, Live] = {}
+        self._models = LocalModels(weak(self.get_model))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -488,7 +486,11 @@ class Collector(BaseCollector):
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
-        loads = [self._prepare_load(model_id, new) for model_id, new in by_model.items()]
+        loads = [
+            self._prepare_load(model_id, new)
+            for model_id, new in by_model.items()
+            if model_id not in self._models_elsewhere
+        ]
         sent = [
             (scheme, scheme.prepare(by_model[model_id], scheme.chosen(worker_ids)))
             for model_id, scheme in self._weight_sync_schemes.items()
@@ -514,48 +516,16 @@ class Collector(BaseCollector):
             new = self._source
         if new is None:
             if model_id != POLICY:
-                self._live(model_id)  # which there has to be
+                self._models.live(model_id)  # which there has to be
                 raise ValueError(f"the weights of {model_id!r} have to be given")
             return lambda: None
-        live, weights = self._live(model_id), weights_of(new)
-        matched = live.packing.match(weights.tensors, type(live.module).__name__)
-        check_extra_state(live.module, weights.extra)
-
-        def load() -> None:
-            # It may be refused: then nothing else has changed.
-            set_extra_state(live.module, weights.extra)
-            live.load(matched)
-
-        return load
-
-    def _find_model(self, model_id: str) -> Any:
-        """A model, by its name or path.
-
-        Raises:
-            KeyError: if there is no such model.
-        """
-        try:
-            return self.get_model(model_id)
-        except (AttributeError, KeyError, IndexError, ValueError):
-            raise KeyError(
-                f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
-            ) from None
-
-    def _live(self, model_id: str) -> Live:
-        """The tensors of a model."""
-        model = self._find_model(model_id)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"{model_id} {type(model).__name__} has no weights to update")
-        known = self._lives.get(model_id)
-        if known is None or known.module is not model:
-            known = self._lives[model_id] = Live(model)
-        return known
+        return self._models.prepare(model_id, new)
 
     @override
     def _take(self, model_id: str, receiver: Receiver) -> Posted:
         def load(posted: Posted) -> None:
             if posted.slot is not None:
-                load_slot(self._live(model_id), posted)
+                load_slot(self._models.live(model_id), posted)
 
         posted = receiver.take(load)
         if self._version is not None and model_id == POLICY:

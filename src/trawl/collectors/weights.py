@@ -49,6 +49,15 @@ class WeightControl(ABC):
     # --- sending
 
     @property
+    def _models_elsewhere(self) -> set[str]:
+        """Names of models that neither this collector nor its workers have."""
+        return {
+            model_id
+            for model_id, scheme in self._weight_sync_schemes.items()
+            if scheme.model_is_elsewhere
+        }
+
+    @property
     def weight_updater(self) -> WeightUpdaterBase | None:
         """The updater that brings weights to workers, in the place of weight-sync schemes.
 

@@ -169,7 +169,7 @@ class CollectorService(Service):
         return found
 
     def _model(self, model_id: str) -> Any:
-        return self.collector._find_model(model_id)
+        return self.collector._models.find(model_id)
 
     def _pass_warnings_on(self) -> None:
         """Leaves it to the parent, and its filters, what becomes of warnings."""

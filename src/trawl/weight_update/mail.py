@@ -84,6 +84,17 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         return self._inbox if self._inbox.wait(timeout) else None
 
     @property
+    def inbox(self) -> Inbox:
+        """The receiver's end of the line, alone.
+
+        Raises:
+            RuntimeError: if it is not connected.
+        """
+        if self._inbox is None:
+            raise RuntimeError("inbox before connect()")
+        return self._inbox
+
+    @property
     @override
     def incoming(self) -> Receiver:
         return super().incoming if self._inbox is None else self._inbox

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from trawl.weight_update.distributed_transport import DistributedTransport
 from trawl.weight_update.lines import Inbox, Line, way_of
 from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.transports import TransportBackend
 from trawl.weight_update.updaters import RemoteWeightUpdater
 
 if TYPE_CHECKING:
@@ -59,6 +61,15 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         self.timeout = timeout
         self._place = address, port
         self._addresses: dict[int, Address] = {}
+
+    @override
+    def create_transport(self, **options: Any) -> TransportBackend:
+        """Makes a way to a rank of the user's own: see :class:`DistributedTransport`.
+
+        Args:
+            **options: ``weights_buffer``, ``store``, ``rank`` and ``sync``.
+        """
+        return DistributedTransport(**{"sync": self.sync, **options})
 
     @override
     def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:

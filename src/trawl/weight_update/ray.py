@@ -1,21 +1,25 @@
-"""Weights for workers in a Ray cluster."""
+"""Weights for workers, and for other actors, in a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
 from typing_extensions import override
 
+from trawl.backends.ray_cluster import import_ray
+from trawl.weight_update.board import Posted, Version
 from trawl.weight_update.lines import Inbox, Line, way_of
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver
-from trawl.weight_update.updaters import RemoteWeightUpdater
+from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.tensors import weights_of
+from trawl.weight_update.transports import TransportBackend
 
 if TYPE_CHECKING:
     from trawl.backends.link import Address
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
+# Receivers of one name that may wait for their senders at a time.
+_WAITING = 1000
 
 
 class RayPacket(Packet):
@@ -79,6 +85,32 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         self._addresses: dict[int, Address] = {}
         self._ways: dict[int, LinkLine] = {}
         self._written = np.empty(0, dtype=np.uint8)
+
+    @property
+    def connection_info_name(self) -> str:
+        """Name of the actor by which transports for this model find each other."""
+        return f"connection_info_{self._model_id or 'policy'}"
+
+    @override
+    def create_transport(
+        self,
+        *,
+        remote_actor: Any = None,
+        worker_idx: int | None = None,
+        remote_collector: Any = None,
+        **options: Any,
+    ) -> TransportBackend:
+        """Makes a way to an actor of the user's own: see :class:`RayTransport`.
+
+        Args:
+            remote_actor: the handle of the actor.
+            worker_idx: the number of the receiver.
+            remote_collector: an older name of ``remote_actor``.
+            **options: more arguments of the transport.
+        """
+        actor = remote_collector if remote_actor is None else remote_actor
+        own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
+        return RayTransport(remote_actor=actor, worker_idx=worker_idx, **{**own, **options})
 
     def _met(self) -> Meeting:
         if self._meeting is None:
@@ -173,65 +205,203 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         return RayPacket(0, None, packing, ray.put(buffer), extra)
 
 
-class RayWeightUpdater(RemoteWeightUpdater):
-    """Brings weights to the collectors of a Ray cluster: an older way than a scheme.
+class RayTransport:
+    """Sends weights to an actor of a Ray cluster.
 
-    Without arguments it serves the :class:`~trawl.collectors.distributed.RayCollector` that it is
-    given to.
+    An actor that has a method ``update_policy_weights_``, as a collector has, is called with them.
+    Any other makes a transport of its own, with the same ``connection_info_name``, ``worker_idx``
+    and ``model_id``, and takes them by ``receive_weights``.
 
     Args:
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        remote_collectors: actors that have a method ``update_policy_weights_``, if these are to
-            be served and not the workers of a collector.
-        max_interval: batches that a worker has to deliver after an update before it gets another.
+        remote_actor: the handle of the actor, on the sender's side.
+        worker_idx: the number of the receiver; 0 by default.
+        backend: ``"gloo"`` sends weights by a process group of the two, ``"object_store"`` by Ray's
+            store.
+        connection_info_name: name of the actor by which sender and receiver find each other.
+        model_id: the model that the weights are for.
+
+    Raises:
+        ImportError: if Ray is not installed.
+        ValueError: for another ``backend``.
+
+    Example:
+        >>> from trawl.weight_update import RayTransport
+        >>> def learner(actor, weights):
+        ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)
+        >>> def actor(policy):
+        ...     RayTransport(worker_idx=0).receive_weights(timeout=10, model=policy)
     """
 
     def __init__(
         self,
-        policy_weights: TensorDictBase | None = None,
-        remote_collectors: Sequence[Any] | None = None,
-        max_interval: int = 0,
+        *,
+        remote_actor: Any = None,
+        worker_idx: int | None = None,
+        backend: str = "gloo",
+        connection_info_name: str = "connection_info",
+        model_id: str | None = None,
     ) -> None:
-        if isinstance(max_interval, bool) or not isinstance(max_interval, int):
-            raise TypeError(f"max_interval must be an integer, but it is {max_interval!r}")
-        super().__init__(policy_weights)
-        self.remote_collectors = list(remote_collectors or ())
-        self.max_interval = max(0, max_interval)
-        self._sent: dict[int, int] = {}
-        self._put: tuple[Any, Any] | None = None
-
-    @override
-    def all_worker_ids(self) -> list[int]:
-        if self.remote_collectors:
-            return list(range(len(self.remote_collectors)))
-        return super().all_worker_ids()
+        import_ray()
+        self.remote_actor = remote_actor
+        self.worker_idx = worker_idx or 0
+        self.backend = backend
+        self.connection_info_name = connection_info_name
+        self.model_id = model_id
+        #: The version that came with the weights that were taken last; None without.
+        self.model_version: Version = None
+        self._scheme = RayWeightSyncScheme(backend=backend)
+        self._model: Any = None
+        self._next_version: Version = None
+        self._call: Any = None
+        self._registry: Any = None
 
     @property
-    def batches_since_weight_update(self) -> list[int]:
-        """How many batches each worker has delivered since its last update."""
-        return [self._delivered(i) - self._sent.get(i, 0) for i in self.all_worker_ids()]
+    def _key(self) -> tuple[str | None, int]:
+        return self.model_id, self.worker_idx
 
-    def _delivered(self, worker_id: int) -> int:
-        collector = self._first()
-        if self.remote_collectors or collector is None:
-            return 0
-        batches: Callable[[int], int] = collector.batches_of
-        return batches(worker_id)
+    def _found_registry(self) -> Any:
+        if self._registry is None:
+            options = {"num_cpus": 0, "max_concurrency": _WAITING, "get_if_exists": True}
+            remote = import_ray().remote(_Registry)
+            self._registry = remote.options(name=self.connection_info_name, **options).remote()
+        return self._registry
 
-    @override
-    def _skip_update(self, worker_id: Any) -> bool:
-        if self.remote_collectors or worker_id not in self._sent:
-            return False
-        return self._delivered(worker_id) - self._sent[worker_id] < self.max_interval
+    # --- the sender
 
-    @override
-    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
-        self._sent[worker_id] = self._delivered(worker_id)
-        if not self.remote_collectors:
-            super()._sync_weights_with_worker(worker_id, server_weights)
+    def set_model_version(self, model_version: Version) -> None:
+        """Sends a version with the next weights."""
+        self._next_version = model_version
+
+    def send_weights(self, weights: Any) -> None:
+        """Sends weights, in any form, and waits until the actor has taken them.
+
+        Raises:
+            ConnectionError: if the receiver has ended.
+            Exception: what the actor's ``update_policy_weights_`` raises.
+        """
+        self.send_weights_async(weights)
+        self.wait_ack()
+
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, in any form; :meth:`wait_ack` waits until the actor has taken them."""
+        if hasattr(self.remote_actor, "update_policy_weights_"):
+            sent = import_ray().put(in_form(weights_of(weights), "tensordict"))
+            self._call = self.remote_actor.update_policy_weights_.remote(sent)
             return
-        import ray
+        scheme = self._scheme
+        if not scheme.initialized_on_sender:
+            first = in_form(weights_of(weights), "tensordict")
+            scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
+            self._found_registry().put.remote(self._key, scheme)
+            scheme.connect()
+        version, self._next_version = self._next_version, None
+        scheme.commit(scheme.prepare(weights, [0]), version)
 
-        if self._put is None or self._put[0] is not server_weights:
-            self._put = server_weights, ray.put(server_weights)
-        self.remote_collectors[worker_id].update_policy_weights_.remote(self._put[1])
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the actor has taken what was sent last.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            RuntimeError: if nothing was sent.
+            TimeoutError: if it takes longer.
+        """
+        if self._call is not None:
+            call, self._call = self._call, None
+            import_ray().get(call, timeout=timeout)
+        elif self._scheme.synchronized_on_sender:
+            self._scheme.wait_async(timeout)
+        else:
+            raise RuntimeError("wait_ack() before send_weights_async()")
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Does nothing: the two connect when the first weights are sent."""
+
+    # --- the receiver
+
+    def set_model(self, model: Any) -> None:
+        """Sets the module that weights are put into, if a call names no other."""
+        self._model = model
+
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        strategy: WeightStrategy | None = None,
+        model: Any = None,
+        weights: Any = None,
+    ) -> Any:
+        """Waits for the sender, takes the first weights, and returns them.
+
+        Args:
+            worker_idx: the number of the receiver.
+            strategy: the form in which they are returned, and how they are put there.
+            model: a module to put them into.
+            weights: tensors to put them into.
+        """
+        self.worker_idx = worker_idx
+        return self.receive_weights(weights=weights, model=model, strategy=strategy)
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Takes the newest weights; None if none came in time.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+            weights: tensors to put them into.
+            model: a module to put them into.
+            strategy: the form in which they are returned, and how they are put there.
+
+        Raises:
+            ConnectionError: if the sender has ended, and all it sent was taken.
+        """
+        if not self._scheme.initialized_on_receiver:
+            found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
+            if found is None:
+                return None
+            self._scheme = found
+            found.init_on_receiver(model_id=self.model_id or "policy", worker_idx=0)
+            found.connect()
+        inbox = self._scheme.inbox
+        if not inbox.wait(timeout):
+            return None
+        form = strategy or WeightStrategy()
+        into = next((one for one in (model, weights, self._model) if one is not None), None)
+        taken: list[Any] = []
+
+        def use(posted: Posted) -> None:
+            self.model_version = posted.version
+            given = posted.copy()
+            if into is not None:
+                form.apply_weights(into, given)
+            taken.append(in_form(given, form.extract_as))
+
+        inbox.take(use)
+        return taken[0]
+
+
+class _Registry:
+    """The actor that has a receiver's end for each receiver."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
+        """There is an end for a receiver. One that was there before belongs to an older sender."""
+        with self._changed:
+            self._ends[key] = end
+            self._changed.notify_all()
+
+    def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
+        """Returns the end for a receiver; None if there is none in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._ends, timeout)
+            return self._ends.get(key)

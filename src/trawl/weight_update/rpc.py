@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.rpc_transport import RPCTransport
+from trawl.weight_update.transports import TransportBackend
 from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
@@ -14,14 +18,38 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme):
 
     Sending never waits, and a batch that begins after it has the new weights.
 
+    Args:
+        strategy: the form in which weights are returned.
+
     Example:
         >>> from trawl.weight_update import RPCWeightSyncScheme
         >>> RPCWeightSyncScheme().strategy
         'tensordict'
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    @override
+    def create_transport(
+        self,
+        *,
+        collector_info: Any = None,
+        collector_rref: Any = None,
+        collector_class: Any = None,
+        worker_rank: int | None = None,
+        **options: Any,
+    ) -> TransportBackend:
+        """Makes a way to a node of the user's own.
+
+        Args:
+            collector_info: as :class:`RPCTransport` takes it, as are the others.
+            collector_rref: as that.
+            collector_class: as that.
+            worker_rank: as that.
+            **options: none.
+
+        Raises:
+            TypeError: for any other argument.
+        """
+        return RPCTransport(collector_info, collector_rref, collector_class, worker_rank, **options)
 
 
 class RPCWeightUpdater(RemoteWeightUpdater):

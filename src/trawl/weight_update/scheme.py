@@ -9,7 +9,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,7 @@ from trawl.weight_update.shipments import (
 )
 from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
 from trawl.weight_update.tensors import Weights, set_extra_state
+from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 
 
 class Receiver(Protocol):
@@ -69,6 +70,9 @@ class WeightSyncScheme(ABC):
         ValueError: for another strategy.
     """
 
+    # Whether a collector that has the scheme has not the model, nor have its workers.
+    model_is_elsewhere: ClassVar[bool] = False
+
     def __init__(self, strategy: str = "tensordict") -> None:
         check_strategy("strategy", strategy)
         if strategy == "state_dict":
@@ -89,7 +93,7 @@ class WeightSyncScheme(ABC):
         self._owner = os.getpid()
 
     @staticmethod
-    def from_backend(backend: str, **options: Any) -> WeightSyncScheme:
+    def from_backend(backend: WeightSyncBackend, **options: Any) -> WeightSyncScheme:
         """The scheme that suits a place of workers.
 
         Args:
@@ -320,6 +324,53 @@ class WeightSyncScheme(ABC):
                 packing = shipments[-1].packing
                 self._check_shipment(shipments[-1])
         return shipments
+
+    def create_transport(self, **options: Any) -> TransportBackend:
+        """Makes a way to one receiver, of the kind that this scheme stands for.
+
+        It is for programs that carry weights themselves: a scheme makes its own when it is
+        initialised.
+
+        Args:
+            **options: arguments of the transport.
+
+        Raises:
+            NotImplementedError: if this scheme has no kind of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
+
+    def prepare_weights(
+        self,
+        weights: Any,
+        model_id: str = "policy",
+        strategy: WeightStrategy | None = None,
+        context: Any = None,
+    ) -> Any:
+        """Returns weights in the form in which they are sent, not copied.
+
+        Args:
+            weights: in any form; the path of a model of the context; or None for the weights that
+                the model has now.
+            model_id: the model that they are for.
+            strategy: the form; by default that of this scheme.
+            context: what has the model: a collector. By default that of this scheme.
+
+        Raises:
+            RuntimeError: if there are no weights to take.
+            TypeError: if they are in no known form.
+        """
+        form = strategy or self._strategy
+        owner = self.context if context is None else context
+        if isinstance(weights, str):
+            model_id, weights = weights, None
+        if weights is None:
+            weights = self._model if owner is None else _model_of(owner, model_id)
+        if weights is None:
+            raise RuntimeError(
+                f"there are no weights of {model_id!r} to take: give them, or a context that has "
+                "the model"
+            )
+        return form.extract_weights(weights)
 
     def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
         """Sends what was prepared."""

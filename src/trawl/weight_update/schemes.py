@@ -10,9 +10,10 @@ from typing_extensions import override
 from trawl.weight_update.board import Board, Posted, Reader, Version
 from trawl.weight_update.lines import way_of
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.shared_transport import SharedMemTransport
 from trawl.weight_update.shipments import Shipment
 from trawl.weight_update.tensors import Weights
-from trawl.weight_update.transports import SharedMemTransport
+from trawl.weight_update.transports import MPTransport, TransportBackend
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
@@ -96,6 +97,10 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     def count(self, worker: int) -> int:
         board, place = self._boards[worker]
         return board.count(place)
+
+    @override
+    def create_transport(self, **options: Any) -> TransportBackend:
+        return SharedMemTransport(**options)
 
     @override
     def last_sent(self, worker: int) -> Weights | None:
@@ -182,6 +187,15 @@ class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
     def __init__(self, strategy: str = "tensordict", sync: bool = True) -> None:
         super().__init__(strategy, sync, per_worker_weights=True)
 
+    @override
+    def create_transport(self, **options: Any) -> TransportBackend:
+        """Makes a way by queues of the user's: see :class:`MPTransport`.
+
+        Args:
+            **options: ``weight_queue``, ``ack_queue`` and ``timeout``.
+        """
+        return MPTransport(**options)
+
 
 class NoWeightSyncScheme(WeightSyncScheme):
     """Sends nothing: for policies that never change, or get their weights in another way."""
@@ -189,6 +203,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @override
     def _open(self, workers: int) -> None:
         pass
+
+    @override
+    def create_transport(self, **options: Any) -> TransportBackend:
+        return _NoTransport()
 
     @override
     def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
@@ -218,6 +236,23 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @override
     def incoming(self) -> Receiver:
         return _Nothing()
+
+
+class _NoTransport:
+    """A way by which nothing is sent."""
+
+    def send_weights(self, weights: Any) -> None:
+        """Does nothing."""
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: Any = None,
+    ) -> None:
+        """Returns None at once: nothing will come."""
 
 
 class _Nothing:

@@ -276,6 +276,40 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
             super()._sync_weights_with_worker(worker_id, server_weights)
 
 
+class RemoteModuleWeightUpdater(WeightUpdaterBase):
+    """Brings weights to workers whose policies only exist there.
+
+    For policies that a ``policy_factory`` makes: this process has no weights of them, so they have
+    to be given with each update.
+
+    Example:
+        >>> from trawl.collectors import MultiSyncCollector, RemoteModuleWeightUpdater
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torch import nn, ones
+        >>> def policy():
+        ...     return TensorDictModule(nn.Linear(3, 1), ["observation"], ["action"])
+        >>> with MultiSyncCollector(
+        ...     "Pendulum-v1",
+        ...     policy_factory=policy,
+        ...     num_workers=2,
+        ...     frames_per_batch=20,
+        ...     weight_updater=RemoteModuleWeightUpdater(),
+        ... ) as collector:
+        ...     collector.update_policy_weights_(policy())
+    """
+
+    @override
+    def all_worker_ids(self) -> None:
+        """Returns None: the collector knows its workers."""
+
+    @override
+    def _get_server_weights(self) -> Any:
+        raise RuntimeError(
+            f"{type(self).__name__} has no weights of its own: give them to "
+            "update_policy_weights_()"
+        )
+
+
 class RemoteWeightUpdater(WeightUpdaterBase):
     """Brings weights to the workers of the collector that it is given to.
 

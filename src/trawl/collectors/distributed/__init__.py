@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF
 from trawl.collectors.distributed.launchers import run_rank, submitit_delayed_launcher
 from trawl.collectors.distributed.process_group import (
     DistributedCollector,
@@ -12,10 +13,11 @@ from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
 from trawl.collectors.evaluation.ray_worker import RayEvalWorker
 from trawl.weight_update.process_group import DistributedWeightUpdater
-from trawl.weight_update.ray import RayWeightUpdater
+from trawl.weight_update.ray_updater import RayWeightUpdater
 from trawl.weight_update.rpc import RPCWeightUpdater
 
 __all__ = [
+    "DEFAULT_SLURM_CONF",
     "DistributedCollector",
     "DistributedSyncCollector",
     "DistributedWeightUpdater",

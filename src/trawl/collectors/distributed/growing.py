@@ -26,7 +26,7 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
         count: how many there are, if it is no list.
         policy: their policy; None for that of the others.
     """
-    for model_id, scheme in collector._weight_sync_schemes.items():
+    for model_id, scheme in collector._channels.items():
         if not isinstance(scheme, MessageWeightSyncScheme):
             raise TypeError(
                 f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a fixed "

@@ -10,7 +10,14 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.ray_backend import RayBackend
-from trawl.backends.ray_cluster import connect, disconnect, end_connection, with_defaults
+from trawl.backends.ray_cluster import (
+    DEFAULT_RAY_INIT_CONFIG,
+    DEFAULT_REMOTE_CLASS_CONFIG,
+    connect,
+    disconnect,
+    end_connection,
+    with_defaults,
+)
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each
@@ -20,6 +27,8 @@ from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
+
+__all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
 
 # Trajectories of a worker that was added later.
 _ID_BITS = 40

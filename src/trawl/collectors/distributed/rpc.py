@@ -18,8 +18,10 @@ from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.launchers import Meeting
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
-from trawl.weight_update.rpc import RPCWeightSyncScheme
+from trawl.weight_update.rpc import RPCWeightSyncScheme, RPCWeightUpdater
 from trawl.weight_update.scheme import WeightSyncScheme
+
+__all__ = ["RPCCollector", "RPCOptions", "RPCWeightUpdater"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,212 @@
+"""The way of weights to another rank of the user's own process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.tensors import weights_of
+
+# Seconds in which PyTorch would give up by itself; without a limit of the caller's nobody should.
+_LONG = timedelta(days=365)
+
+
+class DistributedTransport:
+    """Sends weights by ``torch.distributed``, in the default process group of this process.
+
+    Both sides make one: the sender, which is rank 0, with the rank of the receiver; the receiver
+    without a rank. Tensors go by the group, as its backend sends them. By the store, if there is
+    one, the receiver hears that there are weights, and the sender that they were taken.
+
+    Args:
+        weights_buffer: a TensorDict with the names, shapes and dtypes of the weights, alike on
+            both sides. Weights are sent from it, and received into it.
+        store: a store of ``torch.distributed`` that both sides are connected to.
+        rank: on the sender's side, the rank of the receiver.
+        sync: whether ``send_weights`` waits until the weights were taken.
+
+    Raises:
+        RuntimeError: if this process has no process group.
+
+    Example:
+        >>> from trawl.weight_update import DistributedTransport
+        >>> def learner(weights, store):
+        ...     transport = DistributedTransport(weights_buffer=weights, store=store, rank=1)
+        ...     transport.send_weights(weights)
+        >>> def actor(weights, store, policy):
+        ...     transport = DistributedTransport(weights_buffer=weights, store=store)
+        ...     transport.receive_weights(timeout=10, model=policy)
+    """
+
+    def __init__(
+        self,
+        *,
+        weights_buffer: TensorDictBase,
+        store: Any = None,
+        rank: int | None = None,
+        sync: bool = True,
+    ) -> None:
+        if not torch.distributed.is_initialized():
+            raise RuntimeError(
+                "DistributedTransport needs a process group: call "
+                "torch.distributed.init_process_group() before"
+            )
+        self.weights_buffer = weights_buffer
+        self.rank = rank
+        self.sync = sync
+        self._store = store
+        receiver = torch.distributed.get_rank() if rank is None else rank
+        self._prefix = f"trawl/weights/{receiver}"
+        self._count = 0
+        self._under_way: list[Any] = []
+
+    # --- the sender
+
+    def send_weights(self, weights: Any) -> None:
+        """Sends weights, in any form; with ``sync`` and a store, waits until they were taken."""
+        self.send_weights_async(weights)
+        if self.sync:
+            self.wait_ack()
+
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, and doesn't wait; those sent before have to be on their way by then."""
+        self._finish()
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/sent/{self._count}", b"")
+        self._count += 1
+        self._send(weights)
+
+    def send_initial_weights(self, weights: Any) -> None:
+        """Sends weights for :meth:`receive_initial_weights`, by the group alone."""
+        self._finish()
+        self._send(weights)
+        self._finish()
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Sends what is in the buffer, as the first weights."""
+        self.send_initial_weights(self.weights_buffer)
+
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the receiver has taken what was sent last; without a store, until it is sent.
+
+        Raises:
+            TimeoutError: if it takes longer than ``timeout`` seconds.
+        """
+        if self._store is not None and self._count:
+            key = f"{self._prefix}/taken/{self._count - 1}"
+            if not self._told(key, timeout):
+                raise TimeoutError(f"rank {self.rank} took no weights within {timeout:.3g} s")
+        self._finish()
+
+    def _send(self, weights: Any) -> None:
+        WeightStrategy().apply_weights(self.weights_buffer, weights)
+        if self.rank is None:
+            raise RuntimeError("this end of the transport receives: give the sender's a rank")
+        for tensor in self._tensors():
+            # It has to be there until it is sent.
+            sent = tensor.contiguous()
+            self._under_way.append((torch.distributed.isend(sent, self.rank), sent))
+
+    def _finish(self) -> None:
+        for work, _ in self._under_way:
+            work.wait()
+        self._under_way = []
+
+    # --- the receiver
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Takes the next weights; None if none came in time.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+            weights: tensors to put them into.
+            model: a module to put them into.
+            strategy: the form in which they are returned, and how they are put there.
+
+        Raises:
+            ValueError: for a time-out without a store: the group alone can't wait for so long.
+        """
+        if self._store is None:
+            if timeout is not None:
+                raise ValueError(
+                    f"timeout={timeout} needs a store, by which the receiver hears of weights"
+                )
+        elif not self._told(f"{self._prefix}/sent/{self._count}", timeout):
+            return None
+        count, self._count = self._count, self._count + 1
+        found = self._received(model if model is not None else weights, strategy)
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/taken/{count}", b"")
+        return found
+
+    def receive_initial_weights(self) -> Any:
+        """Takes the first weights into the buffer, and returns them."""
+        return self._received(None, None)
+
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Takes the first weights, and returns them.
+
+        Args:
+            worker_idx: accepted for compatibility: the rank says which receiver this is.
+            weights: tensors to put the weights into.
+            model: a module to put them into.
+            strategy: the form in which they are returned, and how they are put there.
+        """
+        return self._received(model if model is not None else weights, strategy)
+
+    def _received(self, into: Any, strategy: WeightStrategy | None) -> Any:
+        for tensor in self._tensors():
+            found = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            torch.distributed.recv(found, 0)
+            tensor.copy_(found)
+        form = strategy or WeightStrategy()
+        given = weights_of(self.weights_buffer.clone())
+        if into is not None:
+            form.apply_weights(into, given)
+        return in_form(given, form.extract_as)
+
+    # --- both
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """The tensors of the buffer, in the same order on both sides."""
+        named = weights_of(self.weights_buffer).tensors
+        return [named[name].data for name in sorted(named)]
+
+    def _told(self, key: str, timeout: float | None) -> bool:
+        """Waits for a key of the store, which is taken away; tells whether it came in time."""
+        store = self._store
+        assert store is not None
+        limit = _LONG if timeout is None else timedelta(seconds=max(timeout, 0.001))
+        if not _waited(lambda: store.wait([key], limit)):
+            return False
+        store.delete_key(key)
+        return True
+
+
+def _waited(wait: Callable[[], None]) -> bool:
+    try:
+        wait()
+    except torch.distributed.DistStoreError as error:
+        if "timeout" in str(error).lower():
+            return False
+        raise
+    return True

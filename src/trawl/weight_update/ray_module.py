@@ -1,0 +1,118 @@
+"""Weights for the module of a transform that lives in an actor of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from trawl.backends.ray_cluster import import_ray
+from trawl.weight_update.board import Version
+from trawl.weight_update.ray import RayWeightSyncScheme
+from trawl.weight_update.shipments import Shipment
+
+
+class RayModuleTransformScheme(RayWeightSyncScheme):
+    """Weights for the module of TorchRL's ``RayModuleTransform``, which has an actor of its own.
+
+    The transform gets the scheme when it is made, and connects it to its actor::
+
+        scheme = RayModuleTransformScheme()
+        transform = RayModuleTransform(module=module, weight_sync_scheme=scheme, ...)
+        env = TransformedEnv(base_env, transform)
+        collector = Collector(
+            env, policy, weight_sync_schemes={"transform_module": scheme}, frames_per_batch=100
+        )
+        collector.update_policy_weights_(new_weights, model_id="transform_module")
+
+    Weights have to be given, as only the actor has the module. An update returns when the actor
+    has them.
+
+    Args:
+        strategy: the form in which weights are returned.
+        backend: as :class:`RayWeightSyncScheme` takes it.
+    """
+
+    model_is_elsewhere: ClassVar[bool] = True
+
+    def __init__(self, strategy: str = "tensordict", backend: str = "object_store") -> None:
+        super().__init__(strategy, backend)
+        self._transform: Any = None
+
+    def _set_transform(self, transform: Any) -> None:
+        # TorchRL's transform calls it, and then the two that follow.
+        self._transform = transform
+
+    @override
+    def init_on_sender(
+        self,
+        *,
+        model_id: str = "transform_module",
+        context: Any = None,
+        model: Any = None,
+        weights: Any = None,
+        devices: Sequence[Any] | None = None,
+        params_map: Any = None,
+        device_map_fn: Any = None,
+        num_workers: int | None = None,
+        ray_transform: Any = None,
+    ) -> None:
+        """Makes this the sender's end, of which the transform's actor is the only receiver.
+
+        Args:
+            model_id: name of the module.
+            context: not used.
+            model: a module whose weights are sent if none are given.
+            weights: weights that are sent if none are given.
+            devices: not used, as are the next two.
+            params_map: as that.
+            device_map_fn: as that.
+            num_workers: not used: there is one receiver.
+            ray_transform: the transform, if it was not made with this scheme.
+
+        Raises:
+            ValueError: if there is no transform.
+            RuntimeError: if it was initialised before.
+        """
+        if ray_transform is not None:
+            self._transform = ray_transform
+        if self._transform is None:
+            raise ValueError(
+                "RayModuleTransformScheme needs a transform: make RayModuleTransform with "
+                "weight_sync_scheme=, or give ray_transform="
+            )
+        super().init_on_sender(model_id=model_id, model=model, weights=weights, num_workers=1)
+
+    @override
+    def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
+        if not self.initialized_on_sender:
+            super().connect(worker_idx=worker_idx, weights=weights)
+            return
+        super().connect(worker_idx=worker_idx)
+        actor = self._transform._actor
+        import_ray().get(actor._init_weight_sync_scheme.remote(self, self._model_id))
+        if weights is not None:
+            self.send(weights)
+
+    @override
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str = "transform_module",
+        context: Any = None,
+        model: Any = None,
+        worker_idx: int | None = None,
+    ) -> None:
+        module = getattr(context, "module", None) if model is None else model
+        super().init_on_receiver(model_id=model_id, model=module, worker_idx=0)
+
+    @override
+    def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
+        super().commit(shipments, version)
+        if shipments:
+            import_ray().get(self._transform._actor._receive_weights_scheme.remote())
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_transform": None}

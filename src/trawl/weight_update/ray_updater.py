@@ -1,0 +1,75 @@
+"""The older way of weights to the collectors of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl.weight_update.updaters import RemoteWeightUpdater
+
+
+class RayWeightUpdater(RemoteWeightUpdater):
+    """Brings weights to the collectors of a Ray cluster: an older way than a scheme.
+
+    Without arguments it serves the :class:`~trawl.collectors.distributed.RayCollector` that it is
+    given to.
+
+    Args:
+        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
+        remote_collectors: actors that have a method ``update_policy_weights_``, if these are to
+            be served and not the workers of a collector.
+        max_interval: batches that a worker has to deliver after an update before it gets another.
+    """
+
+    def __init__(
+        self,
+        policy_weights: TensorDictBase | None = None,
+        remote_collectors: Sequence[Any] | None = None,
+        max_interval: int = 0,
+    ) -> None:
+        if isinstance(max_interval, bool) or not isinstance(max_interval, int):
+            raise TypeError(f"max_interval must be an integer, but it is {max_interval!r}")
+        super().__init__(policy_weights)
+        self.remote_collectors = list(remote_collectors or ())
+        self.max_interval = max(0, max_interval)
+        self._sent: dict[int, int] = {}
+        self._put: tuple[Any, Any] | None = None
+
+    @override
+    def all_worker_ids(self) -> list[int]:
+        if self.remote_collectors:
+            return list(range(len(self.remote_collectors)))
+        return super().all_worker_ids()
+
+    @property
+    def batches_since_weight_update(self) -> list[int]:
+        """How many batches each worker has delivered since its last update."""
+        return [self._delivered(i) - self._sent.get(i, 0) for i in self.all_worker_ids()]
+
+    def _delivered(self, worker_id: int) -> int:
+        collector = self._first()
+        if self.remote_collectors or collector is None:
+            return 0
+        batches: Callable[[int], int] = collector.batches_of
+        return batches(worker_id)
+
+    @override
+    def _skip_update(self, worker_id: Any) -> bool:
+        if self.remote_collectors or worker_id not in self._sent:
+            return False
+        return self._delivered(worker_id) - self._sent[worker_id] < self.max_interval
+
+    @override
+    def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
+        self._sent[worker_id] = self._delivered(worker_id)
+        if not self.remote_collectors:
+            super()._sync_weights_with_worker(worker_id, server_weights)
+            return
+        import ray
+
+        if self._put is None or self._put[0] is not server_weights:
+            self._put = server_weights, ray.put(server_weights)
+        self.remote_collectors[worker_id].update_policy_weights_.remote(self._put[1])

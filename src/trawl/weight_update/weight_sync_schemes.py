@@ -1,0 +1,41 @@
+"""The weight-sync schemes, under the module path of TorchRL."""
+
+from trawl.weight_update import (
+    DistributedTransport,
+    DistributedWeightSyncScheme,
+    InitialSyncTransport,
+    MPTransport,
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    RayModuleTransformScheme,
+    RayTransport,
+    RayWeightSyncScheme,
+    RPCTransport,
+    RPCWeightSyncScheme,
+    SharedMemTransport,
+    SharedMemWeightSyncScheme,
+    TransportBackend,
+    WeightStrategy,
+    WeightSyncBackend,
+    WeightSyncScheme,
+)
+
+__all__ = [
+    "DistributedTransport",
+    "DistributedWeightSyncScheme",
+    "InitialSyncTransport",
+    "MPTransport",
+    "MultiProcessWeightSyncScheme",
+    "NoWeightSyncScheme",
+    "RPCTransport",
+    "RPCWeightSyncScheme",
+    "RayModuleTransformScheme",
+    "RayTransport",
+    "RayWeightSyncScheme",
+    "SharedMemTransport",
+    "SharedMemWeightSyncScheme",
+    "TransportBackend",
+    "WeightStrategy",
+    "WeightSyncBackend",
+    "WeightSyncScheme",
+]
