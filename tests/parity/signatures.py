@@ -34,13 +34,13 @@ def differences() -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     compared: set[tuple[int, int]] = set()
     for module in MODULES:
-        theirs = importlib.import_module(f"torchrl.{module}")
-        ours = importlib.import_module(f"trawl.{module}")
-        for name in _public(theirs):
-            if not hasattr(ours, name):
+        there = importlib.import_module(f"torchrl.{module}")
+        here = importlib.import_module(f"trawl.{module}")
+        for name in _public(there):
+            if not hasattr(here, name):
                 found[name] = ("yes", "no")
                 continue
-            for path, one, other in _members(name, getattr(theirs, name), getattr(ours, name)):
+            for path, one, other in _members(name, getattr(there, name), getattr(here, name)):
                 if other is None:
                     found.setdefault(path, ("yes", "no"))
                     continue
@@ -49,8 +49,8 @@ def differences() -> dict[str, tuple[str, str]]:
                 if pair not in compared:
                     compared.add(pair)
                     found |= {
-                        f"{path}({parameter})": values
-                        for parameter, *values in _between(one, other)
+                        f"{path}({parameter})": (theirs, ours)
+                        for parameter, theirs, ours in _between(one, other)
                     }
     return found
 

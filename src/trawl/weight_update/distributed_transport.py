@@ -62,7 +62,7 @@ class DistributedTransport:
         self._store = store
         receiver = torch.distributed.get_rank() if rank is None else rank
         self._prefix = f"trawl/weights/{receiver}"
-        self._count = 0
+        self._count = self._taken = 0
         self._under_way: list[Any] = []
 
     # --- the sender
@@ -97,10 +97,10 @@ class DistributedTransport:
         Raises:
             TimeoutError: if it takes longer than ``timeout`` seconds.
         """
-        if self._store is not None and self._count:
-            key = f"{self._prefix}/taken/{self._count - 1}"
-            if not self._told(key, timeout):
+        while self._store is not None and self._taken < self._count:
+            if not self._told(f"{self._prefix}/taken/{self._taken}", timeout):
                 raise TimeoutError(f"rank {self.rank} took no weights within {timeout:.3g} s")
+            self._taken += 1
         self._finish()
 
     def _send(self, weights: Any) -> None:
@@ -196,6 +196,9 @@ class DistributedTransport:
         store = self._store
         assert store is not None
         limit = _LONG if timeout is None else timedelta(seconds=max(timeout, 0.001))
+        # A wait that fails is printed by PyTorch.
+        if timeout == 0 and not store.check([key]):
+            return False
         if not _waited(lambda: store.wait([key], limit)):
             return False
         store.delete_key(key)

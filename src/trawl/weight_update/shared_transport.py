@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
 import select
@@ -191,6 +192,10 @@ class SharedMemTransport:
                 f"worker_idx is {worker_idx}, but there are receivers {sorted(self._queues)}"
             )
         else:
+            if self._receivers is not None and self._receivers.owner != os.getpid():
+                # This process was forked from the sender's: the ends here are copies of others'.
+                self._receivers.close()
+                self._receivers = None
             try:
                 self._end = pickle.loads(self._queues[worker_idx].get(timeout=timeout))
             except queue.Empty:
@@ -331,8 +336,8 @@ class SharedMemTransport:
 
     def close(self) -> None:
         """Closes the ends that are here."""
-        for way in () if self._receivers is None else self._receivers.ways.values():
-            way.close()
+        if self._receivers is not None:
+            self._receivers.close()
         if self._end is not None:
             self._end.close()
         for bell in (self._ours, self._theirs):
@@ -349,6 +354,7 @@ class _Receivers:
     """
 
     def __init__(self, params_map: Mapping[int, TensorDictBase], per_worker: bool) -> None:
+        self.owner = os.getpid()
         self.weights = list({id(one): one for one in params_map.values()}.values())
         self._first = dict(params_map)
         groups: dict[int, list[int]] = {}
@@ -360,6 +366,11 @@ class _Receivers:
             ways = [SharedMemTransport(board, i, worker) for i, worker in enumerate(workers)]
             self._boards.append((board, ways))
         self.ways = {way.number: way for _, ways in self._boards for way in ways}
+
+    def close(self) -> None:
+        """Closes the ends of all ways that are here."""
+        for way in self.ways.values():
+            way.close()
 
     def begin(self, queues: Mapping[int, Any]) -> None:
         """Sends the first weights, and each receiver its end."""
