@@ -13,7 +13,7 @@ from trawl.cli.notes import notes, tell, tell_traceback
 from trawl.lean import import_lean
 
 if TYPE_CHECKING:
-    from trawl.cli.arguments import Collect, Show
+    from trawl.cli.arguments import Collect, Evaluate, Show
 
 # Torch, rich and tyro are imported where they are needed: what needs none of them is quick.
 
@@ -76,7 +76,7 @@ def _main(argv: Sequence[str]) -> int:
             raise
 
 
-def _parse(argv: Sequence[str]) -> Collect | Show | int:
+def _parse(argv: Sequence[str]) -> Collect | Evaluate | Show | int:
     """The command; the exit code, if help or a complaint was all there was to say."""
     from trawl.cli.arguments import parse
 
@@ -86,14 +86,18 @@ def _parse(argv: Sequence[str]) -> Collect | Show | int:
         return stop.code if isinstance(stop.code, int) else 2
 
 
-def _run(command: Collect | Show) -> int:
-    from trawl.cli.arguments import Collect
+def _run(command: Collect | Evaluate | Show) -> int:
+    from trawl.cli.arguments import Collect, Evaluate
 
     import_lean()
     if isinstance(command, Collect):
         from trawl.cli.collect import collect
 
         return collect(command)
+    if isinstance(command, Evaluate):
+        from trawl.cli.evaluate import evaluate
+
+        return evaluate(command)
     from trawl.cli.show import show
 
     return show(command)

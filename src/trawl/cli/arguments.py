@@ -103,6 +103,64 @@ class Collect:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """Evaluate a policy: whole episodes, their mean return, and how sure that is.
+
+    The same seed gives the same episodes, so that two policies can be compared. Results are written
+    as JSON.
+    """
+
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """Gymnasium id, as Pendulum-v1; module:id to import a module that registers it; or
+    module:function, or path/to/file.py:function, that makes an environment."""
+
+    env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
+    """Arguments of the environment, as '{"g": 9.8}': for the function, or with an id for
+    gymnasium.make and trawl.envs.GymEnv."""
+
+    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
+        "random"
+    )
+
+    episodes: Annotated[int, _number()] = 20
+    """How many episodes to run."""
+
+    seed: Annotated[int, _number()] = 0
+    """Seed of the episodes, and of a policy that is made."""
+
+    out: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: runs/ENV-DATE-TIME.json)"),
+    ] = None
+    """Where the results go, as JSON; nothing may be there."""
+
+    stochastic: Flag = False
+    """Draw the actions of a probabilistic policy, instead of taking the most likely, or the
+    mean."""
+
+    max_steps: Annotated[int | None, _number("(default: no limit of ours)")] = None
+    """Steps after which an episode is truncated."""
+
+    envs: Annotated[int, _number()] = 1
+    """How many environments to step as one batch (each worker, if there are some)."""
+
+    workers: Annotated[int, _number("(default: 0, in this process)")] = 0
+    """How many processes to evaluate in."""
+
+    backend: Annotated[
+        Literal["process", "ray"],
+        tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
+    ] = "process"
+    """Where workers are: processes of this machine, or actors of a Ray cluster."""
+
+    unsafe_pickle: Flag = False
+    """Load a policy file that is a pickle, which can run any code."""
+
+    traceback: Flag = False
+    """Show where an error comes from, beside the line that tells it."""
+
+
+@dataclass(frozen=True)
 class Show:
     """Show what a dataset holds: its entries, episodes, returns and how it was made."""
 
@@ -120,6 +178,7 @@ class Show:
 
 _Command = (
     Annotated[Collect, tyro.conf.subcommand("collect")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Show, tyro.conf.subcommand("show")]
 )
 
@@ -129,19 +188,21 @@ _DESCRIPTION = """Collects experience for reinforcement learning.
 
   trawl show runs/demo --plot returns.png
 
+  trawl evaluate Pendulum-v1 --policy policy.pt2 --episodes 50
+
   trawl --version
 
 Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (143 by SIGTERM).
 """
 
 
-def parse(argv: Sequence[str]) -> Collect | Show:
+def parse(argv: Sequence[str]) -> Collect | Evaluate | Show:
     """The command that the arguments give.
 
     Raises:
         SystemExit: after printing help (code 0), or what is wrong with the arguments (code 2).
     """
-    command: Collect | Show = tyro.cli(
+    command: Collect | Evaluate | Show = tyro.cli(
         _Command,
         prog="trawl",
         description=_DESCRIPTION,

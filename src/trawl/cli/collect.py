@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import sys
@@ -22,7 +21,7 @@ from trawl.cli.interrupts import Interrupts
 from trawl.cli.notes import tell
 from trawl.cli.policies import fingerprint
 from trawl.cli.resume import begun
-from trawl.cli.summary import print_summary
+from trawl.cli.summary import print_summary, run_name
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
@@ -44,7 +43,7 @@ def collect(args: Collect) -> int:
     """
     _check(args)
     started = datetime.now(timezone.utc)
-    directory = Path(args.out or _directory(args.env, started))
+    directory = Path(args.out or run_name(args.env, started))
     before = _before(args, directory)
     frames = before["frames"]
     if frames >= args.frames:
@@ -260,8 +259,3 @@ def _check(args: Collect) -> None:
         raise CliError("--async needs processes to collect in: give --workers")
     if args.seed is not None and not 0 <= args.seed < 2**63:
         raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
-
-
-def _directory(env: str, started: datetime) -> str:
-    name = env.replace(os.sep, "-").replace(":", "-")
-    return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")

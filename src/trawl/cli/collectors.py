@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ from trawl.cli.arguments import Collect
 from trawl.cli.environments import env_source, make_env
 from trawl.cli.errors import CliError, describe
 from trawl.cli.policies import load_policy
+from trawl.cli.references import search_here
 from trawl.collectors import Collector, MultiCollector
 from trawl.envs.build import build_env
 
@@ -33,9 +32,7 @@ def make_collector(
     Raises:
         CliError: if it can't be made.
     """
-    if not {"", os.getcwd()} & set(sys.path):
-        # Modules of policies and environments are found here too, as `python -m` does it.
-        sys.path.insert(0, os.getcwd())
+    search_here()
     source = env_source(args)
     env = make_env(args, source)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from trawl.cli.arguments import Collect
+from trawl.cli.arguments import Collect, Evaluate
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
@@ -54,7 +54,7 @@ class EnvFactory:
         return factory
 
 
-def env_kwargs(args: Collect) -> dict[str, Any]:
+def env_kwargs(args: Collect | Evaluate) -> dict[str, Any]:
     """Returns the arguments that ``--env-kwargs`` gives.
 
     Raises:
@@ -73,7 +73,7 @@ def env_kwargs(args: Collect) -> dict[str, Any]:
     return found
 
 
-def env_source(args: Collect) -> Any:
+def env_source(args: Collect | Evaluate) -> Any:
     """Returns a collector's ``create_env_fn``: a Gymnasium id, or a function.
 
     Raises:
@@ -89,6 +89,21 @@ def env_source(args: Collect) -> Any:
     return partial(GymEnv, args.env, **kwargs) if kwargs else args.env
 
 
+def built(args: Collect | Evaluate, source: Any) -> Any:
+    """The environments of the command, as one, whatever they give.
+
+    Raises:
+        CliError: if they can't be made.
+    """
+    try:
+        return build_env([source] * args.envs if args.envs > 1 else source)
+    except CliError:
+        raise
+    except Exception as error:
+        told = describe(error) if isinstance(source, EnvFactory) else message_of(error)
+        raise CliError(f"environment {args.env} can't be made: {told}") from error
+
+
 def make_env(args: Collect, source: Any) -> Any:
     """The environments of the command, as one.
 
@@ -99,13 +114,7 @@ def make_env(args: Collect, source: Any) -> Any:
     Raises:
         CliError: if they can't be made, or what they give can't be written.
     """
-    try:
-        env = build_env([source] * args.envs if args.envs > 1 else source)
-    except CliError:
-        raise
-    except Exception as error:
-        told = describe(error) if isinstance(source, EnvFactory) else message_of(error)
-        raise CliError(f"environment {args.env} can't be made: {told}") from error
+    env = built(args, source)
     try:
         _check_layout(args, env)
     except CliError:

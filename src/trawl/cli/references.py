@@ -14,6 +14,12 @@ from typing import Any
 from trawl.cli.errors import CliError, describe, message_of
 
 
+def search_here() -> None:
+    """Lets modules of policies and environments be found here too, as ``python -m`` does it."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
 def split(text: str) -> tuple[str, str]:
     """The module, or the file, and the name in it; an empty module if there is no colon."""
     module, _, name = text.rpartition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ def show_policy(info: dict[str, Any]) -> str:
     """
     named = [shown(info["policy"])] if info.get("policy") else []
     return ", ".join([*named, "deterministic"] if info.get("deterministic") else named)
+
+
+def run_name(env: str, started: datetime) -> str:
+    """Path below ``runs`` for what is made of an environment at a time."""
+    name = env.replace(os.sep, "-").replace(":", "-")
+    return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:

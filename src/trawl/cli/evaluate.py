@@ -1,0 +1,194 @@
+"""``trawl evaluate``."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tensordict.nn import InteractionType
+
+from trawl.cli.arguments import Evaluate
+from trawl.cli.environments import built, env_kwargs, env_source
+from trawl.cli.errors import CliError, describe
+from trawl.cli.policies import fingerprint, load_policy
+from trawl.cli.references import search_here
+from trawl.cli.summary import print_facts, run_name, show_environment
+from trawl.cli.versions import versions
+from trawl.collectors.evaluation import EvaluationResult, Evaluator
+from trawl.collectors.evaluation.statistics import Summary, summarise
+from trawl.observe.progress import plural, short
+
+
+def evaluate(args: Evaluate) -> int:
+    """Evaluates a policy, prints a table and writes the results.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        CliError: if what was asked for can't be done; nothing was written then.
+        OSError: if the results can't be written.
+    """
+    _check(args)
+    started = datetime.now(timezone.utc)
+    out = Path(args.out or f"{run_name(args.env, started)}.json")
+    if out.exists():
+        raise CliError(f"{out} is there already: give another --out")
+    search_here()
+    with _evaluator(args) as evaluator:
+        try:
+            result = evaluator.evaluate()
+        except CliError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise CliError(f"the evaluation failed: {describe(error)}") from error
+    facts = _facts(args, started, result)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    _print(facts, result, out)
+    return 0
+
+
+@dataclass(frozen=True)
+class PolicyLoader:
+    """Loads the policy where it acts: not all of them can be sent."""
+
+    policy: str
+    seed: int
+    unsafe_pickle: bool
+
+    def __call__(self, env: Any) -> Any:
+        """The policy for an environment; None for random actions."""
+        return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
+
+
+def _evaluator(args: Evaluate) -> Evaluator:
+    source = env_source(args)
+    env = built(args, source)
+    loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
+    try:
+        # With workers, too: so that what is wrong is found before there are any.
+        policy = loader(env)
+    except CliError:
+        raise
+    except Exception as error:
+        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+    finally:
+        env.close(raise_if_closed=False)
+    kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
+    # A thread draws in its own way: what is made with a seed is made here.
+    acts: dict[str, Any] = {"policy_factory": loader}
+    if policy is not None and not args.workers:
+        acts = {"policy": policy}
+    try:
+        return Evaluator(
+            source,
+            **acts,
+            num_trajectories=args.episodes,
+            max_steps=args.max_steps,
+            exploration_type=kind,
+            backend=args.backend if args.workers else "thread",
+            num_envs=args.envs,
+            num_workers=max(1, args.workers),
+            seed=args.seed,
+            dump_video=False,
+        )
+    except CliError:
+        raise
+    except Exception as error:
+        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+
+
+def _check(args: Evaluate) -> None:
+    for name in ("episodes", "max_steps", "envs"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    if args.workers < 0:
+        raise CliError(f"--workers must be at least 0, but it is {args.workers}")
+    if args.backend != "process" and not args.workers:
+        raise CliError(f"--backend {args.backend} needs workers: give --workers")
+    if not 0 <= args.seed < 2**63:
+        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
+
+
+def _facts(args: Evaluate, started: datetime, result: EvaluationResult) -> dict[str, Any]:
+    """All that is written: how the evaluation was made, and what came of it."""
+    episodes = result.episodes
+    facts: dict[str, Any] = {
+        "env": args.env,
+        "env_kwargs": env_kwargs(args),
+        "policy": args.policy,
+        "policy_sha256": fingerprint(args.policy),
+        "stochastic": args.stochastic,
+        "seed": args.seed,
+        "date": started.isoformat(timespec="seconds"),
+        "versions": versions(),
+        "arguments": asdict(args),
+        "episodes": len(episodes),
+        "steps_per_second": round(float(result["eval/fps"]), 1),
+    }
+    for name, values in (("return", episodes.returns), ("length", episodes.lengths)):
+        summary = summarise(values.astype(np.float64))
+        facts[name] = {
+            **{key: _finite(value) for key, value in asdict(summary).items()},
+            "min": _finite(float(values.min())),
+            "max": _finite(float(values.max())),
+        }
+    facts["returns"] = [_finite(value) for value in episodes.returns.tolist()]
+    facts["lengths"] = episodes.lengths.tolist()
+    return facts
+
+
+def _finite(value: float) -> float | None:
+    """A number as JSON can hold it: None for what is none."""
+    return value if math.isfinite(value) else None
+
+
+def _print(facts: dict[str, Any], result: EvaluationResult, out: Path) -> None:
+    console = Console(file=sys.stdout)
+    steps = int(result.episodes.lengths.sum())
+    print_facts(
+        console,
+        {
+            "environment": show_environment(facts),
+            "policy": facts["policy"] + (", stochastic" if facts["stochastic"] else ""),
+            "seed": str(facts["seed"]),
+            "steps": f"{steps:,}: {facts['steps_per_second']:,.0f} a second",
+            "results": str(out),
+        },
+    )
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column(plural(facts["episodes"], "episode"), style="cyan")
+    columns = []
+    for name, values in (
+        ("return", result.episodes.returns),
+        ("length", result.episodes.lengths.astype(np.float64)),
+    ):
+        table.add_column(name, justify="right")
+        columns.append(_column(summarise(values), values))
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    console.print(table)
+
+
+def _column(summary: Summary, values: Any) -> dict[str, str]:
+    """The figures of a sample, as they are shown."""
+    return {
+        "mean": short(summary.mean),
+        "standard error": short(summary.sem),
+        "95 % interval": f"{short(summary.low)} to {short(summary.high)}",
+        "interquartile mean": short(summary.iqm),
+        "standard deviation": short(summary.std),
+        "min": short(values.min()),
+        "max": short(values.max()),
+    }
