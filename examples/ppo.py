@@ -9,6 +9,9 @@ loop) is written out below and meant to be read from top to bottom.
 With ``--recurrent`` the agent is not shown how fast the cart and the pole move, and remembers what
 it saw instead, in a GRU whose state the collector hands on from step to step.
 
+With ``--evaluate`` a thread evaluates copies of the agent beside training, on the same episodes
+each time and with its likeliest actions. Training goes on meanwhile, and comes to the same.
+
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.
 
@@ -18,6 +21,7 @@ Run it from the root of the repository::
     python examples/ppo.py --seed 3 --num-envs 32
     python examples/ppo.py --workers 2
     python examples/ppo.py --recurrent
+    python examples/ppo.py --evaluate
     python examples/ppo.py --help
 
 or, with ``examples`` on the path, call it::
@@ -49,7 +53,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from trawl.collectors import Collector, MultiSyncCollector, split_trajectories
+from trawl.collectors import Collector, Evaluator, MultiSyncCollector, split_trajectories
 from trawl.envs import GymEnv
 
 MASK = ("collector", "mask")
@@ -74,6 +78,8 @@ class Config:
     """Processes that the environments are shared out among; 0: they are stepped in this one."""
     recurrent: bool = False
     """Whether velocities are hidden from the agent, and it has a memory."""
+    evaluate: bool = False
+    """Whether copies of the agent are evaluated beside training."""
     num_steps: int = 64
     """Steps each environment makes per batch."""
     num_epochs: int = 10
@@ -120,6 +126,8 @@ class Result:
     """Time spent in everything else."""
     curve: list[tuple[int, float]]
     """Frames and mean return of the last 100 episodes, now and then."""
+    evaluations: list[tuple[int, float]]
+    """Frames and mean return of evaluations; empty without them."""
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
@@ -318,6 +326,24 @@ def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCo
     )
 
 
+def make_evaluator(
+    config: Config, policy: nn.Module, evaluations: list[tuple[int, float]]
+) -> Evaluator | None:
+    """Evaluates the policy, if that is asked for, and notes each result."""
+    if not config.evaluate:
+        return None
+
+    def note(metrics: TensorDict) -> None:
+        step, reward, error = (metrics[f"eval/{name}"] for name in ("step", "reward", "reward_sem"))
+        print(
+            f"evaluated at {step:>7,} frames | mean return {reward:6.1f} ± {error:.1f}", flush=True
+        )
+        evaluations.append((int(step), float(reward)))
+
+    make = partial(make_env, config)
+    return Evaluator(make, policy, num_trajectories=16, num_envs=16, on_result=note)
+
+
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
     """Train until the target is reached or the frames are spent."""
     torch.set_num_threads(config.num_threads)
@@ -331,8 +357,11 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     agent = kind(num_observations, num_actions, config.hidden_size)
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
 
-    collector = make_collector(config, make_policy(agent))
+    policy = make_policy(agent)
+    collector = make_collector(config, policy)
     collector.set_seed(config.seed)
+    evaluations: list[tuple[int, float]] = []
+    evaluator = make_evaluator(config, policy, evaluations)
 
     running = torch.zeros(config.num_envs)
     last_returns: deque[float] = deque(maxlen=100)
@@ -364,6 +393,9 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
             )
             curve.append((frames, mean_return))
             next_log = frames + config.log_every
+            if evaluator is not None:
+                # It takes the weights of now. If the last one still runs, this one is left out.
+                evaluator.trigger_eval(step=frames)
         if solved:
             break
 
@@ -399,7 +431,11 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
         clock = time.perf_counter()
 
     collector.shutdown()
-    return Result(solved, mean_return, frames, episodes, collect_seconds, learn_seconds, curve)
+    if evaluator is not None:
+        evaluator.evaluate(step=frames)
+        evaluator.shutdown()
+    seconds = collect_seconds, learn_seconds
+    return Result(solved, mean_return, frames, episodes, *seconds, curve, evaluations)
 
 
 if __name__ == "__main__":

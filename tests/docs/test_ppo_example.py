@@ -35,6 +35,22 @@ def test_ppo_learns_with_workers(ppo: Any) -> None:
     assert result.episodes > 100
 
 
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_ppo_comes_to_the_same_while_it_is_evaluated(
+    ppo: Any, capsys: pytest.CaptureFixture[str], recurrent: bool
+) -> None:
+    config = {"total_frames": 6_144, "log_every": 2_048, "recurrent": recurrent}
+    plain = ppo.main(ppo.Config(**config))
+    capsys.readouterr()
+    evaluated = ppo.main(ppo.Config(**config, evaluate=True))
+    assert evaluated.curve == plain.curve
+    assert evaluated.mean_return == plain.mean_return
+    assert plain.evaluations == []
+    assert evaluated.evaluations[-1][0] == 6_144
+    assert evaluated.evaluations[-1][1] > 5
+    assert "evaluated at   6,144 frames" in capsys.readouterr().out
+
+
 def test_ppo_shares_its_environments_out_evenly(ppo: Any) -> None:
     with pytest.raises(ValueError, match="16 environments can't be shared by 3"):
         ppo.main(ppo.Config(workers=3))
