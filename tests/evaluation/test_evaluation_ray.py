@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from evaluation_early import early
 from evaluation_parts import DiesOnce, Fails, Walk, linear, stochastic
 from tensordict import TensorDict
 
@@ -57,11 +57,6 @@ def test_an_error_of_an_actor_has_its_traceback() -> None:
         evaluator.evaluate()
     shown = str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
     assert "evaluation_parts.py" in shown
-
-
-def early() -> None:
-    """Notes what was imported before it was called."""
-    os.environ["IMPORTED_BEFORE"] = str("torch" in sys.modules)
 
 
 class Early(Walk):
