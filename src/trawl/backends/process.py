@@ -13,14 +13,17 @@ import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends import server
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
 from trawl.backends.memory import SharedMemory
 from trawl.backends.parcel import Parcel
@@ -56,6 +59,7 @@ class ProcessBackend(Backend):
         self._events: list[Event] = []
         self._closed = False
         self._owner = os.getpid()
+        self._blocks = BlockAllocator()
 
     @override
     def launch(self, index: int, make: MakeService) -> ProcessWorker:
@@ -159,8 +163,8 @@ class ProcessBackend(Backend):
         self._events.append(Death(worker, _explain(status), expected))
 
     @override
-    def allocate(self, nbytes: int) -> SharedMemory:
-        return SharedMemory.new(nbytes)
+    def allocate(self, nbytes: int) -> SharedBlock:
+        return self._blocks.allocate(nbytes)
 
     @override
     def close(self) -> None:
@@ -201,6 +205,10 @@ class ProcessWorker(Worker):
         self.pid = pid
         self.handle = handle
         self.told_to_stop = False
+        # Blocks that the worker knows by a name, each with the number of its file, and how many
+        # are of each file. The slot of a block is not given to another before it is forgotten.
+        self._shared: dict[int, tuple[int, NDArray[np.uint8]]] = {}
+        self._blocks_of: Counter[int] = Counter()
         self._board = np.frombuffer(board.buffer, dtype=np.int64)
         self._source = source
         # Not to keep the backend: one that is dropped lets go of its workers at once.
@@ -213,12 +221,22 @@ class ProcessWorker(Worker):
         self.put(("message", content))
 
     @override
-    def share(self, name: int, memory: SharedMemory) -> None:
-        self.put(("share", name, memory.nbytes), [memory.fd])
+    def share(self, name: int, memory: SharedBlock) -> None:
+        self.forget(name)
+        file = memory.file
+        fds = [] if self._blocks_of[file.number] else [file.memory.fd]
+        place = (file.number, file.memory.nbytes, memory.offset, memory.buffer.nbytes)
+        self.put(("share", name, place), fds)
+        self._shared[name] = file.number, memory.buffer
+        self._blocks_of[file.number] += 1
 
     @override
     def forget(self, name: int) -> None:
-        self.put(("forget", name))
+        if name not in self._shared:
+            return
+        file, _ = self._shared.pop(name)
+        self._blocks_of[file] -= 1
+        self.put(("forget", name, file if not self._blocks_of[file] else None))
 
     @override
     def interrupt(self, number: int) -> None:
@@ -254,6 +272,7 @@ class ProcessWorker(Worker):
     def close(self) -> int | None:
         """Lets go of a process that has ended; its exit status."""
         self._buried = True
+        self._shared.clear()
         self.wire.close()
         if self.handle is not None:
             os.close(self.handle)

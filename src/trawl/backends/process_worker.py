@@ -88,7 +88,8 @@ class _ProcessPort(Port):
     def __init__(self, wire: Wire, board: mmap.mmap) -> None:
         self._wire = wire
         self._board = np.frombuffer(board, dtype=np.int64)
-        self._memory: dict[int, mmap.mmap] = {}
+        self._files: dict[int, mmap.mmap] = {}
+        self._memory: dict[int, memoryview] = {}
         self._poll = select.poll()
         self._poll.register(wire, select.POLLIN)
 
@@ -111,10 +112,14 @@ class _ProcessPort(Port):
         """Takes one message."""
         (verb, *content), fds = self._wire.receive()
         if verb == "share":
-            name, nbytes = content
-            self._memory[name] = map_once(fds[0], nbytes)
+            name, (file, size, offset, nbytes) = content
+            if fds:
+                self._files[file] = map_once(fds[0], size)
+            self._memory[name] = memoryview(self._files[file])[offset : offset + nbytes]
         elif verb == "forget":
-            self._memory.pop(content[0], None)
+            name, file = content
+            self._memory.pop(name, None)
+            self._files.pop(file, None)
         elif verb == "stop":
             # The signal says so too, but what it raised may have been caught by anyone.
             raise _Stop
@@ -133,7 +138,7 @@ class _ProcessPort(Port):
         self.tell("message", content)
 
     @override
-    def memory(self, name: int) -> mmap.mmap:
+    def memory(self, name: int) -> memoryview:
         return self._memory[name]
 
     @override

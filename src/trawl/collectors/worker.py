@@ -54,6 +54,9 @@ from trawl.weight_update.mailbox import Mailbox
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver
 
+# Blocks that a worker keeps at hand. A user who holds thousands of batches gets as many blocks.
+_MOST_BLOCKS = 256
+
 
 @dataclass(frozen=True)
 class Program:
@@ -329,13 +332,16 @@ class CollectorService(Service):
         """The memory that an order names. It comes again and again: it is looked at once."""
         if order.memory is None:
             return self._own_block()
-        if order.memory not in self._blocks:
+        block = self._blocks.pop(order.memory, None)
+        if block is None:
             joint = self._joints[order.joint]
             tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
             part = joint.part(order.part, tensors)
-            lease = Lease(joint.layouts[order.part], part)
-            self._blocks[order.memory] = Block(lease)
-        return self._blocks[order.memory]
+            block = Block(Lease(joint.layouts[order.part], part))
+        self._blocks[order.memory] = block  # the last used is the last
+        if len(self._blocks) > _MOST_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        return block
 
     def _own_block(self) -> Block | None:
         """Memory for batches that are sent: by the time of the next, the last one is."""

@@ -1,0 +1,119 @@
+"""Blocks of shared memory, many of them behind one descriptor.
+
+A process may open about a thousand descriptors, and a user may hold any number of batches. Blocks
+of one size are therefore slots of a few files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trawl.backends.memory import SharedMemory
+
+_PAGE = mmap.PAGESIZE
+_FEWEST_SLOTS = 4
+_MOST_BYTES = 256 << 20  # of a file that has more than one slot
+
+
+class BlockAllocator:
+    """Makes blocks of shared memory.
+
+    Example:
+        >>> blocks = BlockAllocator()
+        >>> one, other = blocks.allocate(100), blocks.allocate(100)
+        >>> one.file is other.file
+        True
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, list[BlockFile]] = {}
+
+    def allocate(self, nbytes: int) -> SharedBlock:
+        """Returns a block of zeros, of ``nbytes`` rounded up to whole pages."""
+        size = -(-max(nbytes, 1) // _PAGE) * _PAGE
+        files = self._files.setdefault(size, [])
+        # Garbage that is collected meanwhile changes the list.
+        for file in reversed(files.copy()):
+            if (block := file.take()) is not None:
+                return block
+        slots = max(_FEWEST_SLOTS, sum(file.slots for file in files))
+        files.append(BlockFile(size, max(1, min(slots, _MOST_BYTES // size)), files))
+        return self.allocate(nbytes)
+
+
+class BlockFile:
+    """A piece of anonymous memory that is divided into slots of one size.
+
+    Args:
+        size: bytes of a slot, whole pages.
+        slots: number of slots.
+        siblings: the files of this size, the newest last. An older one that is not in use is
+            removed from this list, and thereby freed.
+
+    Attributes:
+        number: identifies the file among all of this process.
+        memory: the memory.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, size: int, slots: int, siblings: list[BlockFile]) -> None:
+        self.number = next(self._numbers)
+        self.slots = slots
+        self.memory = SharedMemory.new(size * slots)
+        self._size = size
+        self._siblings = siblings
+        self._free = deque(range(slots))
+
+    def take(self) -> SharedBlock | None:
+        """Returns a free slot as a block, or None if all are in use."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            return None
+        offset = slot * self._size
+        array = np.frombuffer(self.memory.buffer, np.uint8, self._size, offset)
+        # Every view of the block keeps this array.
+        weakref.finalize(array, self._release, slot).atexit = False
+        return SharedBlock(self, offset, array)
+
+    def _release(self, slot: int) -> None:
+        # Runs in any thread, at any time: each of these operations is atomic.
+        _clear(self.memory.buffer, slot * self._size, self._size)
+        self._free.append(slot)
+        files = self._siblings
+        if len(self._free) == self.slots and files[-1] is not self:
+            with contextlib.suppress(ValueError):  # another thread removed it
+                files.remove(self)
+
+
+class SharedBlock:
+    """A block of shared memory.
+
+    Attributes:
+        file: the file that it is a slot of.
+        offset: its first byte there.
+        buffer: the memory; the slot is free again when nothing refers to it.
+    """
+
+    def __init__(self, file: BlockFile, offset: int, buffer: NDArray[np.uint8]) -> None:
+        self.file = file
+        self.offset = offset
+        self.buffer = buffer
+
+
+def _clear(memory: Any, offset: int, size: int) -> None:
+    """Gives the pages back to the system; they read as zeros."""
+    try:
+        memory.madvise(mmap.MADV_REMOVE, offset, size)
+    except (AttributeError, OSError):
+        # The memory is a file on a disk that can't have holes.
+        np.frombuffer(memory, np.uint8, size, offset)[:] = 0

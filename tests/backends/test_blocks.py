@@ -1,0 +1,103 @@
+"""Blocks of shared memory."""
+
+import gc
+import mmap
+import threading
+
+import numpy as np
+import pytest
+from backend_parts import descriptors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.backends.blocks import BlockAllocator
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, mmap.PAGESIZE, 1_000_001])
+def test_a_block_is_zeros_of_at_least_the_size(nbytes):
+    block = BlockAllocator().allocate(nbytes)
+    assert len(block.buffer) >= max(nbytes, 1)
+    assert len(block.buffer) % mmap.PAGESIZE == 0
+    assert not block.buffer.any()
+
+
+def test_a_thousand_blocks_take_few_descriptors():
+    before = descriptors()
+    blocks = BlockAllocator()
+    kept = [blocks.allocate(100).buffer for _ in range(1000)]
+    assert descriptors() - before < 30
+    for number, array in enumerate(kept):
+        array[:] = number % 251
+    assert all((array == number % 251).all() for number, array in enumerate(kept))
+
+
+def test_a_slot_is_taken_again_once_no_view_of_it_is_left():
+    blocks = BlockAllocator()
+    block = blocks.allocate(100)
+    file, offset, view = block.file, block.offset, block.buffer[3:7]
+    view[:] = 9
+    del block
+    others = [blocks.allocate(100) for _ in range(file.slots - 1)]
+    assert (file, offset) not in [(other.file, other.offset) for other in others]
+    assert (view == 9).all()
+    del others, view
+    again = [blocks.allocate(100) for _ in range(file.slots)]
+    (taken,) = [one for one in again if (one.file, one.offset) == (file, offset)]
+    assert not taken.buffer.any()
+
+
+def test_files_are_closed_when_their_blocks_are_gone():
+    before = descriptors()
+    blocks = BlockAllocator()
+    kept = [blocks.allocate(100) for _ in range(100)]
+    last = kept[-1].buffer
+    del kept, blocks
+    gc.collect()
+    assert before < descriptors() <= before + 2
+    del last
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_an_allocator_lets_go_of_files_that_are_not_in_use():
+    before = descriptors()
+    blocks = BlockAllocator()
+    kept = [blocks.allocate(100) for _ in range(100)]
+    several = descriptors() - before
+    del kept
+    gc.collect()
+    assert descriptors() - before < several
+
+
+@given(st.lists(st.one_of(st.sampled_from([1, 5_000, 9_000]), st.none()), max_size=60))
+def test_blocks_never_overlap(steps):
+    """Allocates a block of a size, or lets go of the oldest (None)."""
+    blocks, kept = BlockAllocator(), []
+    for number, nbytes in enumerate(steps, 1):
+        if nbytes is None:
+            del kept[:1]
+            continue
+        array = blocks.allocate(nbytes).buffer
+        assert not array.any()
+        array[:] = number
+        kept.append((number, array))
+    assert all((array == number).all() for number, array in kept)
+
+
+def test_several_threads_allocate_and_let_go():
+    blocks, failed = BlockAllocator(), []
+
+    def work(number):
+        for _ in range(300):
+            arrays = [blocks.allocate(100).buffer for _ in range(5)]
+            for array in arrays:
+                array[:] = number
+            if not all((np.asarray(array) == number).all() for array in arrays):
+                failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -1,0 +1,35 @@
+"""Batches of workers that the user keeps."""
+
+import resource
+
+import pytest
+import torch
+
+from trawl import MultiCollector
+from trawl.testing import NumberedEnv
+
+
+@pytest.fixture
+def few_descriptors():
+    """Allows this process so few descriptors that each held batch can't have its own."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.usefixtures("few_descriptors")
+def test_there_may_be_more_of_them_than_descriptors(sync):
+    options = {"num_workers": 2, "frames_per_batch": 4, "total_frames": 2_400}
+    with MultiCollector(NumberedEnv, sync=sync, **options) as collector:
+        kept = list(collector)
+        copies = [batch["next", "observation"].clone() for batch in kept]
+        assert len(kept) == 600
+        more = [batch.sum() for batch in collector]
+    assert not more
+    assert all(
+        torch.equal(batch["next", "observation"], copy)
+        for batch, copy in zip(kept, copies, strict=True)
+    )
+    assert len({batch["next", "observation"].data_ptr() for batch in kept}) == 600
