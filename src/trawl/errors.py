@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+from typing import Any
+
+# Groups of exceptions, which Python has since 3.11.
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+
 
 class WorkerError(Exception):
     """Something went wrong in a worker.
@@ -16,6 +22,11 @@ class WorkerError(Exception):
 
     def __new__(cls, message: str = "", original: BaseException | None = None) -> WorkerError:
         """An instance, whatever the constructor of the original's type takes."""
+        if isinstance(original, _GROUP) and issubclass(cls, _GROUP):
+            return super().__new__(cls, message, original.exceptions)
+        if issubclass(cls, MemoryError):
+            # It has a constructor of its own, which is for no class with another base.
+            return Exception.__new__(cls, message)
         # Some types (OSError) would read the second argument as theirs.
         return super().__new__(cls, message)
 

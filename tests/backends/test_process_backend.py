@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from trawl.backends import Death, Message, ProcessBackend
-from trawl.backends.process import _ServerHandle
+from trawl.backends.server_handle import ServerHandle
 from trawl.testing.puppet import Puppet
 
 METHODS = ["forkserver", "spawn"]
@@ -28,7 +28,7 @@ PARTS = """
 import os, select, signal, subprocess, sys, threading, time
 from trawl.backends import Death, Failed, Message, ProcessBackend
 from trawl.backends import server as _server_module
-from trawl.backends.process import _Fork, _ServerHandle
+from trawl.backends.server_handle import ServerHandle, _Fork
 
 # Each program has a process that workers come from; it takes seconds to import what most need.
 _all, _server_module.PRELOADED = _server_module.PRELOADED, ()
@@ -52,7 +52,7 @@ def ask(backend, worker, code):
         return event.content
 
 def server(method):
-    return _ServerHandle._known[os.getpid(), method]._process
+    return ServerHandle._known[os.getpid(), method]._process
 
 def say(*words):
     print(*words, flush=True)
@@ -402,13 +402,13 @@ def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monke
     again = ProcessBackend(backend._method)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    known = dict(_ServerHandle._known)
+    known = dict(ServerHandle._known)
     with monkeypatch.context() as patch:
-        patch.setattr(_ServerHandle, "_ask", dead)
-        patch.setattr(_ServerHandle, "_get", lambda method: known[os.getpid(), method])
-        with pytest.raises(RuntimeError, match="died, twice"):
+        patch.setattr(ServerHandle, "_new_worker", dead)
+        patch.setattr(ServerHandle, "get", lambda method: known[os.getpid(), method])
+        with pytest.raises(RuntimeError, match="died 5 times in a row"):
             again.launch(0, Puppet)
-    _ServerHandle._known.update(known)
+    ServerHandle._known.update(known)
     assert len(os.listdir("/proc/self/fd")) == before
     again.launch(0, Puppet)
     again.close()
@@ -568,7 +568,7 @@ def test_descriptors_are_given_back(backend):
         return len(os.listdir(f"/proc/{server.pid}/fd"))
 
     use(1)
-    server = _ServerHandle._known[os.getpid(), backend._method]._process
+    server = ServerHandle._known[os.getpid(), backend._method]._process
     before = len(here()), there()
     use(50 if backend._method == "forkserver" else 5)
     assert (len(here()), there()) == before

@@ -14,8 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Death, Failed, Port, Service
-from trawl.backends.process import ProcessBackend, ProcessWorker, _ServerHandle
+from trawl.backends.process import ProcessBackend, ProcessWorker
 from trawl.backends.remote_rank import leave
+from trawl.backends.server_handle import ServerHandle
 from trawl.errors import WorkerDied
 
 Ended = Callable[[str], None]
@@ -63,7 +64,7 @@ class LocalLauncher(Launcher):
 
     def __init__(self) -> None:
         # Where they come from is forked from this process, if that has no other threads yet.
-        _ServerHandle._get("forkserver")
+        ServerHandle.get("forkserver")
         self._inner = ProcessBackend("forkserver")
         self._lock = threading.Lock()
         self._ended: dict[Any, Ended] = {}

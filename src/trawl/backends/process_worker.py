@@ -86,6 +86,7 @@ def _work(port: _ProcessPort) -> None:
 
 class _ProcessPort(Port):
     def __init__(self, wire: Wire, board: mmap.mmap) -> None:
+        self._pid = os.getpid()
         self._wire = wire
         self._board = np.frombuffer(board, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
@@ -101,7 +102,9 @@ class _ProcessPort(Port):
         os.environ.clear()
         os.environ.update(environ)
         if directory is not None:
-            os.chdir(directory)
+            # The user may be in a directory that they may not enter (again).
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
         return unpack(data, fds)
 
     def waiting(self, timeout: float | None) -> bool:
@@ -114,7 +117,7 @@ class _ProcessPort(Port):
         if verb == "share":
             name, (file, size, offset, nbytes) = content
             if fds:
-                self._files[file] = map_once(fds[0], size)
+                self._files[file] = _not_in_copies(map_once(fds[0], size))
             self._memory[name] = memoryview(self._files[file])[offset : offset + nbytes]
         elif verb == "forget":
             name, file = content
@@ -127,7 +130,10 @@ class _ProcessPort(Port):
             service.handle(content[0])
 
     def tell(self, verb: str, content: Any) -> None:
-        """Sends a message, if anybody is there to take it."""
+        """Sends a message, if the parent is there to receive it."""
+        if os.getpid() != self._pid:
+            # An environment forked, and its copy of this process went on as if it were the worker.
+            os._exit(1)
         try:
             self._wire.send((verb, content))
         except Closed:
@@ -153,3 +159,14 @@ class _ProcessPort(Port):
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:
+    """Leaves memory out of processes that this one forks.
+
+    A copy of the worker that goes on collecting would write into batches that are not its own: it
+    ends by a segmentation fault instead.
+    """
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)
+    return memory

@@ -81,8 +81,11 @@ class _Server:
             if self._parent in ready:
                 return
             try:
-                (number, verb, pid), fds = self._control.receive()
-                answer, handles = self._launch(fds) if verb == "launch" else (self._reap(pid), [])
+                (verb, number), fds = self._control.receive()
+                if verb == "reap":
+                    self._reap(number)
+                    continue
+                answer, handles = self._launch(fds)
                 self._control.send((number, answer), handles)
             except Closed:
                 return
@@ -122,16 +125,12 @@ class _Server:
         finally:
             os._exit(1)
 
-    def _reap(self, pid: int) -> int | None:
-        """The exit status of a worker that ended, in the form of ``subprocess``."""
-        try:
-            _, status = os.waitpid(pid, 0)
-        except ChildProcessError:
-            return None
-        finally:
-            self._workers.discard(pid)
-            self._end_orphans()
-        return os.waitstatus_to_exitcode(status)
+    def _reap(self, pid: int) -> None:
+        """Removes a worker that ended, whose exit status nobody asks for any more."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        self._workers.discard(pid)
+        self._end_orphans()
 
     def _end_orphans(self) -> None:
         """Ends what workers that are gone left behind, and what that left behind in turn.

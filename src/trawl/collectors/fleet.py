@@ -9,6 +9,7 @@ after, is made again.)
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import threading
@@ -34,6 +35,7 @@ from trawl.collectors.orders import (
     Collect,
     Done,
     Drop,
+    NotClosed,
     Ready,
     Reply,
     Warned,
@@ -51,7 +53,8 @@ _living: WeakSet[Fleet] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     for fleet in list(_living):
-        fleet.close()
+        with contextlib.suppress(WorkerError):  # the program has ended: one goes on to the next
+            fleet.close()
 
 
 @dataclass(frozen=True)
@@ -190,11 +193,15 @@ class Fleet:
 
         Args:
             timeout: seconds in which they are to do that.
+
+        Raises:
+            WorkerError: if an environment could not be closed; of the type of the original, too.
         """
         if self._closing or self._owner != os.getpid():
             return
         self._closing = True
         deadline = time.monotonic() + (_CLOSING if timeout is None else timeout)
+        failed: list[Message] = []
         try:
             for member in self.members:
                 if member.worker is not None:
@@ -208,6 +215,8 @@ class Fleet:
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
                     self._take_last(event)
+                    if isinstance(event, Message) and isinstance(event.content, NotClosed):
+                        failed.append(event)
         finally:
             self._closed = True
             self.backend.close()
@@ -216,6 +225,8 @@ class Fleet:
                     self._finish(member, member.written)
                 member.worker = None
                 member.orders.clear()
+        if failed:
+            raise failed[0].content.failure.error(f"worker {failed[0].worker.index}")
 
     def _take_last(self, event: Event) -> None:
         """Takes in what a worker that was told to end has to say yet."""
@@ -525,6 +536,9 @@ class Fleet:
     def _read(self, member: Member, content: Answer) -> None:
         if isinstance(content, Warned):
             warn(f"in worker {member.index}: {content.text}", content.category)
+            return
+        if isinstance(content, NotClosed):
+            # Something else ended the worker, and says why.
             return
         if isinstance(content, Writing):
             member.writing = True

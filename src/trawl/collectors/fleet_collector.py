@@ -569,10 +569,12 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _close(self, close_env: bool) -> None:
         fleet = self.__dict__.get("_fleet")
-        if fleet is not None:
-            fleet.close(self._closing_time)
-        for scheme in self.__dict__.get("_weight_sync_schemes", {}).values():
-            scheme.shutdown()
+        try:
+            if fleet is not None:
+                fleet.close(self._closing_time)
+        finally:
+            for scheme in self.__dict__.get("_weight_sync_schemes", {}).values():
+                scheme.shutdown()
 
     def __repr__(self) -> str:
         return (

@@ -166,5 +166,12 @@ class Broken:
     failure: Failure
 
 
+@dataclass(frozen=True)
+class NotClosed:
+    """The worker ends, and its collector raised an exception when it was closed."""
+
+    failure: Failure
+
+
 #: What comes from a worker.
-Answer = Ready | Done | Reply | Broken | Warned | Writing | Written
+Answer = Ready | Done | Reply | Broken | Warned | Writing | Written | NotClosed

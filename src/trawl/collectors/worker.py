@@ -36,6 +36,7 @@ from trawl.collectors.orders import (
     Done,
     Drop,
     NewWeights,
+    NotClosed,
     Ready,
     Reply,
     Warned,
@@ -229,7 +230,10 @@ class CollectorService(Service):
 
     @override
     def close(self) -> None:
-        self.collector.shutdown(raise_on_error=False)
+        try:
+            self.collector.shutdown()
+        except Exception as error:
+            self._port.send(NotClosed(Failure.of(error)))
 
     def _collect(self, order: Collect) -> Done:
         collector = self.collector

@@ -1,0 +1,202 @@
+"""Collectors with workers on machines that have their troubles."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
+from trawl.backends.server_handle import ServerHandle
+from trawl.errors import WorkerError
+from trawl.testing import Ledger, NumberedEnv
+
+BOTH = pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+OPTIONS = {"num_workers": 2, "frames_per_batch": 20, "start_method": "forkserver"}
+
+
+def process_server():
+    """The process that workers come from."""
+    return ServerHandle._known[os.getpid(), "forkserver"]._process
+
+
+# --- the process that workers come from
+
+
+@BOTH
+def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped(cls):
+    collector = cls(NumberedEnv, **OPTIONS)
+    collector.next()
+    server = process_server()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        collector.shutdown(timeout=1)  # without an end, if it waited
+        assert collector.closed
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:.*another takes its place:RuntimeWarning")
+def test_a_process_server_may_be_killed_again_while_workers_are_replaced(cls, monkeypatch):
+    kills = 3
+    start = ServerHandle.__init__
+
+    def start_and_kill(self, method):
+        nonlocal kills
+        start(self, method)
+        if kills:
+            kills -= 1
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    with cls(NumberedEnv, total_frames=-1, **OPTIONS) as collector:
+        collector.next()
+        monkeypatch.setattr(ServerHandle, "__init__", start_and_kill)
+        os.kill(process_server().pid, signal.SIGKILL)
+        while collector.stats()["restarts"] < 2:
+            collector.next()
+        assert not kills
+        assert collector.next().numel() == 20
+
+
+def run(code, **options):
+    """What a program of its own prints."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
+COLLECT = """
+from trawl import MultiSyncCollector
+with MultiSyncCollector("CartPole-v1", num_workers=2, frames_per_batch=20, total_frames=40) as made:
+    print(sum(batch.numel() for batch in made))
+"""
+
+
+@pytest.mark.parametrize("where", ["in the program", "before it"])
+def test_programs_that_ignore_the_ends_of_children_have_workers(where):
+    ignore = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    if where == "in the program":
+        done = run(ignore + COLLECT)
+    else:
+        inherit = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {COLLECT!r}])"
+        done = run(ignore + inherit)
+    assert (done.stdout, done.stderr) == ("40\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_workers_start_where_the_user_may_not_enter_the_directory(tmp_path):
+    # The interpreter and the modules have to be readable by the other user.
+    code = f"""
+    import os
+    import torch, gymnasium, trawl
+    from trawl.collectors import worker
+    os.mkdir("private", 0o700)
+    os.chdir("private")
+    os.setresuid(65534, 65534, 65534)
+    {textwrap.indent(COLLECT, "    ").strip()}
+    """
+    done = run(code, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("40\n", "")
+
+
+# --- exceptions
+
+
+class Failing(NumberedEnv):
+    def __init__(self, fail):
+        super().__init__()
+        self._fail = fail
+
+    def step(self, action):
+        self._fail()
+
+
+def too_much():
+    np.empty(1 << 50)
+
+
+def several():
+    raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])  # noqa: F821
+
+
+@BOTH
+def test_a_memory_error_of_numpy_is_a_memory_error(cls):
+    with cls(lambda: Failing(too_much), **OPTIONS) as collector:
+        with pytest.raises(MemoryError, match="Unable to allocate") as caught:
+            collector.next()
+        assert isinstance(caught.value, WorkerError)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups yet")
+@BOTH
+def test_a_group_of_exceptions_is_a_group(cls):
+    with cls(lambda: Failing(several), **OPTIONS) as collector:
+        with pytest.raises(ExceptionGroup, match="several") as caught:  # noqa: F821
+            collector.next()
+        assert isinstance(caught.value, WorkerError)
+        assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError]
+
+
+class Unclosable(NumberedEnv):
+    def close(self):
+        raise OSError("it is stuck")
+
+
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_an_environment_that_can_not_be_closed_is_told_of(cls):
+    options = {"frames_per_batch": 20} if cls is Collector else OPTIONS
+    collector = cls(Unclosable, **options)
+    collector.next()
+    with pytest.raises(OSError, match="it is stuck"):
+        collector.shutdown()
+    assert collector.closed
+    quiet = cls(Unclosable, **options)
+    quiet.shutdown(raise_on_error=False)
+    assert quiet.closed
+
+
+# --- environments that fork
+
+
+class Forking(NumberedEnv):
+    """Forks in its fifth step, and both processes go on."""
+
+    def __init__(self, number, path):
+        super().__init__(number=number)
+        self._path = path
+
+    def step(self, action):
+        if len(self.actions) == 4:
+            pid = os.fork()
+            if pid:
+                self._path.write_text(str(pid))
+        return super().step(action)
+
+
+@BOTH
+def test_a_copy_of_a_worker_does_not_collect(cls, tmp_path):
+    paths = [tmp_path / str(number) for number in range(2)]
+    envs = [lambda i=i: Forking(i, paths[i]) for i in range(2)]
+    ledger = Ledger([NumberedEnv(number=i) for i in range(2)])
+    options = {**OPTIONS, "num_workers": None, "total_frames": 200}
+    with cls(envs, **options) as collector:
+        for batch in collector:
+            ledger.add(batch)
+        assert collector.stats()["restarts"] == 0
+    assert ledger.frames == 200
+    for path in paths:
+        with contextlib.suppress(ProcessLookupError):
+            copy = os.pidfd_open(int(path.read_text()))
+            assert select.select([copy], [], [], 100)[0]
+            os.close(copy)
