@@ -499,3 +499,22 @@ def test_a_replay_buffer_of_torchrl_is_filled_in_the_background():
             assert len(memory) == 100
             assert isinstance(memory.sample(), TensorDict)
     assert torch.equal(memory[:]["next", "reward"][:, 0], torch.arange(1.0, 101.0))
+
+
+def test_an_update_of_the_policy_that_acts_waits_for_nothing():
+    begun, go = threading.Event(), threading.Event()
+
+    class Waiting(NumberedEnv):
+        def step(self, action):
+            begun.set()
+            assert go.wait(PATIENCE)
+            return super().step(action)
+
+    options = {"replay_buffer": Buffer(), "track_policy_version": True}
+    with Collector(Waiting(), Scorer(1), frames_per_batch=4, **options) as collector:
+        collector.start()
+        assert begun.wait(PATIENCE)
+        collector.update_policy_weights_()
+        assert not go.is_set()
+        assert collector.policy_version == 1
+        go.set()

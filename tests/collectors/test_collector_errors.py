@@ -383,8 +383,11 @@ def test_after_an_error_the_collector_is_closed(fault):
         next(iter(collector))
     assert collector.closed
     assert env.closed == 1
-    assert list(collector) == []
-    assert collector.next() is None
+    why = rf"on a collector that was shut down after {type(fault).__name__}: {fault}"
+    with pytest.raises(RuntimeError, match=rf"iteration {why}"):
+        iter(collector)
+    with pytest.raises(RuntimeError, match=rf"next\(\) {why}"):
+        collector.next()
 
 
 def test_after_an_error_shutdown_works_any_number_of_times():

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from operator import methodcaller
 
 import pytest
 import torch
@@ -135,7 +136,8 @@ def test_a_closed_collector_says_so(cls, call):
     collector.shutdown()
     with pytest.raises(RuntimeError, match="on a collector that was shut down"):
         call(collector)
-    assert collector.next() is None
+    with pytest.raises(RuntimeError, match=r"next\(\) on a collector that was shut down$"):
+        collector.next()
     assert collector.stats()["workers_alive"] == 0
     assert collector.stats("per_worker")["workers"] == 2
     collector.shutdown()
@@ -439,8 +441,9 @@ def test_a_closed_collector_stays_closed_after_an_error(cls):
     with pytest.raises(ValueError, match="no fuel"):
         list(collector)
     assert collector.closed
-    assert list(collector) == []
-    assert collector.next() is None
+    for call in (iter, methodcaller("next")):
+        with pytest.raises(RuntimeError, match=r"shut down after ValueError: .*no fuel$"):
+            call(collector)
 
 
 def test_batches_that_came_before_the_error_are_delivered():

@@ -452,7 +452,8 @@ def test_an_error_while_they_are_delivered_closes_the_collector() -> None:
     with pytest.raises(ZeroDivisionError):
         collector.next()
     assert collector.closed
-    assert collector.next() is None
+    with pytest.raises(RuntimeError, match="shut down after ZeroDivisionError: no way"):
+        collector.next()
 
 
 # --- states

@@ -165,8 +165,7 @@ def test_a_scheme_may_live_again_after_its_end(kind):
 
 @BOTH
 def test_weights_are_returned_in_the_form_of_the_strategy(kind):
-    with pytest.warns(UserWarning, match="strategy='state_dict' has no advantage"):
-        scheme = kind(strategy="state_dict")
+    scheme = kind(strategy="state_dict")
     assert scheme.strategy == "state_dict"
     scheme.init_on_sender(model=Whole(1, "that"))
     receiver = as_sent(scheme)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary, WeakMethod
 
 from tensordict import TensorDictBase
 from torch import nn
+from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from trawl.collectors.background import Background
@@ -25,6 +26,7 @@ from trawl.collectors.familiar import FamiliarAttributes
 from trawl.collectors.flow import Flow
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.profile import ProfileConfig, RolloutProfiler
+from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.weights import WeightControl
 from trawl.collectors.whole import STATE, WholeTrajectories
 from trawl.paths import call_path, get_path
@@ -52,7 +54,7 @@ else:
     OptionAttributes = object
 
 
-class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
+class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes, IterableDataset[Any]):
     """A source of batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -81,6 +83,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
     _delivery: Delivery
 
     def __init__(self, config: CollectorConfig) -> None:
+        register_collectors(BaseCollector)
         self.config = config
         self.closed = False
         _living[self] = os.getpid()
@@ -89,6 +92,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
         self._frames = 0
         self._batches = 0
         self._failed = False
+        self._cause = ""  # the error that closed it, as the end of a message
         self._background: Background | None = None
         self._flow: Flow | None = None
         self._lock = RLock()
@@ -147,10 +151,17 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
         return self.iterator()
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Batches until ``total_frames`` are reached. All iterators share one count.
+        """Returns an iterator of batches until ``total_frames`` are reached; all share one count.
 
         With a replay buffer, which batches are written into, it yields None for each.
+
+        Raises:
+            RuntimeError: if the collector was closed before that.
         """
+        self._check_complete("iteration")
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[TensorDictBase]:
         while True:
             with self._held():
                 if not self._has_batch():
@@ -165,7 +176,12 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
             yield batch
 
     def next(self) -> TensorDictBase | None:
-        """The next batch, or None if ``total_frames`` are reached or the collector is closed."""
+        """Returns the next batch, or None if ``total_frames`` are reached.
+
+        Raises:
+            RuntimeError: if the collector was closed before that.
+        """
+        self._check_complete("next()")
         with self._held(), suppress(CollectorClosed):
             return self._collect_or_close() if self._has_batch() else None
         return None
@@ -197,8 +213,11 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
             if self._whole is None:
                 return self._collect_profiled()
             return self._collect_whole(self._whole)
-        except BaseException:
+        except BaseException as error:
             self._failed = True
+            if not isinstance(error, CollectorClosed):
+                # Workers' errors have their traceback in the text.
+                self._cause = f" after {type(error).__name__}: {error}".splitlines()[0]
             # What failed stays the error that the user sees, whatever closing does.
             self.shutdown(raise_on_error=False)
             raise
@@ -453,7 +472,19 @@ class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes):
 
     def _check_open(self, what: str) -> None:
         if self.closed:
-            raise RuntimeError(f"{what} on a collector that was shut down")
+            raise RuntimeError(f"{what} on a collector that was shut down{self._cause}")
+
+    def _check_complete(self, what: str) -> None:
+        """Refuses a collector that was closed before its end: nothing would look like the end."""
+        if self.config.endless or self._frames < self.config.total_frames:
+            self._check_open(what)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} can't be pickled or copied, as it owns environments and "
+            "workers: make one where it is needed, from create_env_fn, policy and options, and "
+            "hand its state over by state_dict() and load_state_dict()"
+        )
 
     # --- versions
 

@@ -486,11 +486,12 @@ class Collector(BaseCollector):
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
-        loads = [
+        prepared = [
             self._prepare_load(model_id, new)
             for model_id, new in by_model.items()
             if model_id not in self._models_elsewhere
         ]
+        loads = [load for load in prepared if load is not None]
         sent = [
             (scheme, scheme.prepare(by_model[model_id], scheme.chosen(worker_ids)))
             for model_id, scheme in self._weight_sync_schemes.items()
@@ -498,11 +499,12 @@ class Collector(BaseCollector):
         ]
 
         def change() -> None:
-            with self._held():
+            # Where the policy that acts is the learner's own, nothing changes within a batch.
+            with self._held() if loads else nullcontext():
                 for load in loads:
                     load()
-                if new_version:
-                    self.increment_version()
+                if new_version and self._version is not None:
+                    self._version.increment_version()
                 for scheme, parcels in sent:
                     if not scheme.synchronized_on_sender:
                         scheme.connect()
@@ -510,15 +512,15 @@ class Collector(BaseCollector):
 
         return change
 
-    def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None]:
-        """Checks weights for a model of this collector; gives what loads them."""
+    def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None] | None:
+        """Checks weights for a model of this collector; returns what loads them, or None."""
         if new is None and model_id == POLICY and self._copied:
             new = self._source
         if new is None:
             if model_id != POLICY:
                 self._models.live(model_id)  # which there has to be
                 raise ValueError(f"the weights of {model_id!r} have to be given")
-            return lambda: None
+            return None
         return self._models.prepare(model_id, new)
 
     @override

@@ -5,12 +5,28 @@ TorchRL is imported here, and only when something of it was given.
 
 from __future__ import annotations
 
+import sys
+from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from trawl.envs import specs
+
+
+def register_collectors(cls: ABCMeta) -> None:
+    """Makes collectors instances of TorchRL's ``BaseCollector``, if TorchRL is imported.
+
+    TorchRL's trainers ask for that. A collector that is made before the import is one too, once
+    another is made after it.
+
+    Args:
+        cls: the base class of Trawl's collectors.
+    """
+    base = getattr(sys.modules.get("torchrl.collectors"), "BaseCollector", None)
+    if isinstance(base, ABCMeta):
+        base.register(cls)
 
 
 def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:

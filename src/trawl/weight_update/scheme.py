@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,13 +74,6 @@ class WeightSyncScheme(ABC):
 
     def __init__(self, strategy: str = "tensordict") -> None:
         check_strategy("strategy", strategy)
-        if strategy == "state_dict":
-            warnings.warn(
-                "strategy='state_dict' has no advantage over 'tensordict', and modules' names are "
-                "not nested by it",
-                UserWarning,
-                stacklevel=2,
-            )
         self._strategy = WeightStrategy(strategy)
         self._model_id: str | None = None
         self._context: weakref.ref[Any] | None = None

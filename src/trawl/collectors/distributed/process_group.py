@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import nn
 from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.network import LOOPBACK
 from trawl.backends.process_group import ProcessGroupBackend
 from trawl.collectors.arguments import accepts, describe
-from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
 from trawl.collectors.distributed.launchers import Meeting, meeting
 from trawl.collectors.distributed.process_group_config import (
@@ -43,16 +41,6 @@ class RemoteCollector(ClusterCollector):
     @abstractmethod
     def _backend_at(self, place: Meeting) -> Backend:
         """The place where workers live, which meet this process somewhere."""
-
-    @override
-    def _check(self) -> None:
-        super()._check()
-        odd = [p for p in self._own.policies if p is not None and not isinstance(p, nn.Module)]
-        if odd and self.config.weight_updater is None:
-            warn(
-                f"policy {type(odd[0]).__name__} is no module: it has no weights that could be "
-                "updated"
-            )
 
     @override
     def _new_backend(self) -> Backend:
