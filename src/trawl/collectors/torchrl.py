@@ -15,7 +15,7 @@ from torch import nn
 from trawl.envs import specs
 
 
-def register_collectors(cls: ABCMeta) -> None:
+def register_collectors(cls: type[Any]) -> None:
     """Makes collectors instances of TorchRL's ``BaseCollector``, if TorchRL is imported.
 
     TorchRL's trainers ask for that. A collector that is made before the import is one too, once
@@ -26,7 +26,7 @@ def register_collectors(cls: ABCMeta) -> None:
     """
     base = getattr(sys.modules.get("torchrl.collectors"), "BaseCollector", None)
     if isinstance(base, ABCMeta):
-        base.register(cls)
+        ABCMeta.register(base, cls)
 
 
 def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:
