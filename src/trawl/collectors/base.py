@@ -54,7 +54,7 @@ else:
     OptionAttributes = object
 
 
-class BaseCollector(FamiliarAttributes, WeightControl, OptionAttributes, IterableDataset[Any]):
+class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], OptionAttributes):
     """A source of batches of experience.
 
     A collector is an iterable of TensorDicts::
