@@ -116,3 +116,16 @@ def same(one: TensorDictBase, other: TensorDictBase, but: tuple = ()) -> bool:
         and set(one.keys(True, True)) == set(other.keys(True, True))
         and all(torch.equal(value, other.get(key)) for key, value in one.items(True, True))
     )
+
+
+class Counter(Chooser):
+    """A policy with a count and a mask beside its weight."""
+
+    def __init__(self, choice: float = 0, count: int = 0, mask: tuple[bool, bool] = (True, False)):
+        super().__init__(choice)
+        self.register_buffer("count", torch.tensor(count))
+        self.register_buffer("mask", torch.tensor(mask))
+
+
+# A floating-point number of 64 bits can't hold it.
+LARGE_COUNT = 2**60 + 1

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from multi_parts import CLASSES, Chooser, actions, make
+from multi_parts import CLASSES, LARGE_COUNT, Chooser, Counter, actions, make
 from torch import nn
 
 from trawl.collectors import Collector, MultiSyncCollector
@@ -163,6 +163,67 @@ def test_buffers_that_are_left_out_stay_as_the_worker_has_them(method):
         assert actions(collector.next()) == {2}
         after = [float(calls) for calls in collector.get_distant_attr("policy.calls")]
         assert after == [2 * calls for calls in before]
+
+
+WRONG_KINDS = {
+    "a count for a weight": ("choice", torch.tensor(2), "torch.int64", "torch.float32"),
+    "a mask for a weight": ("choice", torch.tensor(True), "torch.bool", "torch.float32"),
+    "a number for a count": ("count", torch.tensor(2.0), "torch.float32", "torch.int64"),
+    "a number for a mask": ("mask", torch.ones(2), "torch.float32", "torch.bool"),
+    "a count for a mask": ("mask", torch.tensor([1, 2]), "torch.int64", "torch.bool"),
+}
+
+
+def counting(method, policy):
+    """A collector with such a policy, in one process or with workers."""
+    if method is None:
+        return Collector(NumberedEnv, policy, frames_per_batch=10)
+    return make(MultiSyncCollector, policy=policy, start_method=method)
+
+
+def buffers_of(collector, name):
+    """A buffer of the policy, or of each worker's."""
+    own = isinstance(collector, Collector)
+    return [getattr(collector.policy, name)] if own else collector.get_distant_attr(f"policy.{name}")
+
+
+@pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
+def test_weights_of_another_kind_are_refused_and_change_nothing(method):
+    with counting(method, Counter(1, 3)) as collector:
+        for name, value, given, own in WRONG_KINDS.values():
+            weights = {**Counter(2, 4).state_dict(), name: value}
+            match = rf"weight '{name}' is {given}, which is not cast to the policy's {own}"
+            with pytest.raises(ValueError, match=match):
+                collector.update_policy_weights_(weights)
+        assert actions(collector.next()) == {1}
+        assert {int(count) for count in buffers_of(collector, "count")} == {3}
+
+
+@pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
+def test_counts_and_masks_arrive_as_they_are(method):
+    with counting(method, Counter(1)) as collector:
+        collector.update_policy_weights_(Counter(2, LARGE_COUNT, (False, True)))
+        assert actions(collector.next()) == {2}
+        for count in buffers_of(collector, "count"):
+            assert count.dtype == torch.int64
+            assert int(count) == LARGE_COUNT
+        for mask in buffers_of(collector, "mask"):
+            assert mask.dtype == torch.bool
+            assert mask.tolist() == [False, True]
+
+
+def test_a_learner_whose_count_is_of_another_kind_gives_no_weights():
+    learner = Counter(1)
+    learner.count = torch.tensor(3.0)
+    with make(
+        MultiSyncCollector,
+        policy=learner,
+        policy_factory=lambda: Counter(2),
+        weight_sync_schemes={"policy": SharedMemWeightSyncScheme()},
+    ) as collector:
+        with pytest.raises(ValueError, match=r"of another shape or kind \['count'\]"):
+            collector.update_policy_weights_()
+        assert actions(collector.next()) == {2}
 
 
 def test_parameters_without_shapes_are_warned_of():

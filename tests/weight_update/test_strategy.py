@@ -246,6 +246,8 @@ def test_weights_that_do_not_fit_a_dict_are_refused(kind):
         WeightStrategy().apply_weights(target, {"b": torch.ones(2)})
     with pytest.raises(ValueError, match=r"'a' has shape \(1,\), but that of destination has"):
         WeightStrategy().apply_weights(target, {"a": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"'a' is torch.int64, which is not cast to .*float32"):
+        WeightStrategy().apply_weights(target, {"a": torch.ones(2, dtype=torch.int64)})
     assert target["a"].tolist() == [0, 0]
 
 

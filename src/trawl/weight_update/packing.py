@@ -12,7 +12,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from trawl.weight_update.tensors import check_whole, named_tensors, set_extra_state, weights_of
+from trawl.weight_update.tensors import (
+    check_dtype,
+    check_whole,
+    is_castable,
+    named_tensors,
+    set_extra_state,
+    weights_of,
+)
 
 _ALIGNMENT = 64
 # What wrappers put before names: TensorDictModule and DataParallel, torch.compile, both.
@@ -102,7 +109,7 @@ class Packing:
 
         Raises:
             KeyError: if names are missing or unknown.
-            ValueError: if a shape differs, a dtype can't be cast, or the values of one that is
+            ValueError: if a shape differs, a dtype is not cast, or the values of one that is
                 tied differ.
         """
         found: list[Tensor | None] = [None] * len(self.entries)
@@ -133,13 +140,18 @@ class Packing:
         return found
 
     def difference(self, other: Packing) -> str:
-        """What names and shapes of another packing differ in; empty if weights fit both."""
-        own, its = ({n: e.shape for e in one.entries for n in e.names} for one in (self, other))
-        differing = sorted(name for name in own.keys() & its.keys() if own[name] != its[name])
+        """Describes why tensors of this packing don't fit another one; empty if they do."""
+        own, its = ({n: e for e in one.entries for n in e.names} for one in (self, other))
+        differing = sorted(
+            name
+            for name in own.keys() & its.keys()
+            if own[name].shape != its[name].shape
+            or not is_castable(own[name].dtype, its[name].dtype)
+        )
         parts = {
             "only here": sorted(own.keys() - its.keys()),
             "only there": sorted(its.keys() - own.keys()),
-            "of another shape": differing,
+            "of another shape or kind": differing,
         }
         return ", ".join(f"{what} {names}" for what, names in parts.items() if names)
 
@@ -178,10 +190,7 @@ def _check(name: str, value: Tensor, entry: Entry) -> None:
         raise ValueError(f"weight {name!r} is {value.layout}: only dense tensors can be sent")
     if value.is_meta:
         raise ValueError(f"weight {name!r} is on the meta device: it has no values")
-    if not torch.can_cast(value.dtype, entry.dtype):
-        raise ValueError(
-            f"weight {name!r} is {value.dtype}, which can't be cast to the policy's {entry.dtype}"
-        )
+    check_dtype(name, value.dtype, entry.dtype)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -422,7 +431,7 @@ def load_weights(module: nn.Module, source: Any) -> None:
         TypeError: if the weights are in none of the forms, or the module has some that are no
             tensors.
         KeyError: if names are missing or unknown.
-        ValueError: if a shape differs, or a dtype can't be cast.
+        ValueError: if a shape differs, or a dtype is not cast.
     """
     check_whole(module)
     weights = weights_of(source)

@@ -247,7 +247,7 @@ class WeightSyncScheme(ABC):
 
         Raises:
             RuntimeError: if it is not connected, or there are no weights to take.
-            ValueError: for an unknown receiver; if shapes don't fit, or dtypes can't be cast.
+            ValueError: for an unknown receiver; if shapes don't fit, or dtypes are not cast.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
@@ -295,7 +295,7 @@ class WeightSyncScheme(ABC):
 
         Raises:
             RuntimeError: if there are no weights to take.
-            ValueError: if shapes don't fit, dtypes can't be cast, or nobody would get any.
+            ValueError: if shapes don't fit, dtypes are not cast, or nobody would get any.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """

@@ -10,7 +10,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from trawl.weight_update.packing import Packing, load_weights
-from trawl.weight_update.tensors import EXTRA, Weights, set_extra_state, weights_of
+from trawl.weight_update.tensors import EXTRA, Weights, check_dtype, set_extra_state, weights_of
 
 _FORMS = ("tensordict", "state_dict")
 
@@ -124,4 +124,6 @@ def _update(destination: Any, weights: Weights) -> None:
                 f"weight {name!r} has shape {tuple(value.shape)}, but that of destination has "
                 f"{tuple(own[name].shape)}"
             )
+        check_dtype(name, value.dtype, own[name].dtype)
+    for name, value in weights.tensors.items():
         own[name].data.copy_(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -91,6 +92,42 @@ def check_whole(module: nn.Module) -> None:
                 "was quantized, perhaps). They can't be sent; send those of the module it was "
                 "made of, to workers that don't quantize it, or collect without updates"
             )
+
+
+def check_dtype(name: str, given: torch.dtype, own: torch.dtype) -> None:
+    """Refuses a weight that would have to change what it is: a count, a mask or a real number.
+
+    Floating-point numbers are rounded to the precision of the model. An integer is taken by wider
+    integers only, so no count changes its value, and a bool only by a bool.
+
+    Args:
+        name: name of the weight, for the error.
+        given: its dtype.
+        own: the dtype that the model has.
+
+    Raises:
+        ValueError: if one can't be cast to the other in this way.
+    """
+    if not is_castable(given, own):
+        raise ValueError(
+            f"weight {name!r} is {given}, which is not cast to the policy's {own}, since values "
+            f"could be lost. If this is the right tensor, give it as {own}, for example with "
+            f".to({own})"
+        )
+
+
+def is_castable(given: torch.dtype, own: torch.dtype) -> bool:
+    """Returns whether weights of one dtype are taken for those of another: see check_dtype."""
+    if given == own:
+        return True
+    if given.is_floating_point:
+        return own.is_floating_point or own.is_complex
+    if given.is_complex:
+        return own.is_complex
+    if own.is_floating_point or own.is_complex or torch.bool in (given, own):
+        return False
+    narrow, wide = torch.iinfo(given), torch.iinfo(own)
+    return wide.min <= narrow.min and narrow.max <= wide.max
 
 
 def extra_state(module: nn.Module) -> dict[str, Any]:
