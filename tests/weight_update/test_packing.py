@@ -35,7 +35,7 @@ DTYPES = [
 REAL = DTYPES[:5]
 # What each is cast to: real numbers to any precision, integers to those that hold all of them.
 WIDER = {
-    **{dtype: REAL for dtype in REAL[:4]},
+    **dict.fromkeys(REAL[:4], REAL),
     torch.complex64: [],
     torch.bool: [],
     torch.uint8: [torch.int16, torch.int32, torch.int64],
