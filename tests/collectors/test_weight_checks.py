@@ -183,10 +183,9 @@ def counting(method, policy):
 
 def buffers_of(collector, name):
     """A buffer of the policy, or of each worker's."""
-    own = isinstance(collector, Collector)
-    return (
-        [getattr(collector.policy, name)] if own else collector.get_distant_attr(f"policy.{name}")
-    )
+    if isinstance(collector, Collector):
+        return [getattr(collector.policy, name)]
+    return collector.get_distant_attr(f"policy.{name}")
 
 
 @pytest.mark.parametrize("method", [None, "inline", "messages", "forkserver"])
