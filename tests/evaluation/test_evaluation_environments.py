@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from evaluation_parts import Walk, linear
+from gymnasium import spaces
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
 from trawl.collectors import Collector, Evaluator
@@ -86,3 +88,33 @@ def test_a_callback_gets_the_video() -> None:
         result = evaluator.evaluate()
     assert torch.equal(given[0]["eval/video"], result["eval/video"])
     assert given[0]["eval/fps"] > 0
+
+
+class MaskedWalk(Walk):
+    """Allows two of three actions, as its info says, and refuses the other one."""
+
+    action_space = spaces.Discrete(3)
+    allowed = np.array([1, 0, 1], np.int8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, _ = super().reset(seed=seed)
+        return obs, {"action_mask": self.allowed}
+
+    def step(self, action: Any) -> Any:
+        assert self.allowed[action]
+        return *super().step([action])[:4], {"action_mask": self.allowed}
+
+
+def random_actions(env: Any) -> None:
+    """Makes no policy."""
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_masks_in_info_are_followed_in_each_evaluation(num_envs: int) -> None:
+    """Also while an environment is idle, as with two of them for three episodes."""
+    with Evaluator(
+        MaskedWalk, policy_factory=random_actions, num_trajectories=3, num_envs=num_envs
+    ) as evaluator:
+        first, second = evaluator.evaluate(), evaluator.evaluate()
+    assert first.episodes.lengths.tolist() == second.episodes.lengths.tolist()
+    assert first.episodes.returns.tolist() == second.episodes.returns.tolist()

@@ -128,6 +128,7 @@ class GymEnv(TensorDictEnv):
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since it was seeded
         self._begun: TensorDict | None = None  # what the reset after a failure gave
+        self._masks: MaskKeeper | None = None  # other wrappers may be around it
 
     @property
     def name(self) -> str:
@@ -170,12 +171,12 @@ class GymEnv(TensorDictEnv):
 
     def see(self, info: Any) -> None:
         """Takes note of what a reset told beside the observation: masks are kept from now on."""
-        if MASK_KEY in info and self.vector is None and not isinstance(self.env, MaskKeeper):
-            self.env = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+        if MASK_KEY in info and self.vector is None and self._masks is None:
+            self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        return self.env.mask[None] if isinstance(self.env, MaskKeeper) else None
+        return None if self._masks is None else self._masks.mask[None]
 
     def take_seeds(self) -> list[int] | None:
         """The seeds for the reset that comes now; the resets after it go on unseeded."""
@@ -210,6 +211,7 @@ class GymEnv(TensorDictEnv):
         fresh = self.remake()
         self._check_replacement(fresh)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
+        self._masks = None
         self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
         self._rebuilds += 1
         self._seeds = None

@@ -55,7 +55,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.frames: list[Any] = []
         self._seed = 0
         self._episode: int | None = None  # before the first evaluation there are none
-        self._last: Any = None
+        self._last: Any = None  # what the newest reset gave: observation and info
 
     @property
     def idle(self) -> bool:
@@ -80,19 +80,18 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._episode += self.stride
         if self.idle:
             if self._last is None:
-                self._last = self.env.reset(seed=seed, options=options)[0]
-            return self._last, {}
-        self._last, info = self.env.reset(
-            seed=episode_seed(self._seed, self._episode), options=options
-        )
+                self._last = self.env.reset(seed=seed, options=options)
+            return self._last
+        self._last = self.env.reset(seed=episode_seed(self._seed, self._episode), options=options)
         if self.recording:
             self.frames.append(self.env.render())
-        return self._last, info
+        return self._last
 
     def step(self, action: Any) -> Any:
         """Takes a step, unless the environment is idle."""
         if self.idle:
-            return self._last, 0.0, False, False, {}
+            obs, info = self._last
+            return obs, 0.0, False, False, info
         result = self.env.step(action)
         if self.recording:
             self.frames.append(self.env.render())
