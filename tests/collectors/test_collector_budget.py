@@ -1,8 +1,11 @@
 import math
+import re
 
 import pytest
 import torch
 from collector_parts import Buffer, batches, by_step
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from trawl.collectors import Collector
 from trawl.testing import NumberedEnv
@@ -29,6 +32,20 @@ def test_a_remainder_is_met_by_a_whole_batch_with_a_warning():
         collector = Collector(NumberedEnv(), frames_per_batch=5, total_frames=12)
     assert sum(len(batch) for batch in batches(collector)) == 15
     assert collector.stats()["frames"] == 15
+
+
+def test_the_warning_holds_where_rows_are_masked():
+    # Each episode has one step, and the step after it is spent on a reset.
+    functions = [lambda i=i: NumberedEnv(i, lengths=[1]) for i in range(2)]
+    vector = SyncVectorEnv(functions, autoreset_mode=AutoresetMode.NEXT_STEP)
+    with pytest.warns(UserWarning) as warned:
+        collector = Collector(RecordEpisodeStatistics(vector), frames_per_batch=10, total_frames=12)
+    (text,) = [str(one.message) for one in warned]
+    numbers = r"total_frames=12 .* 10 frames of a batch: 20 frames .* 2 batches .*up to 21 frames"
+    assert re.search(numbers, text)
+    collected = [int(batch["collector", "mask"].sum()) for batch in batches(collector)]
+    assert collected == [6, 4, 6]
+    assert collector.stats()["frames"] == 16
 
 
 def test_frames_per_batch_is_rounded_up_with_a_warning():
