@@ -73,6 +73,20 @@ def test_a_dataset_of_other_frames_is_shown_without_episodes(trawl):
     assert ["'x'", "(3,", "2)", "float32", "24", "B"] in rows(out)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_episodes_of_agents_are_shown(trawl, dtype):
+    frames = TensorDict(batch_size=[4])
+    frames["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1])
+    frames["next", "agents", "reward"] = torch.tensor([1, 3]).to(dtype).expand(4, 2).unsqueeze(-1)
+    frames["next", "done"] = torch.tensor([False, True, False, True]).unsqueeze(-1)
+    with MemmapSink("d") as sink:
+        sink.write(frames)
+    code, out, _ = trawl("show", "d")
+    assert code == 0
+    assert "2 episodes" in out
+    assert ["return", "4", "0", "4", "4"] in rows(out)
+
+
 def test_a_dataset_may_be_moved(dataset, trawl):
     shutil.move(dataset, "moved")
     assert "1,000" in trawl("show", "moved")[1]

@@ -143,6 +143,68 @@ def test_a_missing_entry_is_named(key):
         EpisodeStats().update(lanes(0, 1, 3).exclude(key))
 
 
+# --- several agents
+
+
+def grouped(groups, flags, dtype=torch.float32):
+    """Frames of two environments whose agents are in groups; rewards are told apart by agent.
+
+    Args:
+        groups: the number of agents of each group, by the key of the group.
+        flags: the groups that have flags of their own; without any, the environment has one.
+        dtype: of the rewards.
+    """
+    data = lanes(7, 2, 40)
+    reward, done = data.pop(("next", "reward")), data.pop(("next", "done"))
+    first = 0
+    for group, count in groups.items():
+        scale = torch.arange(first, first + count).unsqueeze(-1)
+        data[("next", *group, "reward")] = (reward.unsqueeze(-2) * scale).to(dtype)
+        first += count
+    for group in flags:
+        # The agent that ends is another one in each frame.
+        ended = torch.arange(40).unsqueeze(-1) % groups[group] == torch.arange(groups[group])
+        data[("next", *group, "done")] = (done & ended).unsqueeze(-1)
+    if not flags:
+        data["next", "done"] = done
+    return data
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize(
+    ("groups", "flags"),
+    [
+        ({(): 3}, []),
+        ({("agents",): 3}, []),
+        ({("agents",): 3}, [("agents",)]),
+        ({("walkers",): 2, ("fliers", "young"): 1}, []),
+        ({("walkers",): 2, ("fliers", "young"): 1}, [("walkers",), ("fliers", "young")]),
+    ],
+    ids=["no group", "a group", "flags of agents", "groups", "flags of groups"],
+)
+def test_agents_have_the_mean_of_their_returns(groups, flags, dtype):
+    single = lanes(7, 2, 40)
+    stats, expected = EpisodeStats(), EpisodeStats()
+    batches = grouped(groups, flags, dtype).split(16, 1)
+    for batch, one in zip(batches, single.split(16, 1), strict=True):
+        # Agents 0, 1 and 2 get that many times the reward: it is that of agent 1 in the mean.
+        reward = one["next", "reward"]
+        agents = [(reward * scale).to(dtype).double() for scale in range(3)]
+        one["next", "reward"] = torch.stack(agents).mean(0)
+        found, wanted = stats.update(batch), expected.update(one)
+        assert found.traj_ids.tolist() == wanted.traj_ids.tolist()
+        assert found.ends.tolist() == wanted.ends.tolist()
+        np.testing.assert_allclose(found.returns, wanted.returns)
+    assert stats.count == expected.count > 0
+
+
+@pytest.mark.parametrize("key", ["reward", "done"])
+def test_a_missing_entry_of_agents_is_named(key):
+    batch = grouped({("agents",): 2}, [("agents",)]).exclude(("next", "agents", key))
+    with pytest.raises(KeyError, match=rf"\('next', '{key}'\)"):
+        EpisodeStats().update(batch)
+
+
 def test_recent_means_are_of_the_last_episodes():
     data = lanes(2, 1, 60)[0]
     stats = EpisodeStats(recent=3)

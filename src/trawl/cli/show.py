@@ -30,18 +30,15 @@ from trawl.cli.summary import (
 from trawl.data import load
 from trawl.data.sinks.entries import Entry
 from trawl.data.sinks.record import Record, read_record
-from trawl.keys import show_key
+from trawl.keys import Key, show_key
 from trawl.observe import Episodes, EpisodeStats
+from trawl.observe.entries import IDS, done_keys, reward_keys
 
 # Read at a time, frames and bytes: datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20
-# What episodes are told by, and of what dtypes.
-_NUMBERS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32}
-_EPISODES = {
-    ("collector", "traj_ids"): {torch.int64},
-    ("next", "reward"): _NUMBERS,
-    ("next", "done"): {torch.bool},
-}
+# Dtypes of rewards.
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_NUMBERS = _FLOATS | {torch.int64, torch.int32}
 
 
 def show(args: Show) -> int:
@@ -86,12 +83,22 @@ def read_episodes(
         entries: those of its frames.
     """
     first = next(batches)
-    dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
-    if not all(dtypes.get(key) in kinds for key, kinds in _EPISODES.items()):
+    keys = _episode_keys(entries)
+    if not keys:
         return None, Episodes.concatenate([])
     stats = EpisodeStats()
-    parts = [stats.update(batch.select(*_EPISODES)) for batch in chain([first], batches)]
+    parts = [stats.update(batch.select(*keys)) for batch in chain([first], batches)]
     return stats, Episodes.concatenate(parts)
+
+
+def _episode_keys(entries: Sequence[Entry]) -> list[Key]:
+    """Returns the keys of the entries that make up episodes; none if an entry is missing."""
+    dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
+    rewards, flags = reward_keys(dtypes), done_keys(dtypes)
+    kinds = {IDS: {torch.int64}}
+    kinds |= dict.fromkeys(rewards, _NUMBERS) | {key: {torch.bool} for key in flags}
+    known = all(dtypes.get(key) in kind for key, kind in kinds.items())
+    return list(kinds) if rewards and flags and known else []
 
 
 def _chunk(record: Record) -> int:

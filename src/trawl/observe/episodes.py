@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
+from torch import Tensor
 
-from trawl.keys import as_key, show_key
-
-_IDS, _MASK = ("collector", "traj_ids"), ("collector", "mask")
+from trawl.keys import Key, as_key, next_of, show_key
+from trawl.observe.entries import DONE, IDS, MASK, REWARD, done_keys, reward_keys
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Episodes:
 
     Attributes:
         traj_ids: their trajectories' ids, int64.
-        returns: sums of their rewards, float64.
+        returns: sums of their rewards, float64; of several agents, the mean of their sums.
         lengths: numbers of their frames, int64.
         ends: for each, the number of frames seen when it ended, itself included, int64.
     """
@@ -129,7 +130,10 @@ class EpisodeStats:
 
         Args:
             batch: with ``("collector", "traj_ids")``, ``("next", "reward")`` and
-                ``("next", "done")``. Rows masked out, or with id -1, are left out.
+                ``("next", "done")``. Rows masked out, or with id -1, are left out. Groups of
+                agents may have rewards and flags of their own, such as
+                ``("next", "agents", "reward")``. If a frame has several rewards, their mean counts,
+                and any of several flags ends the episode.
 
         Returns:
             The episodes that ended in it.
@@ -210,28 +214,33 @@ def _columns(batch: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray
     A batch with time last is read in the order of its rows, so that within a batch of several
     environments the ends are in the order of the environments.
     """
-    ids = _column(batch, _IDS)[:, 0]
-    rewards = _column(batch, ("next", "reward")).astype(np.float64).sum(-1)
-    done = np.asarray(_column(batch, ("next", "done")).any(-1))
+    following = batch.get("next", None)
+    keys = [] if following is None else [next_of(as_key(key)) for key in following.keys(True, True)]
+    ids = _column(batch, IDS)[:, 0].numpy()
+    # Several values in a row are those of agents, in one group or in several.
+    agents = [_column(batch, key).double() for key in reward_keys(keys) or [REWARD]]
+    rewards = torch.cat(agents, -1).mean(-1).numpy()
+    flags = [_column(batch, key).any(-1) for key in done_keys(keys) or [DONE]]
+    done = torch.stack(flags).any(0).numpy()
     keep: NDArray[np.bool_] = ids >= 0
-    if batch.get(_MASK, None) is not None:
-        keep &= _column(batch, _MASK)[:, 0]
+    if batch.get(MASK, None) is not None:
+        keep &= _column(batch, MASK)[:, 0].numpy()
     if keep.all():
         return ids, rewards, done
     return ids[keep], rewards[keep], done[keep]
 
 
-def _column(batch: TensorDictBase, key: tuple[str, ...]) -> NDArray[Any]:
+def _column(batch: TensorDictBase, key: Key) -> Tensor:
+    """The values of an entry, a row for each frame."""
     value = batch.get(key, None)
     if value is None:
-        hint = " (track_traj_ids=True gives it)" if key == _IDS else ""
+        hint = " (track_traj_ids=True gives it)" if key == IDS else ""
         raise KeyError(
-            f"the statistics of episodes need {show_key(as_key(key))}, which the batch does not "
-            f"have{hint}"
+            f"the statistics of episodes need {show_key(key)}, which the batch does not have{hint}"
         )
     width = value.shape[batch.ndim :].numel()
-    array: NDArray[Any] = value.detach().cpu().reshape(batch.shape.numel(), width).numpy()
-    return array
+    column: Tensor = value.detach().cpu().reshape(batch.shape.numel(), width)
+    return column
 
 
 def _mean(values: list[Any]) -> float:
