@@ -671,3 +671,35 @@ def test_a_copy_of_the_parent_does_not_keep_workers_alive():
             assert gone(handles)
         finally:
             os.kill(copy, signal.SIGKILL)
+
+
+# --- names
+
+# What the system says of the server and of the worker that is asked.
+_TOLD = (
+    "[__import__('pathlib').Path(f'/proc/{pid}/%s').read_text().strip(chr(0) + chr(10))"
+    " for pid in (os.getppid(), os.getpid())]"
+)
+_NAMES, _COMMANDS = _TOLD % "comm", _TOLD % "cmdline"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes have such names on Linux")
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_are_named_in_lists_of_processes(method):
+    with Program(f"""
+        backend = ProcessBackend("{method}")
+        workers = [backend.launch(i, Service) for i in (0, 12)]
+        for worker in workers:
+            names, commands = ask(backend, worker, {_NAMES!r}), ask(backend, worker, {_COMMANDS!r})
+            say("|".join([*names, *commands]))
+        # What the program itself is called stays as it was.
+        with open("/proc/self/cmdline") as file:
+            command = file.read()
+        say(command == chr(0).join(sys.orig_argv) + chr(0), os.getpid())
+        backend.close()
+    """) as program:
+        lines = [program.line() for _ in range(2)]
+        own, pid = program.line().rsplit(" ", 1)
+    server = f"trawl: server|{{}}|trawl: server of process {pid}|{{}}"
+    assert lines == [server.format(name, name) for name in ("trawl worker 0", "trawl worker 12")]
+    assert own == "True"

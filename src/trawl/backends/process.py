@@ -73,7 +73,7 @@ class ProcessBackend(Backend):
         self._selector.register(wire, selectors.EVENT_READ, worker)
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
-        here = (list(sys.path), dict(os.environ), _directory(), list(sys.argv))
+        here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
         worker.put((*here, parcel.data), parcel.fds)
         return worker
 

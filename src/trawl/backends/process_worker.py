@@ -19,6 +19,7 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.memory import map_once
 from trawl.backends.parcel import unpack
+from trawl.backends.title import set_title
 from trawl.backends.wire import Closed, Wire
 from trawl.lean import import_lean
 
@@ -96,7 +97,8 @@ class _ProcessPort(Port):
 
     def first(self) -> Any:
         """What makes the service, from the first message."""
-        (path, environ, directory, arguments, data), fds = self._wire.receive()
+        (index, path, environ, directory, arguments, data), fds = self._wire.receive()
+        set_title(f"trawl worker {index}")
         sys.path[:] = path
         sys.argv[:] = arguments
         os.environ.clear()

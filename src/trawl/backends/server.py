@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
+from trawl.backends.title import set_title
 from trawl.backends.wire import Closed, Wire
 from trawl.lean import import_lean
 
@@ -36,6 +37,7 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
         spawn: whether each worker is a fresh interpreter.
         preload: modules to import first.
     """
+    set_title("trawl: server", f" of process {parent}")
     _settle_signals()
     # What an environment started and left behind comes to this process, to be ended by it.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
