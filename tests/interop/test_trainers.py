@@ -5,7 +5,7 @@ import torch
 from trainer_parts import AGENTS, FRAMES, TOTAL, Followed, buffer_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from trawl.weight_update import SharedMemWeightSyncScheme
+from trawl.weight_update import MultiProcessWeightSyncScheme
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
@@ -31,17 +31,40 @@ def test_it_trains(name, kind):
     torch.manual_seed(0)
     agent = AGENTS[name]()
     # With workers, PPO's trainer asks where the weights of each model come from.
-    named = kind is not Collector and name == "ppo"
-    options = {"weight_update_map": {"policy": agent.path}} if named else {}
+    mapped = kind is not Collector and name == "ppo"
+    options = {"weight_update_map": {"policy": agent.path}} if mapped else {}
     trainer = agent.trainer(collectors(agent, kind), **options)
     followed = Followed(agent, trainer)
     before = followed.sent[0]
     trainer.train()
     assert trainer.collected_frames == TOTAL
     assert len(followed.ages) == TOTAL // FRAMES
-    assert (followed.weights() != before).any()
+    assert (agent.weights() != before).any()
     if kind is not MultiAsyncCollector:
         assert followed.ages == [0] * (TOTAL // FRAMES)
-    else:
-        # Workers are a batch or two ahead of the learner.
-        assert followed.ages[-1] < len(followed.sent) - 1
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+def test_weights_of_named_models(strategy):
+    agent = AGENTS["ppo"]()
+    schemes = {"policy": MultiProcessWeightSyncScheme(strategy)}
+    collector = collectors(agent, MultiSyncCollector, weight_sync_schemes=schemes)
+    trainer = agent.trainer(collector, weight_update_map={"policy": agent.path})
+    followed = Followed(agent, trainer)
+    trainer.train()
+    assert followed.ages == [0] * (TOTAL // FRAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("dqn", Collector), ("sac", MultiSyncCollector), ("dqn", MultiAsyncCollector)],
+)
+def test_it_trains_while_frames_come(name, kind):
+    agent = AGENTS[name]()
+    buffer = buffer_of(TOTAL)
+    collector = collectors(agent, kind, replay_buffer=buffer)
+    trainer = agent.trainer(collector, buffer, async_collection=True)
+    before = agent.weights().clone()
+    trainer.train()
+    assert (agent.weights() != before).any()
+    assert collector.stats()["frames"] == buffer.write_count >= TOTAL

@@ -72,6 +72,9 @@ class Agent:
             "log_interval": FRAMES,
         }
 
+    def weights(self):
+        return TensorDict.from_module(self.value).data
+
 
 class PPO(Agent):
     env = staticmethod(pendulum)
@@ -85,7 +88,8 @@ class PPO(Agent):
         super().__init__()
 
     def trainer(self, collector, buffer=None, **options):
-        buffer = buffer or buffer_of(FRAMES, SamplerWithoutReplacement)
+        if buffer is None:
+            buffer = buffer_of(FRAMES, SamplerWithoutReplacement)
         options = {"num_epochs": 1, "replay_buffer": buffer, **self.options, **options}
         return PPOTrainer(collector=collector, **options)
 
@@ -104,7 +108,7 @@ class DQN(Agent):
 
     def trainer(self, collector, buffer=None, **options):
         options = {
-            "replay_buffer": buffer or buffer_of(TOTAL),
+            "replay_buffer": buffer_of(TOTAL) if buffer is None else buffer,
             "target_net_updater": SoftUpdate(self.loss, eps=0.99),
             "greedy_module": self.greedy,
             **self.options,
@@ -126,7 +130,7 @@ class SAC(Agent):
 
     def trainer(self, collector, buffer=None, **options):
         options = {
-            "replay_buffer": buffer or buffer_of(TOTAL),
+            "replay_buffer": buffer_of(TOTAL) if buffer is None else buffer,
             "target_net_updater": SoftUpdate(self.loss, eps=0.99),
             **self.options,
             **options,
@@ -147,17 +151,14 @@ class Followed:
 
     def __init__(self, agent, trainer):
         self.agent = agent
-        self.sent = [self.weights()]
+        self.sent = [agent.weights().clone()]
         self.ages = []
         trainer.register_op("batch_process", self.compare)
         # After the trainer's own, which sends them.
         trainer.register_op("post_steps", self.note)
 
-    def weights(self):
-        return TensorDict.from_module(self.agent.value).data.clone()
-
     def note(self):
-        self.sent.append(self.weights())
+        self.sent.append(self.agent.weights().clone())
 
     def compare(self, batch):
         found = [self.fits(batch, weights) for weights in reversed(self.sent)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import fields
 from typing import Any
 
@@ -48,18 +50,36 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
         ValueError: if there is none such, or its companions mean nothing to it.
     """
     count = given.get("num_collectors")
-    backend = given.get("backend", DIRECT if count is None else "process")
+    backend, source = given.get("backend"), ""
+    if backend is None and (backend := _backend_of_context()) is not None:
+        source = " (chosen by an enclosing torchrl.service_backend)"
+    if backend is None:
+        backend = DIRECT if count is None else "process"
     if backend not in (DIRECT, *_PROCESS, *_ELSEWHERE):
         names = ", ".join(map(repr, (DIRECT, *_ELSEWHERE)))
-        raise ValueError(f"backend {backend!r} is unknown; there are {names}")
+        raise ValueError(f"backend {backend!r}{source} is unknown; there are {names}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
     if count is not None and count > 1:
-        raise ValueError(f"backend 'direct' takes at most one collector, not {count}")
+        raise ValueError(f"backend 'direct'{source} takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):
         if name in given:
-            raise ValueError(f"{name} has no meaning with backend 'direct'")
+            raise ValueError(f"{name} has no meaning with backend 'direct'{source}")
     return DIRECT
+
+
+def _backend_of_context() -> str | None:
+    """Returns the backend that an enclosing ``torchrl.service_backend`` chooses, if there is one.
+
+    TorchRL has no public function for it; its context variable is found by name, and only where
+    TorchRL was imported.
+    """
+    for variable, value in copy_context().items():
+        if variable.name == "torchrl_service_backend" and value is not None:
+            process, backend = value
+            # A forked process inherits the variable, but not the choice.
+            return str(backend) if process == os.getpid() else None
+    return None
 
 
 def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:

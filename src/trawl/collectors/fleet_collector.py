@@ -22,6 +22,7 @@ from trawl.collectors import worker
 from trawl.collectors.assembly import Assembly, Part
 from trawl.collectors.config import CollectorConfig, muted, resolve_devices, warn
 from trawl.collectors.delivery import Delivery, experience
+from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
 from trawl.collectors.lag import LagBound, Lags
@@ -270,7 +271,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         options = self._own.options(self.config, 0, self._frames_asked[0])
         policy = None if self._packed[0] is None else pickle.loads(self._packed[0])
         with muted():
-            one = Collector(self.create_env_fn[0], policy, **options)
+            one = Collector(self.create_env_fn[0], policy, backend=DIRECT, **options)
         with one:
             buffer.extend(experience(one.fake_tensordict()))
         buffer.empty()

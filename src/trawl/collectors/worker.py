@@ -28,6 +28,7 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
+from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.orders import (
     Arrange,
     Broken,
@@ -44,6 +45,7 @@ from trawl.collectors.orders import (
     Written,
 )
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.single import Collector
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import take_process
 from trawl.rollout.block import Block, as_batch
@@ -121,6 +123,9 @@ class CollectorService(Service):
             program.init_fn()
         policy = None if program.policy is None else pickle.loads(program.policy)
         options = dict(program.options)
+        if program.collector_class is Collector:
+            # Whatever a context chooses: a worker may live in the process that made it.
+            options["backend"] = DIRECT
         with muted():
             self.collector = program.collector_class(program.create_env_fn, policy, **options)
         try:
@@ -264,10 +269,12 @@ class CollectorService(Service):
 
     def _name_writes(self, order: Collect) -> bool:
         """Names what is written now to a replay buffer that writes each name once, if it does."""
-        name = getattr(self.collector.config.replay_buffer, "write_as", None)
-        if name is not None:
-            name(order.number)
-        return name is not None
+        buffer = self.collector.config.replay_buffer
+        # Asked of its class: TorchRL's clients of an actor have an attribute of any name.
+        if not hasattr(type(buffer), "write_as"):
+            return False
+        buffer.write_as(order.number)
+        return True
 
     @contextmanager
     def _tell_of_write(self, order: Collect, frames: int) -> Iterator[None]:

@@ -530,6 +530,11 @@ class WeightSyncScheme(ABC):
         return self._strategy.extract_as
 
     @property
+    def strategy_str(self) -> str:
+        """Another name of :attr:`strategy`, which TorchRL's trainers read."""
+        return self.strategy
+
+    @property
     def initialized_on_sender(self) -> bool:
         """Whether this is the sender's end."""
         return self._groups is not None

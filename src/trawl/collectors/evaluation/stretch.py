@@ -11,6 +11,7 @@ from tensordict.nn import InteractionType
 from torch import Tensor
 
 from trawl.collectors.config import muted
+from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.evaluation.environments import freeze
 from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
@@ -84,8 +85,9 @@ class StretchEvaluation:
     def _collector(self, deterministic: bool) -> Collector:
         kind = InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM
         frames = max(1, self.env.batch_size.numel())
+        options: dict[str, Any] = {"frames_per_batch": frames, "exploration_type": kind}
         with muted():
-            return Collector(self.env, self.policy, frames_per_batch=frames, exploration_type=kind)
+            return Collector(self.env, self.policy, backend=DIRECT, **options)
 
     def close(self) -> None:
         """Closes the environment."""
