@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -233,7 +234,7 @@ class _Life:
         self._mail = mail
         self._make = make
         self._lock = threading.Lock()
-        self._breakable = self._closing = False
+        self._breakable = self._closing = self._undisturbed = False
         self._thread = threading.Thread(target=self._run, name="trawl-worker", daemon=True)
         self._thread.start()
 
@@ -244,6 +245,17 @@ class _Life:
             if self._breakable and not again:
                 _raise_in(self._thread, _Stop)
         self._mail.stop()
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Finishes what the service does within, also if it is to be broken off."""
+        self._shield()
+        self._undisturbed = True
+        try:
+            yield
+        finally:
+            self._undisturbed = False
+            self._expose()
 
     @property
     def interrupted(self) -> int:
@@ -291,9 +303,11 @@ class _Life:
 
     def _expose(self) -> None:
         with self._lock:
-            if self._mail.stopping and not self._closing:
+            if self._closing or self._undisturbed:
+                return
+            if self._mail.stopping:
                 raise _Stop
-            self._breakable = not self._closing
+            self._breakable = True
 
     def _shield(self) -> None:
         while True:
@@ -328,3 +342,7 @@ class _RayPort(Port):
     @override
     def interrupted(self) -> int:
         return self._life.interrupted
+
+    @override
+    def undisturbed(self) -> AbstractContextManager[None]:
+        return self._life.undisturbed()

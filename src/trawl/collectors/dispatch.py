@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from trawl.collectors.config import CollectorConfig
 
-DIRECT = "direct"
+DIRECT: Final = "direct"
 _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _PROCESS = ("process", "multiprocessing")
 _RAY = "ray"
