@@ -113,12 +113,12 @@ def test_only_the_same_arguments_go_on(trawl):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["Pendulum-v1", "--env-kwargs", "{"], "must be a JSON object, but it is none"),
+        (["Pendulum-v1", "--env-kwargs", "{"], "must be a JSON object, but it is not valid JSON"),
         (["Pendulum-v1", "--env-kwargs", "[1]"], "but it is [1]"),
         (["Pendulum-v1", "--env-kwargs", '{"gg": 1}'], "can't be made"),
         (["cli_envs:pendulum", "--env-kwargs", '{"g": 1}'], "can't be made: TypeError"),
         (["cli_envs:nothing"], "module 'cli_envs' has no attribute 'nothing'"),
-        (["cli_envs:NUMBER"], "it is no function but int"),
+        (["cli_envs:NUMBER"], "it must be a function, but it is int"),
         (["cli_envs:fails"], "ZeroDivisionError: no environment today"),
         (["nowhere:make"], "No module named 'nowhere'"),
         (["nowhere.py:make"], "nowhere.py: No such file or directory"),

@@ -131,7 +131,7 @@ def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less(trawl):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["--policy", "cli_policies:slow"], "with --policy random, and can't be gone on with as"),
+        (["--policy", "cli_policies:slow"], "with --policy random, and can't be resumed with"),
         (["--format", "parquet"], "with --format memmap"),
         (["--seed", 2], "with --seed 1"),
         (["--max-frames-per-traj", 3], "with --max-frames-per-traj None"),

@@ -119,7 +119,7 @@ def test_a_worker_takes_no_orders_from_another_user(crater):
     _, port = hosted_store(LOOPBACK, 0, 100.0)
     with another_user(port, crater) as other:
         other.plays_the_driver("trawl/1/0")
-        with pytest.raises(AuthenticationError, match="has another key"):
+        with pytest.raises(AuthenticationError, match="have different keys"):
             run_rank_at(Address(LOOPBACK, port, 100.0, "trawl/1/0", KEY))
 
 

@@ -224,9 +224,9 @@ def test_ranks_without_a_key(nursery, name):
         assert ours.pop("TRAWL_KEY") == theirs.pop("TRAWL_KEY")
         driver = here.python(BEGIN + KEYLESS.format(name=name), **ours)
         rank = other.python(RANK + "sys.exit(run_rank())", **theirs)
-        said = f"the ranks have no key in common: whoever reaches {here.address}:29500 can run code"
+        said = f"the ranks share no key: anybody who can reach {here.address}:29500 can run code"
         assert driver.hears().startswith(said)
         if name == "RPCCollector":
-            assert driver.hears().startswith("torch.distributed.rpc asks nobody for a key")
+            assert driver.hears().startswith("torch.distributed.rpc requires no key")
         assert driver.hears() == "over"
         assert [one.end(20) for one in (driver, rank)] == [0, 0]

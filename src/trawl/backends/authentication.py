@@ -72,7 +72,7 @@ class Session:
         self._received += 1
         if not hmac.compare_digest(_tag(self._receiving, self._received, parts), tag):
             raise AuthenticationError(
-                "a message came that the other end of the connection did not send"
+                "a message failed authentication: the other end of the connection did not send it"
             )
 
 
@@ -137,7 +137,7 @@ def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Se
     end.sendall(_digest(name) + own)
     answer = _read(end, 1 + NONCE_BYTES, deadline)
     if answer[:1] != _EXPECTED:
-        raise ConnectionRefusedError(f"no connection {name!r} is expected there")
+        raise ConnectionRefusedError(f"the listener expects no connection {name!r}")
     session = Session(key, name, (own, answer[1:]), client=True)
     end.sendall(session.tag())
     proof = _read(end, TAG_BYTES, deadline)
@@ -145,8 +145,8 @@ def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Se
         session.check(proof)
     except AuthenticationError:
         raise AuthenticationError(
-            "the process that this worker connected to has another key: is TRAWL_KEY the same "
-            "for all processes, or set for none?"
+            "this worker and the process that it connected to have different keys: set TRAWL_KEY "
+            "to the same text for all processes, or for none of them"
         ) from None
     return session
 

@@ -190,8 +190,8 @@ def check_name(name: str) -> None:
         )
     if name != "gloo":
         raise ValueError(
-            f"backend={name!r} can't be used: batches and weights are sent in CPU memory, both "
-            "ways at a time, which is what 'gloo' is for"
+            f"backend={name!r} can't be used: batches and weights are sent from CPU memory in both "
+            "directions at the same time; use 'gloo'"
         )
 
 

@@ -173,7 +173,7 @@ class OrderLine:
         with self._changed:
             self._changed.wait_for(lambda: self._end or self._closed, self.meeting.timeout)
             if self._end is None:
-                raise TimeoutError("nobody connected who knows the key of the worker")
+                raise TimeoutError("the worker did not connect, or does not have the right key")
 
     def _admit(self, end: socket.socket, session: Session) -> None:
         """Takes the worker's connection, and sends what it was told before."""

@@ -42,7 +42,7 @@ def read_private(path: Path) -> bytes:
             raise PermissionError(
                 f"{path} must belong to the user of this process (uid {os.geteuid()}) with mode "
                 f"0600, but it belongs to uid {found.st_uid} and has mode "
-                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, take a "
-                "folder of a file system that keeps owners and modes"
+                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, use "
+                "a folder on a file system that supports owners and modes"
             )
         return file.read()

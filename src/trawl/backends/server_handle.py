@@ -60,7 +60,7 @@ class ServerHandle:
             # It died, and the next one may live.
             cls._known.pop((os.getpid(), method), None)
         raise RuntimeError(
-            f"the process that workers come from died {_MOST_SERVERS} times in a row: what it "
+            f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
             "printed may tell why (a module that can't be imported, or too little memory)"
         )
 

@@ -50,7 +50,7 @@ class EnvFactory:
             return None
         factory = find(what, loaded, name)
         if not callable(factory):
-            raise CliError(f"{what}: it is no function but {type(factory).__name__}")
+            raise CliError(f"{what}: it must be a function, but it is {type(factory).__name__}")
         return factory
 
 
@@ -65,7 +65,9 @@ def env_kwargs(args: Collect | Evaluate) -> dict[str, Any]:
     try:
         found = json.loads(args.env_kwargs)
     except (RecursionError, ValueError) as error:
-        raise CliError(f"--env-kwargs must be a JSON object, but it is none: {error}") from None
+        raise CliError(
+            f"--env-kwargs must be a JSON object, but it is not valid JSON: {error}"
+        ) from None
     if not isinstance(found, dict):
         raise CliError(
             f"--env-kwargs must be a JSON object, as '{{\"g\": 9.8}}', but it is {args.env_kwargs}"

@@ -45,8 +45,8 @@ def begun(args: Collect, directory: Path) -> dict[str, Any]:
         _same(directory, "--seed", facts.get("seed"), args.seed)
     if facts.get("policy_sha256") != fingerprint(args.policy):
         raise CliError(
-            f"{args.policy} is not the file any more that {directory} was collected with: collect "
-            "into another --out, without --resume"
+            f"{args.policy} has changed since {directory} was collected with it: collect into "
+            "another --out, without --resume"
         )
     return facts
 
@@ -81,6 +81,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 def _same(directory: Path, name: str, before: Any, now: Any) -> None:
     if before != now:
         raise CliError(
-            f"{directory} was collected with {name} {shown(before)}, and can't be gone on with as "
+            f"{directory} was collected with {name} {shown(before)}, and can't be resumed with "
             f"{name} {now}: give the same, or another --out without --resume"
         )

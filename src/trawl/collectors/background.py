@@ -96,7 +96,7 @@ class Background:
     def _wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
         if not self._changed.wait_for(condition, left):
-            raise TimeoutError("the batch that is being collected was not finished in time")
+            raise TimeoutError("the batch under way was not finished within the time limit")
 
     def stop(self, timeout: float | None = None) -> None:
         """Ends the thread after the turn that it is at.

@@ -448,7 +448,9 @@ class Fleet:
         while any(member.orders for member in self.members):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise TimeoutError("the batches that workers are at were not finished in time")
+                raise TimeoutError(
+                    "the workers did not finish their current batches within the time limit"
+                )
             self._pump(left)
 
     def _pump_until(self, reached: Callable[[], bool]) -> None:

@@ -87,9 +87,9 @@ def _common_key(host: str, port: int) -> bytes:
     found = environment_key(host, port)
     if found is None:
         warn(
-            f"the ranks have no key in common: whoever reaches {host}:{port} can run code as this "
-            f"user. Set {VARIABLE} to the same text for all of them, which nobody else knows "
-            f"(export {VARIABLE}=$(openssl rand -hex 32)), if not all in that network are trusted"
+            f"the ranks share no key: anybody who can reach {host}:{port} can run code as this "
+            f"user. Unless you trust everybody in that network, set {VARIABLE} to the same secret "
+            f"text for all ranks (export {VARIABLE}=$(openssl rand -hex 32))"
         )
     return found or b""
 

@@ -121,8 +121,8 @@ class RPCCollector(RemoteCollector):
         host = place.host or LOOPBACK
         if not is_loopback(own_address(host, place.port or 0)):
             warn(
-                f"torch.distributed.rpc asks nobody for a key: whoever reaches its port at {host} "
-                "can run code as this user. A DistributedCollector does the same without it"
+                f"torch.distributed.rpc requires no key: anybody who can reach its port at {host} "
+                "can run code as this user. DistributedCollector does the same without RPC"
             )
         return RpcBackend(
             place.launcher,

@@ -225,8 +225,8 @@ def _dict(tree: Mapping[str, Any]) -> spaces.Dict:
 def _box(entry: Entry) -> Space[Any]:
     if entry.dtype is None:
         raise ValueError(
-            f"entry {show_key(entry.key)} is text, whose space the frames don't tell: give the "
-            "environment that they are of"
+            f"entry {show_key(entry.key)} is text, and the frames don't define its space: give "
+            "the environment that they come from"
         )
     if entry.dtype == torch.bool:
         return spaces.MultiBinary(entry.shape)

@@ -94,7 +94,9 @@ class StoredEpisodes:
         with _telling(path), pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
             if reader.num_record_batches != 1:
-                raise ValueError(f"it holds {reader.num_record_batches} parts, and not one")
+                raise ValueError(
+                    f"it holds {reader.num_record_batches} record batches, but must hold one"
+                )
             batch = reader.get_batch(0)
             # What lies outside of its memory would be read otherwise.
             batch.validate(full=True)
