@@ -20,7 +20,7 @@ from trawl.testing.puppet import Puppet
 
 METHODS = ["forkserver", "spawn"]
 # Seconds after which a test fails. None takes longer for it.
-PATIENCE = 100
+PATIENCE = 300
 HERE = str(Path(__file__).parent)
 
 # Scripts begin with this. What they print is what is checked.

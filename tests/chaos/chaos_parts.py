@@ -26,7 +26,7 @@ from trawl.collectors import MultiCollector
 from trawl.testing import Ledger, NumberedEnv
 
 # Nothing that is waited for here takes longer on a slow machine, unless it never comes.
-PATIENCE = 100
+PATIENCE = 300
 LENGTHS = (4, 1, 7)
 _MOST_LIVES = 12
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # Seconds after which a process counts as stuck.
-PATIENCE = 100
+PATIENCE = 300
 TRAWL = [sys.executable, "-m", "trawl"]
 # Processes of their own find the policies too.
 ENVIRONMENT = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trawl.collectors import Collector
 
 # Nothing a test waits for takes longer, unless it is stuck.
-PATIENCE = 60
+PATIENCE = 300
 
 
 def named(value: object) -> str:

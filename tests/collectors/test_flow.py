@@ -15,7 +15,7 @@ from trawl.collectors import Collector, MultiSyncCollector
 from trawl.collectors.flow import Flow
 from trawl.testing import FaultyEnv, NumberedEnv
 
-PATIENCE = 60
+PATIENCE = 300
 SAMPLE = 8
 
 

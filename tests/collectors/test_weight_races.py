@@ -16,7 +16,7 @@ from trawl.collectors import MultiAsyncCollector, MultiSyncCollector, PolicyVers
 from trawl.weight_update import MultiProcessedWeightUpdater, SharedMemWeightSyncScheme
 
 BOTH = pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
-PATIENCE = 60
+PATIENCE = 300
 
 
 class Remembering(Chooser):

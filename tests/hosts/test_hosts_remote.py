@@ -7,7 +7,7 @@ from distributed_parts import CLASSES
 from hosts_parts import of_local_workers
 from network import network
 
-PATIENCE = 100
+PATIENCE = 300
 NAMES = [cls.__name__ for cls in CLASSES]
 BEGIN = """
 import os, warnings

@@ -19,7 +19,7 @@ from trawl.weight_update import RayWeightSyncScheme
 
 BOTH = pytest.mark.parametrize("backend", ["object_store", "gloo"])
 ASKED = {"num_cpus": 0, "memory": 0}
-PATIENCE = 100
+PATIENCE = 300
 
 
 def stamps(batch: Any) -> set[tuple[int, int]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 # Nothing that is waited for takes longer, unless it never comes.
-PATIENCE = 100
+PATIENCE = 300
 METHODS = ["fork", "spawn", "forkserver"]
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(

@@ -69,7 +69,7 @@ class BackendConformance:
     shares_memory: bool = True
     concurrent: bool = True
     kills_by_signal: bool = True
-    patience: float = 100.0
+    patience: float = 300.0
     many: int = 16
 
     #: Tests that a subclass leaves out, with the ability that it lacks.
