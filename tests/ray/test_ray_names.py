@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,15 @@ from trawl.collectors.distributed import RayCollector
 from trawl.weight_update import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
 
 ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def actors_are_sent_this_code() -> Iterator[None]:
+    """Actors can't import this file, so classes that are defined here go to them by value."""
+    here = sys.modules[__name__]
+    ray.cloudpickle.register_pickle_by_value(here)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(here)
 
 
 def policy(value: float | None = None) -> TensorDictModule:
@@ -120,10 +131,11 @@ def test_an_actor_that_is_a_collector_is_called_with_weights(cluster):
 def test_the_module_of_a_transform_in_an_actor(cluster, backend):
     module = pytest.importorskip("torchrl.envs.transforms.module")
     envs = pytest.importorskip("torchrl.envs")
-    scorer = TensorDictModule(nn.Linear(3, 1), ["observation"], ["score"])
+    # It writes what is there already: TorchRL asks for a spec of anything else.
+    encoder = TensorDictModule(nn.Linear(3, 3), ["observation"], ["observation"])
     scheme = RayModuleTransformScheme(backend=backend)
     transform = module.RayModuleTransform(
-        module=scorer, weight_sync_scheme=scheme, num_cpus=0, num_gpus=0
+        module=encoder, weight_sync_scheme=scheme, num_cpus=0, num_gpus=0
     )
     env = envs.TransformedEnv(envs.GymEnv("Pendulum-v1"), transform)
     with Collector(
@@ -132,10 +144,10 @@ def test_the_module_of_a_transform_in_an_actor(cluster, backend):
         frames_per_batch=5,
         weight_sync_schemes={"transform_module": scheme},
     ) as collector:
-        new = {"module.weight": torch.zeros(1, 3), "module.bias": torch.full((1,), 7.0)}
+        new = {"module.weight": torch.zeros(3, 3), "module.bias": torch.full((3,), 7.0)}
         collector.update_policy_weights_(new, model_id="transform_module")
         batch = collector.next()
-    assert (batch["next", "score"] == 7.0).all()
+    assert (batch["next", "observation"] == 7.0).all()
 
 
 def test_a_transform_is_needed():
