@@ -1,4 +1,4 @@
-"""What tests of examples have in common; they may connect to Ray: the next test begins without."""
+"""Shared fixtures of the tests of examples."""
 
 import importlib
 import sys
@@ -13,13 +13,17 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
-def no_cluster_is_left() -> Iterator[None]:
-    """Ends the connection to Ray that an example has made."""
+def no_service_is_left() -> Iterator[None]:
+    """Ends the connection to Ray and the process of W&B that an example has started."""
     yield
     if "ray" in sys.modules:
         import ray
 
         ray.shutdown()
+    if "wandb" in sys.modules:
+        import wandb
+
+        wandb.teardown()
 
 
 @pytest.fixture

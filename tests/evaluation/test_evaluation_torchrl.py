@@ -68,9 +68,17 @@ def test_vecnorm_is_frozen() -> None:
         env.rollout(20, break_when_any_done=False)
     with Evaluator(env, linear(), num_trajectories=4) as evaluator:
         first = evaluator.evaluate().episodes.returns.tolist()
+        # The collector's first reset was before; after that nothing has moved.
         mean = env.transform.loc["observation"].clone()
         assert evaluator.evaluate().episodes.returns.tolist() == first
         assert torch.equal(env.transform.loc["observation"], mean)
+
+
+def test_vecnorm_that_has_seen_nothing_is_taken() -> None:
+    env = TransformedEnv(plain(), VecNormV2(in_keys=["observation"]))
+    with Evaluator(env, linear(), num_trajectories=2) as evaluator:
+        first = evaluator.evaluate().episodes.returns.tolist()
+        assert evaluator.evaluate().episodes.returns.tolist() == first
 
 
 def recorded(folder: str) -> Any:

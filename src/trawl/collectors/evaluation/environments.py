@@ -137,12 +137,21 @@ def freeze(env: Any) -> None:
     An evaluation must not move the means that it normalises by, or its result would depend on
     how often there was one.
     """
+    freeze_wrappers(env)
     for layer in _layers(env):
-        if isinstance(layer, _WRAPPERS):
-            if hasattr(layer, "update_running_mean"):
-                layer.update_running_mean = False
-        elif hasattr(type(layer), "frozen_copy"):
+        if not isinstance(layer, _WRAPPERS) and hasattr(type(layer), "frozen_copy"):
             layer.freeze()
+
+
+def freeze_wrappers(env: Any) -> None:
+    """Stops the statistics of Gymnasium's wrappers from being updated.
+
+    Unlike TorchRL's transforms, they normalise without having seen anything: they can be frozen
+    before the first reset.
+    """
+    for layer in _layers(env):
+        if isinstance(layer, _WRAPPERS) and hasattr(layer, "update_running_mean"):
+            layer.update_running_mean = False
 
 
 def _layers(env: Any) -> Iterator[Any]:

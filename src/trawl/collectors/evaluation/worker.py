@@ -11,6 +11,7 @@ from trawl.collectors.evaluation.environments import (
     Video,
     dump_videos,
     freeze,
+    freeze_wrappers,
     seeded,
     simulators,
     video_of,
@@ -41,6 +42,8 @@ class EvaluationCollector(Collector):
         **options: Any,
     ) -> None:
         env = build_env(create_env_fn, options.pop("create_env_kwargs", None))
+        # Before the first reset, which would count towards statistics that the learner shares.
+        freeze_wrappers(env)
         if policy_factory is not None:
             options["policy_factory"] = partial(made_policy, policy_factory, env)
         try:
