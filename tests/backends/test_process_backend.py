@@ -5,9 +5,11 @@ import gc
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -671,6 +673,45 @@ def test_a_copy_of_the_parent_does_not_keep_workers_alive():
             assert gone(handles)
         finally:
             os.kill(copy, signal.SIGKILL)
+
+
+class Undisturbed:
+    """Is told to stop while it does what may not be broken off; another thread takes the signal."""
+
+    def __init__(self, port):
+        self.port = port
+        self.busy = False
+        # Python writes there when the process has the signal, whichever thread has taken it.
+        self.told, bell = socket.socketpair()
+        bell.setblocking(False)
+        signal.set_wakeup_fd(bell.fileno())
+        self.bell = bell
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def handle(self, content):
+        self.busy = True
+
+    def work(self):
+        with self.port.undisturbed():
+            self.port.send("begun")
+            self.told.recv(1)
+            self.port.send("done")
+        self.port.send("went on")
+
+    def close(self):
+        self.port.send("closed")
+
+
+def test_what_is_not_to_be_broken_off_is_done_though_there_are_other_threads(backend):
+    worker = backend.launch(0, Undisturbed)
+    worker.send("go")
+    (begun,) = events_of(backend, 1)
+    assert begun.content == "begun"
+    worker.stop()
+    *said, death = events_of(backend, 3)
+    assert [event.content for event in said] == ["done", "closed"]
+    assert isinstance(death, Death)
+    assert death.expected
 
 
 # --- names

@@ -340,6 +340,36 @@ def test_environments_are_closed_at_the_end(cls, method, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
+def jammed():
+    class Jammed(NumberedEnv):
+        def close(self):
+            raise OSError("the door is jammed")
+
+    return [lambda i=i: Jammed(i) for i in range(2)]
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["inline", "forkserver"])
+def test_an_environment_that_fails_to_close_leaves_nothing_else_open(cls, method):
+    options = {"start_method": method, "total_frames": -1, "replay_buffer": Buffer()}
+    collector = make(cls, create_env_fn=jammed(), **options)
+    collector.start()
+    with pytest.raises(OSError, match="jammed"):
+        collector.shutdown()
+    assert collector.closed
+    assert not collector.is_running()
+
+
+@BOTH
+def test_an_environment_that_fails_to_close_hides_no_other_error(cls):
+    options = {"total_frames": -1, "replay_buffer": Buffer()}
+    with pytest.raises(KeyError, match="of the user"):
+        with make(cls, create_env_fn=jammed(), **options) as collector:
+            collector.start()
+            raise KeyError("of the user")
+    assert collector.closed
+
+
 @BOTH
 def test_a_collector_that_is_forgotten_ends(cls):
     collector = make(cls, start_method="forkserver")

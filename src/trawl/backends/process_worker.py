@@ -59,11 +59,16 @@ def run(wire: int, board: int) -> NoReturn:
 # Whether the worker is ending already. (To ignore the signal from then on would not do: Python
 # tells on stderr of one that comes at that very moment.)
 _ending = False
+# Whether the worker may not be broken off now, and whether it was told to end meanwhile. Blocking
+# the signal is not enough: another thread takes it then, and Python raises in the main one anyway.
+_undisturbed = _late = False
 
 
 def _stop(signum: int, frame: Any) -> None:
-    global _ending
-    if not _ending:
+    global _ending, _late
+    if _undisturbed:
+        _late = True
+    elif not _ending:
         _ending = True
         raise _Stop
 
@@ -156,11 +161,14 @@ class _ProcessPort(Port):
     @override
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        global _undisturbed
+        _undisturbed = True
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _undisturbed = False
+        if _late:
+            _stop(signal.SIGTERM, None)
 
 
 def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:

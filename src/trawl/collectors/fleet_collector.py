@@ -556,12 +556,20 @@ class FleetCollector(FleetControl, OptionAttributes):
                 "with the workers that they live in"
             )
         self._closing_time = timeout
-        if self._background is not None and not self.closed:
-            # The thread waits for workers: it goes when they do.
-            self._background.let_go()
-            self._close(close_env)
-        super().shutdown(timeout, close_env, raise_on_error)
-        self._count_written()
+        try:
+            if self._background is not None and not self.closed:
+                # The thread waits for workers: it goes when they do.
+                self._background.let_go()
+                self._close(close_env)
+        except Exception:
+            if raise_on_error:
+                raise
+        finally:
+            # Whatever an environment raises as it closes, nothing else is left open or uncounted.
+            try:
+                super().shutdown(timeout, close_env, raise_on_error)
+            finally:
+                self._count_written()
 
     def __del__(self) -> None:
         # Environments are closed, if that is a matter of seconds.
