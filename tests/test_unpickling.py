@@ -51,6 +51,9 @@ PLACES = {
     "collectors/worker.py: CollectorService.handle": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,
     "weight_update/board.py: _File.__init__": NAMELESS,
+    "weight_update/rpc_transport.py: RPCTransport.send_weights_async": RPC,
+    "weight_update/shared_transport.py: "
+    "SharedMemTransport.setup_connection_and_weights_on_receiver": SOCKET_PAIR,
     "weight_update/tensors.py: unpacked_extra": CARRIED,
 }
 

@@ -259,6 +259,30 @@ def test_a_client_takes_nobody_for_the_driver():
         thread.join()
 
 
+def test_an_error_with_one_connection_does_not_end_the_others(door, capfd):
+    def fail(end, session=None):
+        raise ValueError(f"trouble {'at first' if session else 'later'}")
+
+    def watch(end, session):
+        door.listener.watch(end, lambda: fail(end, end.recv(1) and None))
+        door.came.set()
+
+    door.listener.expect("first", KEY, fail)
+    door.listener.expect("watched", KEY, watch)
+    first, watched = door.connect("first")[0], door.connect("watched")[0]
+    assert door.came.wait(PATIENCE)
+    with first, watched:
+        watched.sendall(b"x")
+        assert watched.recv(1) == b""
+    door.came.clear()
+    door.expect("worker")
+    door.connect("worker")[0].close()
+    assert door.came.wait(PATIENCE)
+    said = capfd.readouterr().err
+    assert "trouble at first" in said
+    assert "trouble later" in said
+
+
 def test_strangers_do_not_delay_a_worker(door, monkeypatch):
     """Not by saying nothing, nor garbage, nor half of a greeting; whatever they are waited for."""
     monkeypatch.setattr(listeners, "GREETING_SECONDS", 1000.0)

@@ -363,10 +363,15 @@ def test_an_environment_that_fails_to_close_leaves_nothing_else_open(cls, method
 @BOTH
 def test_an_environment_that_fails_to_close_hides_no_other_error(cls):
     options = {"total_frames": -1, "replay_buffer": Buffer()}
-    with pytest.raises(KeyError, match="of the user"):
-        with make(cls, create_env_fn=jammed(), **options) as collector:
+    collector = make(cls, create_env_fn=jammed(), **options)
+
+    def use():
+        with collector:
             collector.start()
             raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        use()
     assert collector.closed
 
 

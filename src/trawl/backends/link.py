@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from trawl.backends.authentication import NONCE_BYTES, Session
+from trawl.backends.authentication import NONCE_BYTES, AuthenticationError, Session
 from trawl.backends.network import listening, own_address
 from trawl.backends.remote_packing import Packed, seal, unseal
 
@@ -30,6 +30,8 @@ _FRAME, _LARGEST_FRAME = 2048, 1 << 18
 # What it is, whether buffers are in it too, bytes of all that is, bytes of the sealed pickle, how
 # many buffers there are, and the size that the next message begins with; then the buffers' sizes.
 _HEAD = struct.Struct("!B?QQIQ")
+# No message is as large: its memory has more bytes than any machine.
+_MOST = 1 << 48
 FOREVER = timedelta(days=3650)
 # What a rank says of itself in the store before it joins; or what is said of it.
 STATE, _COMING, GONE = "state", b"coming", b"gone"
@@ -39,7 +41,7 @@ _NONCE = "nonce"
 
 @dataclass(frozen=True)
 class Address:
-    """Where two ranks meet: a TCP store, and names in it.
+    """A place where two ranks meet: a TCP store, and names in it.
 
     Attributes:
         host: its host.
@@ -61,7 +63,7 @@ class Address:
         return dist.TCPStore(self.host, self.port, None, False, limit, False)
 
     def names(self) -> Any:
-        """The same, for the names of this meeting alone."""
+        """Connects to the store, for the names of this meeting alone."""
         return dist.PrefixStore(self.prefix, self.client())
 
     def meet(self, rank: int) -> Session:
@@ -139,14 +141,18 @@ class Link:
             self._sent = torch.empty(following, dtype=torch.uint8)
 
     def receive(self) -> Packed:
-        """The next message; waits for it.
+        """Returns the next message; waits for it.
 
         Raises:
-            RuntimeError: if the other rank is gone, or did not send what came.
+            RuntimeError: if the other rank is gone.
+            AuthenticationError: if it did not send what came.
         """
         self._take(self._received)
         data, room = self._received.numpy().tobytes(), len(self._received)
         verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
+        begin = _HEAD.size + 8 * count
+        # A stranger may be in the group, and the tag comes last.
+        _check(begin + nbytes <= total <= _MOST and _FRAME <= following <= _LARGEST_FRAME)
         if total > room:
             rest = torch.empty(total - room, dtype=torch.uint8)
             self._take(rest)
@@ -154,7 +160,7 @@ class Link:
         if following != room:
             self._received = torch.empty(following, dtype=torch.uint8)
         sizes = struct.unpack_from(f"!{count}Q", data, _HEAD.size)
-        begin = _HEAD.size + 8 * count
+        _check(begin + nbytes + sum(sizes) <= (total if inside else _MOST))
         body, begin = data[begin : begin + nbytes], begin + nbytes
         buffers = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         for buffer in buffers:
@@ -168,6 +174,11 @@ class Link:
 
     def _take(self, tensor: Tensor) -> None:
         self._group.recv([tensor], self._peer, 0).wait(FOREVER)
+
+
+def _check(possible: bool) -> None:
+    if not possible:
+        raise AuthenticationError("what came is no message: the other end did not send it")
 
 
 def over(memory: Any) -> Tensor:

@@ -8,6 +8,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -137,8 +138,16 @@ class Listener:
                     return
                 # It may have been dropped since, and its number given to another.
                 if self._selector.get_map().get(key.fd) is key:
-                    key.data()
+                    self._handle(key.data)
             self._drop_late()
+
+    @staticmethod
+    def _handle(event: Callable[[], None]) -> None:
+        try:
+            event()
+        except Exception:
+            # The trouble of one connection is not to end the thread that serves all others.
+            traceback.print_exc()
 
     def _patience(self) -> float | None:
         for guest in self._guests.values():
@@ -186,11 +195,19 @@ class Listener:
             end.close()
             return
         end.setblocking(True)
-        expected.admit(end, session)
+        try:
+            expected.admit(end, session)
+        except BaseException:
+            end.close()
+            raise
 
     def _hear(self, end: socket.socket, readable: Callable[[], bool]) -> None:
-        if not readable():
-            self._drop(end)
+        go_on = False
+        try:
+            go_on = readable()
+        finally:
+            if not go_on:
+                self._drop(end)
 
     def _drop(self, end: socket.socket) -> None:
         self._guests.pop(end, None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.authentication import KEY_BYTES, derived_key
+from trawl.backends.authentication import KEY_BYTES, AuthenticationError, derived_key
 from trawl.backends.launch import Launcher
 from trawl.backends.lifeline import Lifeline, Lifelines, Line
 from trawl.backends.link import GONE, STATE, Address, Link, hosted_store
@@ -156,8 +156,6 @@ class ProcessGroupBackend(RemoteBackend):
         """By what the next rank is to have its orders; the first is its task."""
         orders = OrderLine(self._listener, address.prefix, address.key, address.timeout)
         orders.send(pack(MESSAGE, task))
-        place = f"{self._listener.host} {self._listener.port}"
-        self._store.set(f"{address.prefix}/{_ORDERS}", place)
         return orders
 
     @property
@@ -179,6 +177,9 @@ class ProcessGroupBackend(RemoteBackend):
         """Runs what listens to a worker, which comes to an address; and holds its lifeline."""
         if self._lifelines is not None:
             self._lifelines.watch(address.prefix, address.key, worker.lose)
+        # Only now may it come: with its first order it connects its lifeline.
+        place = f"{self._listener.host} {self._listener.port}"
+        self._store.set(f"{address.prefix}/{_ORDERS}", place)
         living = {other: thread for other, thread in self._threads.items() if thread.is_alive()}
         self._threads = {**living, worker: threading.Thread(target=listen, daemon=True)}
         self._threads[worker].start()
@@ -243,9 +244,13 @@ class _Rank(MetWorker):
         self.linked()
         talk = threading.Thread(target=self._talk, args=(link,), daemon=True)
         talk.start()
+        why = None
         while self.ended is None:
             try:
                 packed = link.receive()
+            except AuthenticationError as error:
+                why = f"was given up: {error}"
+                break
             except RuntimeError:
                 break
             self.heard(packed)
@@ -254,7 +259,7 @@ class _Rank(MetWorker):
         self.put(None)
         talk.join(5.0)
         del link
-        self.cut()
+        self.cut(why)
 
     def _talk(self, link: Link) -> None:
         while (packed := self._outbox.get()) is not None:

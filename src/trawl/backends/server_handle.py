@@ -75,7 +75,7 @@ class ServerHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked."""
+        """Tells whether it can still be asked."""
         return self._process.poll() is None
 
     def reap(self, pid: int) -> int | None:
@@ -235,7 +235,7 @@ def _started(fd: int, spawn: bool) -> subprocess.Popen[bytes]:
 
 
 def _preloaded() -> tuple[str, ...]:
-    """What to import there: what workers need, and TorchRL if it is in use here."""
+    """Names of the modules to import there: what workers need, and TorchRL if it is in use here."""
     more = ("torchrl.envs", "torchrl.data") if "torchrl" in sys.modules else ()
     return (*server.PRELOADED, *more)
 

@@ -37,7 +37,7 @@ class FamiliarAttributes:
 
     @property
     def compiled_policy(self) -> bool:
-        """Whether the policy is compiled."""
+        """Tells whether the policy is compiled."""
         return getattr(self, "compile_policy", None) not in (False, None)
 
     @property

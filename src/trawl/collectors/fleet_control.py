@@ -170,12 +170,12 @@ class FleetControl(BaseCollector):
         return {**workers, POLICY: self._channel}
 
     def _is_here(self, model_id: str) -> bool:
-        """Whether a model is in this process, and not in workers: in the buffer that it writes."""
+        """Tells whether a model is in this process, in the buffer, and not in workers."""
         return model_id.startswith("replay_buffer") and not self._workers_write
 
     @property
     def _workers_write(self) -> bool:
-        """Whether workers write into the replay buffer themselves."""
+        """Tells whether workers write into the replay buffer themselves."""
         return False
 
     def _know(self, index: int, ready: Ready) -> None:
@@ -212,7 +212,7 @@ class FleetControl(BaseCollector):
         return sorted(set(self._channel.chosen(numbers)))
 
     def _acting_devices(self) -> list[torch.device]:
-        """Where each worker's policy runs: where it was given, if nothing else was asked for."""
+        """Returns the device of each worker's policy, which is by default where it was given."""
         return [
             one.policy or next((t.device for t in tensors_of(policy)), torch.device("cpu"))
             for one, policy in zip(self.devices, self._own.policies, strict=True)

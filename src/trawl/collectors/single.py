@@ -287,7 +287,7 @@ class Collector(BaseCollector):
 
     @property
     def _overrides_rollout(self) -> bool:
-        """Whether a subclass collects batches in its own way."""
+        """Tells whether a subclass collects batches in its own way."""
         return type(self).rollout is not Collector.rollout
 
     def _turn(self) -> TensorDictBase | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import weights_of
 
 # Seconds in which PyTorch would give up by itself; without a limit of the caller's nobody should.
@@ -97,8 +98,10 @@ class DistributedTransport:
         Raises:
             TimeoutError: if it takes longer than ``timeout`` seconds.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self._store is not None and self._taken < self._count:
-            if not self._told(f"{self._prefix}/taken/{self._taken}", timeout):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._told(f"{self._prefix}/taken/{self._taken}", left):
                 raise TimeoutError(f"rank {self.rank} took no weights within {timeout:.3g} s")
             self._taken += 1
         self._finish()
@@ -178,11 +181,7 @@ class DistributedTransport:
             found = torch.empty_like(tensor, memory_format=torch.contiguous_format)
             torch.distributed.recv(found, 0)
             tensor.copy_(found)
-        form = strategy or WeightStrategy()
-        given = weights_of(self.weights_buffer.clone())
-        if into is not None:
-            form.apply_weights(into, given)
-        return in_form(given, form.extract_as)
+        return take_in(weights_of(self.weights_buffer.clone()), into, strategy)
 
     # --- both
 

@@ -17,7 +17,7 @@ from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver
-from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
 from trawl.weight_update.tensors import weights_of
 from trawl.weight_update.transports import TransportBackend
 
@@ -292,7 +292,7 @@ class RayTransport:
         if not scheme.initialized_on_sender:
             first = in_form(weights_of(weights), "tensordict")
             scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
-            self._found_registry().put.remote(self._key, scheme)
+            import_ray().get(self._found_registry().put.remote(self._key, scheme))
             scheme.connect()
         version, self._next_version = self._next_version, None
         scheme.commit(scheme.prepare(weights, [0]), version)
@@ -308,8 +308,11 @@ class RayTransport:
             TimeoutError: if it takes longer.
         """
         if self._call is not None:
+            ready, _ = import_ray().wait([self._call], timeout=timeout)
+            if not ready:
+                raise TimeoutError(f"the actor took no weights within {timeout:.3g} s")
             call, self._call = self._call, None
-            import_ray().get(call, timeout=timeout)
+            import_ray().get(call)
         elif self._scheme.synchronized_on_sender:
             self._scheme.wait_async(timeout)
         else:
@@ -372,16 +375,12 @@ class RayTransport:
         inbox = self._scheme.inbox
         if not inbox.wait(timeout):
             return None
-        form = strategy or WeightStrategy()
         into = next((one for one in (model, weights, self._model) if one is not None), None)
         taken: list[Any] = []
 
         def use(posted: Posted) -> None:
             self.model_version = posted.version
-            given = posted.copy()
-            if into is not None:
-                form.apply_weights(into, given)
-            taken.append(in_form(given, form.extract_as))
+            taken.append(take_in(posted.copy(), into, strategy))
 
         inbox.take(use)
         return taken[0]

@@ -46,7 +46,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
 
     @property
     def batches_since_weight_update(self) -> list[int]:
-        """How many batches each worker has delivered since its last update."""
+        """Number of batches that each worker has delivered since its last update."""
         return [self._delivered(i) - self._sent.get(i, 0) for i in self.all_worker_ids()]
 
     def _delivered(self, worker_id: int) -> int:

@@ -6,7 +6,7 @@ import queue
 from collections import defaultdict
 from typing import Any
 
-from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
 from trawl.weight_update.tensors import Weights, weights_of
 
 # What came for receivers of this process that are no collectors, by their number.
@@ -64,11 +64,15 @@ class RPCTransport:
     def send_weights_async(self, weights: Any) -> None:
         """Sends weights, in any form; :meth:`wait_ack` waits until the receiver has them.
 
+        Those sent before have to be there by then, as RPC may bring calls in another order.
+
         Raises:
-            RuntimeError: if the transport has no receiver.
+            RuntimeError: if the transport has no receiver, or that has ended.
+            Exception: what the collector there raised because of those sent before.
         """
         from torch.distributed import rpc
 
+        self.wait_ack()
         given = weights_of(weights)
         # They are sent later: copies stay as they are now.
         copies = {name: tensor.detach().cpu().clone() for name, tensor in given.tensors.items()}
@@ -119,11 +123,7 @@ class RPCTransport:
                 found = inbox.get_nowait()
         except queue.Empty:
             return None
-        form, given = strategy or WeightStrategy(), weights_of(found)
-        into = model if model is not None else weights
-        if into is not None:
-            form.apply_weights(into, given)
-        return in_form(given, form.extract_as)
+        return take_in(weights_of(found), model if model is not None else weights, strategy)
 
     def setup_connection_and_weights_on_receiver(
         self,

@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from trawl.weight_update.board import Board, Posted, Reader
 from trawl.weight_update.packing import Packing, writer
 from trawl.weight_update.shipments import by_worker
-from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import packed_extra, weights_of
 
 
@@ -224,7 +224,7 @@ class SharedMemTransport:
         _put_up(self._sending(), weights, [self])
 
     def send_weights_async(self, weights: Any) -> None:
-        """The same: it never waits."""
+        """Puts weights up for all receivers, and never waits."""
         self.send_weights(weights)
 
     def notify(self) -> None:
@@ -295,11 +295,7 @@ class SharedMemTransport:
         def use(posted: Posted) -> None:
             if posted.slot is None:
                 return
-            strategy_ = strategy or WeightStrategy()
-            found = posted.copy()
-            if into is not None:
-                strategy_.apply_weights(into, found)
-            taken.append(in_form(found, strategy_.extract_as))
+            taken.append(take_in(posted.copy(), into, strategy))
 
         self.reader.take(use)
         self.send_ack()

@@ -96,6 +96,23 @@ def in_form(weights: Weights, form: str) -> Any:
     return nested
 
 
+def take_in(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
+    """Puts weights that were received into a model or tensors, if there are any.
+
+    Args:
+        weights: what was received.
+        into: a module, a TensorDict or a dict of tensors; or None.
+        strategy: how they are put there, and the form that they are returned in.
+
+    Returns:
+        The weights in that form.
+    """
+    form = strategy or WeightStrategy()
+    if into is not None:
+        form.apply_weights(into, weights)
+    return in_form(weights, form.extract_as)
+
+
 def _swap(module: nn.Module, weights: Weights) -> None:
     packing = Packing.of(module)
     found = packing.match(weights.tensors, type(module).__name__)

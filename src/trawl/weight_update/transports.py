@@ -1,11 +1,11 @@
-"""What a way of weights to one receiver can do, and the way by queues."""
+"""The interfaces of a way of weights to one receiver, and the way by queues."""
 
 from __future__ import annotations
 
 import queue
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from trawl.weight_update.strategy import WeightStrategy, in_form
+from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import Weights, weights_of
 
 #: Places of workers that :meth:`WeightSyncScheme.from_backend` knows a scheme for.
@@ -129,13 +129,9 @@ class MPTransport:
             found = self.weight_queue.get(timeout=self.timeout if timeout is None else timeout)
         except queue.Empty:
             return None
-        form = strategy or WeightStrategy()
-        given = Weights(*found)
-        into = model if model is not None else weights
-        if into is not None:
-            form.apply_weights(into, given)
+        taken = take_in(Weights(*found), model if model is not None else weights, strategy)
         self.send_ack()
-        return in_form(given, form.extract_as)
+        return taken
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Does nothing: the queues are there, and the first weights come by ``send_weights``."""

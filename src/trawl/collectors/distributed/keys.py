@@ -40,7 +40,7 @@ def environment_key(host: str, port: int) -> bytes | None:
 
 
 def _within_this_machine(host: str, port: int) -> bool:
-    """Whether all ranks are processes of this machine."""
+    """Tells whether all ranks are processes of this machine."""
     everywhere = os.environ.get("WORLD_SIZE")
     if everywhere is not None and os.environ.get("LOCAL_WORLD_SIZE") == everywhere:
         return True

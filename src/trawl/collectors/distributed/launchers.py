@@ -223,8 +223,9 @@ def _run_delayed(
     store = dist.TCPStore(here, own, None, True, limit, False, master_listen_fd=found.detach())
     # What submitit writes others may read.
     key = write_private(folder_of(mains), os.urandom(KEY_BYTES).hex().encode())
-    jobs = [mains.submit(_as_main, main, count, port, (here, own), timeout, key)]
+    jobs: list[Any] = []
     try:
+        jobs.append(mains.submit(_as_main, main, count, port, (here, own), timeout, key))
         host, at = store.get("main").decode().rsplit(":", 1)
         where = {"MASTER_ADDR": host, "MASTER_PORT": at, "WORLD_SIZE": str(count + 1)}
         ranks = range(1, count + 1)

@@ -286,9 +286,11 @@ class RayCollector(ClusterCollector):
         Raises:
             RuntimeError: with ``close_env=False``.
         """
-        super().shutdown(timeout, close_env, raise_on_error)
-        if shutdown_ray:
-            end_connection()
+        try:
+            super().shutdown(timeout, close_env, raise_on_error)
+        finally:
+            if shutdown_ray:
+                end_connection()
 
     async def async_shutdown(  # type: ignore[override]
         self,
@@ -307,6 +309,7 @@ class RayCollector(ClusterCollector):
         import asyncio
 
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
+        # Not after a time-out: nothing is closed then.
         if shutdown_ray:
             end_connection()
 
