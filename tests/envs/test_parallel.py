@@ -606,6 +606,7 @@ def test_what_is_not_closed_ends_with_its_last_reference():
 
 def test_no_descriptor_is_left():
     ParallelEnv(2, NumberedEnv).close()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         env = ParallelEnv(2, NumberedEnv)

@@ -86,7 +86,7 @@ def test_a_subclass_may_map_weights_in_its_own_way(kind):
 
     with make(kind, weight_updater=own(_maybe_map_weights=one_more)()) as collector:
         for version, choice in enumerate((0, 2), start=1):
-            collector.update_policy_weights_({"choice": torch.tensor(choice)})
+            collector.update_policy_weights_({"choice": torch.tensor(float(choice))})
             assert settled(collector) == (everywhere(kind, choice + 1), everywhere(kind, version))
 
 

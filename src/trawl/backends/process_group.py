@@ -117,7 +117,6 @@ class ProcessGroupBackend(RemoteBackend):
         link_timeout: float | None = None,
         secret: bytes | None = None,
     ) -> None:
-        super().__init__(launcher)
         self._secret = os.urandom(KEY_BYTES) if secret is None else secret
         self._prefix = prefix
         self._launches: dict[int, int] = {}
@@ -134,6 +133,8 @@ class ProcessGroupBackend(RemoteBackend):
         # No link leads from this machine to itself.
         if link_timeout is not None and not is_loopback(self._listener.host):
             self._lifelines = Lifelines(self._listener, link_timeout)
+        # Last: a backend that has no port is not to be closed.
+        super().__init__(launcher)
 
     @property
     def port(self) -> int:

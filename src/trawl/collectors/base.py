@@ -476,6 +476,8 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
     def _check_complete(self, what: str) -> None:
         """Refuses a collector that was closed before its end: nothing would look like the end."""
+        if self._background is not None:
+            self._background.check()
         if self.config.endless or self._frames < self.config.total_frames:
             self._check_open(what)
 
