@@ -212,7 +212,10 @@ def test_a_pause_waits_no_longer_than_it_may():
         gate.open.clear()
         collector.start()
         assert gate.waits.wait(60)
-        with pytest.raises(TimeoutError, match="not finished in time"), collector.pause(0.01):
+        with (
+            pytest.raises(TimeoutError, match="not finished within the time limit"),
+            collector.pause(0.01),
+        ):
             pytest.fail("the batch is not finished")
         gate.open.set()
         with collector.pause(timeout=60):

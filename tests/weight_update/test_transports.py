@@ -325,7 +325,7 @@ def test_a_queue_gives_weights_in_the_form_that_is_asked_for():
     assert type(found) is dict
     assert (model.part.numbers, model.part.said) == ({1}, "that")
     assert isinstance(transport.receive_weights(), TensorDict)
-    transport.send_weights({"count": torch.ones(2)})
+    transport.send_weights({"count": torch.ones(2, dtype=tensors["count"].dtype)})
     transport.receive_weights(weights=tensors)
     assert numbers({"count": tensors["count"]}) == {1}
 

@@ -58,6 +58,8 @@ class ServerHandle:
                     raise RuntimeError(f"a worker's process can't be started: {pid}")
                 return source, pid, (handles[0] if handles else None)
             # It died, and the next one may live.
+            if isinstance(source._process, subprocess.Popen):
+                source._process.wait()
             cls._known.pop((os.getpid(), method), None)
         raise RuntimeError(
             f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
