@@ -11,7 +11,7 @@ import pytest
 import torch
 
 # What a policy that learned gets to, and the frames that it may take. A policy that doesn't learn
-# balances the pole for some 22 steps. In 60 runs (20 seeds; with AVX-512, AVX2 and neither) PPO
+# balances the pole for some 22 steps. In 40 runs (20 seeds, with AVX-512 and AVX2) PPO
 # took from 9,216 to 15,360 frames to get to 60: the budget is six times that of the slowest.
 LEARNED = {"target_return": 60.0, "total_frames": 102_400}
 
@@ -98,7 +98,7 @@ def recall() -> Iterator[dict[str, Any]]:
     gym.registry.pop("Recall-v0")
 
 
-# In 60 runs (20 seeds; with AVX-512, AVX2 and neither) it took from 1,792 to 2,560 frames.
+# In 40 runs (20 seeds, with AVX-512 and AVX2) it took from 1,792 to 2,560 frames.
 def test_recurrent_ppo_learns_to_remember(ppo: Any, recall: dict[str, Any]) -> None:
     assert ppo.main(ppo.Config(**recall, recurrent=True, total_frames=20_480)).solved
 
