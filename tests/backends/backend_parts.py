@@ -8,3 +8,19 @@ def descriptors():
     """How many files this process has open, those of garbage not counted."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def held_files():
+    """How many pipes, files and pieces of memory this process has open, without garbage.
+
+    Sockets and events are not counted: threads of libraries open and close their own at any time.
+    """
+    gc.collect()
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            kind = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the listing's own
+        count += not kind.startswith(("socket:", "anon_inode:"))
+    return count

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from backend_parts import descriptors
+from backend_parts import held_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +22,10 @@ def test_a_block_is_zeros_of_at_least_the_size(nbytes):
 
 
 def test_a_thousand_blocks_take_few_descriptors():
-    before = descriptors()
+    before = held_files()
     blocks = BlockAllocator()
     kept = [blocks.allocate(100).buffer for _ in range(1000)]
-    assert descriptors() - before < 30
+    assert held_files() - before < 30
     for number, array in enumerate(kept):
         array[:] = number % 251
     assert all((array == number % 251).all() for number, array in enumerate(kept))
@@ -47,26 +47,26 @@ def test_a_slot_is_taken_again_once_no_view_of_it_is_left():
 
 
 def test_files_are_closed_when_their_blocks_are_gone():
-    before = descriptors()
+    before = held_files()
     blocks = BlockAllocator()
     kept = [blocks.allocate(100) for _ in range(100)]
     last = kept[-1].buffer
     del kept, blocks
     gc.collect()
-    assert before < descriptors() <= before + 2
+    assert before < held_files() <= before + 2
     del last
     gc.collect()
-    assert descriptors() == before
+    assert held_files() == before
 
 
 def test_an_allocator_lets_go_of_files_that_are_not_in_use():
-    before = descriptors()
+    before = held_files()
     blocks = BlockAllocator()
     kept = [blocks.allocate(100) for _ in range(100)]
-    several = descriptors() - before
+    several = held_files() - before
     del kept
     gc.collect()
-    assert descriptors() - before < several
+    assert held_files() - before < several
 
 
 @given(st.lists(st.one_of(st.sampled_from([1, 5_000, 9_000]), st.none()), max_size=60))

@@ -10,7 +10,7 @@ from multiprocessing import context
 import numpy as np
 import pytest
 import torch
-from backend_parts import descriptors
+from backend_parts import held_files
 from tensordict import TensorDict
 from torch import nn
 
@@ -137,17 +137,17 @@ def test_things_of_multiprocessing():
 
 
 def test_what_can_not_be_packed():
-    before = descriptors()
+    before = held_files()
     popen = context.get_spawning_popen()
     with pytest.raises(TypeError, match="pickle"):
         Parcel([torch.zeros(3).share_memory_(), threading.Lock()])
     gc.collect()
-    assert descriptors() <= before
+    assert held_files() <= before
     assert context.get_spawning_popen() is popen
 
 
 def test_descriptors_are_let_go_of():
-    before = descriptors()
+    before = held_files()
     tensors = [torch.zeros(3).share_memory_() for _ in range(10)]
     for _ in range(3):
         through(tensors)
@@ -155,7 +155,7 @@ def test_descriptors_are_let_go_of():
     assert len(parcel.fds) == 10
     del parcel, tensors
     gc.collect()
-    assert descriptors() <= before
+    assert held_files() <= before
 
 
 class Unreadable:
@@ -171,11 +171,11 @@ def _refuse(tensor):
 
 
 def test_what_can_not_be_unpacked():
-    before = descriptors()
+    before = held_files()
     with pytest.raises(LookupError):
         through(Unreadable(torch.zeros(3).share_memory_()))
     gc.collect()
-    assert descriptors() <= before
+    assert held_files() <= before
 
 
 def test_a_shared_module_of_many_parts():

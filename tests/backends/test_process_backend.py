@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trawl.backends import Death, Message, ProcessBackend
+from trawl.backends import Death, Message, ProcessBackend, server, server_handle
 from trawl.backends.server_handle import ServerHandle
 from trawl.testing.puppet import Puppet
 
@@ -395,22 +395,17 @@ def test_the_process_that_workers_come_from_may_die(method):
 
 def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monkeypatch):
     """That is an error, and nothing is left of the attempt."""
-
-    def dead(self, *args):
-        raise __import__("trawl.backends.wire").backends.wire.Closed
-
     backend.launch(0, Puppet)
     backend.close()
     again = ProcessBackend(backend._method)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    known = dict(ServerHandle._known)
     with monkeypatch.context() as patch:
-        patch.setattr(ServerHandle, "_new_worker", dead)
-        patch.setattr(ServerHandle, "get", lambda method: known[os.getpid(), method])
+        patch.setattr(ServerHandle, "_known", {})
+        patch.setattr(server_handle, "_forked", lambda fd: None)
+        patch.setattr(server, "command", lambda code: [sys.executable, "-c", ""])
         with pytest.raises(RuntimeError, match="died 5 times in a row"):
             again.launch(0, Puppet)
-    ServerHandle._known.update(known)
     assert len(os.listdir("/proc/self/fd")) == before
     again.launch(0, Puppet)
     again.close()

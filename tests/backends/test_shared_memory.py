@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from backend_parts import descriptors
+from backend_parts import held_files
 
 from trawl.backends.memory import SharedMemory, map_once
 
@@ -44,21 +44,21 @@ def test_it_has_no_name():
 
 
 def test_descriptors_are_closed_with_the_last_user():
-    before = descriptors()
+    before = held_files()
     memories = [SharedMemory.new(100) for _ in range(10)]
     arrays = [np.frombuffer(map_once(os.dup(m.fd), 100), np.uint8) for m in memories]
-    assert descriptors() > before
+    assert held_files() > before
     del memories, arrays
     gc.collect()
-    assert descriptors() <= before
+    assert held_files() <= before
 
 
 def test_a_mapping_that_fails_leaves_no_descriptor():
-    before = descriptors()
+    before = held_files()
     read, write = os.pipe()
     with pytest.raises(PermissionError):
         map_once(read, 100)
     with pytest.raises(PermissionError):
         SharedMemory(write, 100)
     gc.collect()
-    assert descriptors() <= before
+    assert held_files() <= before

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from backend_parts import descriptors
+from backend_parts import held_files
 
 from trawl.backends.wire import Closed, Wire, connection
 
@@ -37,7 +37,7 @@ def test_messages_of_any_size(wires, size):
 @pytest.mark.parametrize("count", [0, 1, 249, 250, 251, 600])
 def test_descriptors_come_with_a_message(wires, send, size, count):
     one, other = wires
-    before = descriptors()
+    before = held_files()
     read, write = os.pipe()
     getattr(one, send)(bytes(size), [read] * (count - 1) + [write] * (count > 0))
     getattr(one, send)("next")
@@ -51,7 +51,7 @@ def test_descriptors_come_with_a_message(wires, send, size, count):
     for fd in [*fds, read, write]:
         os.close(fd)
     assert other.receive() == ("next", [])
-    assert descriptors() <= before  # others may be closed by whoever had them
+    assert held_files() <= before  # others may be closed by whoever had them
 
 
 def test_nothing_there(wires):
@@ -87,7 +87,7 @@ def test_nobody_is_there(wires, send):
 
 def test_posting_does_not_wait(wires):
     one, other = wires
-    before = descriptors()
+    before = held_files()
     for i in range(3000):
         one.post(i, [0] if i % 7 == 0 else [])
     assert one.full
@@ -102,18 +102,18 @@ def test_posting_does_not_wait(wires):
             os.close(fd)
     assert got == list(range(3000))
     assert not one.full
-    assert descriptors() <= before  # others may be closed by whoever had them
+    assert held_files() <= before  # others may be closed by whoever had them
 
 
 def test_what_is_kept_is_let_go_of(wires):
     one, other = wires
-    before = descriptors()
+    before = held_files()
     for _ in range(2000):
         one.post("x" * 1000, [0])
-    assert descriptors() > before
+    assert held_files() > before
     one.close()
     other.close()
-    assert descriptors() == before - 2
+    assert held_files() == before
 
 
 def test_sending_waits_for_room(wires):
@@ -141,13 +141,13 @@ class Unreadable:
 
 def test_what_can_not_be_read_leaves_nothing(wires):
     one, other = wires
-    before = descriptors()
+    before = held_files()
     one.send(Unreadable(), [0, 1])
     one.send("next")
     with pytest.raises(ValueError, match="invalid literal"):
         other.receive()
     assert other.receive() == ("next", [])
-    assert descriptors() == before
+    assert held_files() == before
 
 
 def test_lost_descriptors_are_an_error():

@@ -384,6 +384,13 @@ def family(pid: int | None = None) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
+def runs(pid: int) -> bool:
+    """Whether a process is there that has not ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def descriptors() -> set[tuple[str, str]]:
     """The open files of this process: what leads to them, and what they are."""
     found = set()

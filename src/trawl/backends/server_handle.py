@@ -57,9 +57,9 @@ class ServerHandle:
                 if isinstance(pid, str):
                     raise RuntimeError(f"a worker's process can't be started: {pid}")
                 return source, pid, (handles[0] if handles else None)
-            # It died, and the next one may live.
-            if isinstance(source._process, subprocess.Popen):
-                source._process.wait()
+            # It died, or can no longer be asked; the next one may live.
+            source._process.kill()
+            source._process.wait()
             cls._known.pop((os.getpid(), method), None)
         raise RuntimeError(
             f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
@@ -167,6 +167,17 @@ class _Fork:
             if pid:
                 self._status = status
         return self._status
+
+    def kill(self) -> None:
+        """Ends it, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Returns once it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ChildProcessError):
+                self._status = os.waitpid(self.pid, 0)[1]
 
 
 def _forked(fd: int) -> _Fork | None:
