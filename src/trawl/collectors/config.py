@@ -24,7 +24,7 @@ from trawl.collectors.types import (
     SupportsWrite,
     Switch,
 )
-from trawl.envs.types import DeviceLike, EnvKwargs
+from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Pyright takes the members of InteractionType for strings.
@@ -396,7 +396,7 @@ def _user_level() -> int:
 
 def check_env_kwargs(kwargs: Any) -> None:
     """Raises a ``TypeError`` for what can be no arguments of environments."""
-    for value in kwargs if isinstance(kwargs, (list, tuple)) else [kwargs]:
+    for value in kwargs if is_list(kwargs) else [kwargs]:
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(
                 "create_env_kwargs must be a mapping of keyword arguments, or a list of such, "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import copy_context
 from dataclasses import fields
 from typing import Any, Final
 
 from trawl.collectors.config import CollectorConfig
+from trawl.envs.types import is_list
 
 DIRECT: Final = "direct"
 _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
@@ -159,7 +160,7 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def _factories(create_env_fn: Any, count: int | None) -> list[Any]:
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+    if is_list(create_env_fn):
         if not create_env_fn:
             raise ValueError("create_env_fn must not be an empty list")
         if count not in (None, len(create_env_fn)):

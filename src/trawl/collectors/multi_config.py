@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from trawl.collectors.config import (
 )
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.envs.build import distinct
+from trawl.envs.types import is_list
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
@@ -86,7 +87,6 @@ class MultiConfig(CollectorConfig):
     # Only a collector that has an environment of its own takes these.
     interruptor: None = field(default=None, init=False)
     return_same_td: bool = field(default=False, init=False)
-    worker_idx: int | None = field(default=None, init=False)
 
     num_workers: int | None = None
     collector_class: Callable[..., Any] | None = None
@@ -171,7 +171,7 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
     """
     if num_workers is not None:
         num_workers = check_number("num_workers", num_workers, 1)
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+    if is_list(create_env_fn):
         if not create_env_fn:
             raise ValueError("create_env_fn must not be an empty list")
         if num_workers not in (None, len(create_env_fn)):
@@ -202,19 +202,19 @@ class PerWorker:
         self.policies = self._each("policy", policy)
         self._own: dict[str, list[Any]] = {}
         for name in sorted(PER_WORKER):
-            if isinstance(options.get(name), (list, tuple)):
+            if is_list(options.get(name)):
                 self._own[name] = self._each(name, options.pop(name))
         for kwargs in self._own.get("create_env_kwargs", ()):
             check_env_kwargs(kwargs)
         self.frames: list[int] | None = None
         frames = options["frames_per_batch"]
-        if isinstance(frames, (list, tuple)):
+        if is_list(frames):
             each = self._each("frames_per_batch", frames)
             self.frames = [check_number("frames_per_batch", value, 1) for value in each]
             options["frames_per_batch"] = sum(self.frames)
 
     def _each(self, name: str, value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
+        if not is_list(value):
             return [value] * self.count
         if len(value) != self.count:
             raise ValueError(f"{name} has {len(value)} entries, but there are {self.count} workers")

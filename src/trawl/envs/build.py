@@ -17,7 +17,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import derive
 from trawl.envs.serial import SerialEnv
-from trawl.envs.types import EnvKwargs
+from trawl.envs.types import EnvKwargs, is_list
 from trawl.envs.vector import is_vector_env
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
@@ -40,7 +40,7 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
         TypeError: if ``source`` is none of these, or ``kwargs`` are a list and it is none.
         RuntimeError: if ``kwargs`` are given with an environment that is made already.
     """
-    if isinstance(source, (list, tuple)):
+    if is_list(source):
         return _build_list(source, kwargs)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
@@ -88,7 +88,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
         fixed = [getattr(part, "remake", None) is None for part in env.parts]
         parts = env.parts
     else:
-        parts = list(source) if isinstance(source, (list, tuple)) else [source]
+        parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
         if isinstance(part, ParallelEnv):
@@ -171,7 +171,7 @@ def distinct(sources: Sequence[Any]) -> list[Any]:
     copies = count()
 
     def own(source: Any) -> Any:
-        if isinstance(source, (list, tuple)):
+        if is_list(source):
             return [own(part) for part in source]
         if not is_env(source):
             return source

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed, next_seed
-from trawl.envs.types import EnvKwargs, EnvSources
+from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
 
 
@@ -180,7 +180,7 @@ def factories_of(count: int, create: Any) -> list[Any]:
         raise TypeError(f"num_workers must be an integer, but it is {count!r}")
     if count < 1:
         raise ValueError(f"num_workers must be positive, but it is {count}")
-    if isinstance(create, (list, tuple)):
+    if is_list(create):
         if len(create) != count:
             raise ValueError(f"create_env_fn has {len(create)} entries, but num_workers is {count}")
         return list(create)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -25,3 +25,11 @@ EnvSources = EnvSource | Sequence[EnvSource]
 #: Keyword arguments of the functions that make environments: for all of them, or one for each.
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None]
 DeviceLike = torch.device | str | int
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Tells whether an argument has an entry for each environment or worker.
+
+    Lists of Hydra's configurations are sequences, but no ``list``.
+    """
+    return isinstance(value, Sequence) and not isinstance(value, str)

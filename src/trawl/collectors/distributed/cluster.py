@@ -22,6 +22,7 @@ from trawl.collectors.multi import (
 )
 from trawl.collectors.single import Collector
 from trawl.collectors.worker import Program
+from trawl.envs.types import is_list
 
 CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
 
@@ -93,6 +94,7 @@ class ClusterArguments(MultiArguments):
     collector_class: CollectorClass = field(default="single", kw_only=True)  # type: ignore[assignment]
     # Workers are not started by this process.
     start_method: Any = field(default=None, init=False)
+    worker_idx: None = field(default=None, init=False)
 
 
 class ClusterCollector(FleetCollector):
@@ -210,8 +212,7 @@ def each(name: str, given: Any, count: int) -> list[Any]:
         ValueError: if the number is wrong.
         TypeError: if these are no mappings.
     """
-    several = isinstance(given, (list, tuple))
-    found = list(given) if several else [given] * count
+    found = list(given) if is_list(given) else [given] * count
     if len(found) != count:
         raise ValueError(f"{name} has {len(found)} entries, but there are {count} collectors")
     for one in found:

@@ -25,6 +25,7 @@ from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
+from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 
@@ -233,7 +234,7 @@ class RayCollector(ClusterCollector):
             ValueError: if numbers don't match.
         """
         self._check_open("add_collectors()")
-        several = isinstance(create_env_fn, (list, tuple))
+        several = is_list(create_env_fn)
         if num_envs is not None:
             check_number("num_envs", num_envs, 1)
         count = len(create_env_fn) if several else num_envs or 1

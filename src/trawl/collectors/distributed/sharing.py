@@ -8,6 +8,7 @@ from typing import Any
 
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import NOT_HERE, PER_WORKER, TRAJECTORIES
+from trawl.envs.types import is_list
 
 # The collector shares these out among its workers, or sends weights by them.
 OF_ALL = frozenset(
@@ -55,7 +56,7 @@ def share_options(
         if name not in _DEFAULTS:
             continue
         before = options.get(name, _DEFAULTS[name])
-        if name not in OF_EACH or isinstance(before, (list, tuple)):
+        if name not in OF_EACH or is_list(before):
             _check_free(name, options)
         values = [own.pop(name, before) for own in left]
         if name == "init_random_frames":
@@ -97,7 +98,7 @@ def _names(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def _check_name(name: str) -> None:
     if name in OF_ALL:
         raise ValueError(f"collector_kwargs has {name!r}: give that to the collector itself")
-    if name in NOT_HERE:
+    if name in NOT_HERE or name == "worker_idx":
         raise ValueError(
             f"collector_kwargs has {name!r}, which is no option of a worker's collector: leave it "
             "out"

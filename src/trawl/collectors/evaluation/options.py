@@ -11,6 +11,7 @@ from torch import nn
 from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
+from trawl.envs.types import is_list
 
 BACKENDS = ("thread", "process", "ray")
 BUSY_POLICIES = ("skip", "error", "queue")
@@ -100,7 +101,7 @@ def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
         raise ValueError(
             f"num_workers={workers} needs backend='process' or 'ray': a thread evaluates alone"
         )
-    if envs > 1 and (made or isinstance(env, (list, tuple))):
+    if envs > 1 and (made or is_list(env)):
         raise ValueError(
             f"num_envs={envs} needs an id, or a function that makes an environment, but env is "
             f"{env!r}"
