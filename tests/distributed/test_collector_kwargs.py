@@ -210,6 +210,12 @@ def test_it_is_given_once():
         made(True, {"postproc": marked}, collector_kwargs={"postproc": marked})
 
 
+def test_batches_are_stored_where_the_collector_says():
+    kwargs = [{"storing_device": "meta"}, {"storing_device": "cpu"}]
+    with made(True, {"storing_device": "cpu"}, collector_kwargs=kwargs) as collector:
+        assert collector.next().device == torch.device("cpu")
+
+
 @pytest.mark.parametrize("kind", ["single", "sync"])
 def test_a_name_that_no_collector_knows_is_refused_there(kind):
     with pytest.raises(TypeError, match="unknown arguments: frame_skip"):

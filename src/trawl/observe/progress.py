@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,8 +18,13 @@ from tensordict import TensorDictBase
 
 from trawl.observe.episodes import EpisodeStats
 
+if TYPE_CHECKING:
+    # It needs IPython, which a notebook has.
+    from trawl.observe.notebook import CellOutput
+
 # Without a terminal: a line for each tenth of the frames, and one when that takes long.
 _LINES, _SECONDS = 10, 30.0
+_PER_SECOND = 4
 # The rate shown is that of the last batches.
 _RATE_BATCHES = 20
 
@@ -27,9 +32,9 @@ _RATE_BATCHES = 20
 class CollectionProgress:
     """Shows how a collection gets on.
 
-    On a terminal that is a bar with the figures under it, which moves while the ``with`` block
-    lasts; of a collector with workers, also a line for each of them. Elsewhere it is a line now
-    and then, without escape codes.
+    On a terminal and in a notebook that is a bar with the figures under it, which moves while the
+    ``with`` block lasts; of a collector with workers, also a line for each of them. Elsewhere it
+    is a line now and then, without escape codes.
 
     Args:
         collector: what collects; its ``stats()`` are shown. Workers are not asked for theirs,
@@ -68,6 +73,8 @@ class CollectionProgress:
         ]
         self._note = ""
         self._live: Live | None = None
+        self._cell: CellOutput | None = None
+        self._shown = self._started
         self._printed = (self._started, 0)
         self._total = _whole_batches(self._facts)
         self._bar = Progress(
@@ -93,13 +100,15 @@ class CollectionProgress:
             if own != marks[-1][1]:
                 marks.append((now, own))
         self._bar.update(self._task, completed=frames, frames=self._count())
-        if self._live is None:
+        if self._cell is not None:
+            self._maybe_replace(now)
+        elif self._live is None:
             self._maybe_print(now, frames)
 
     def say(self, note: str) -> None:
         """Shows a note at once; safe to call from a signal handler."""
         self._note = note
-        if self._live is None:
+        if self._live is None and self._cell is None:
             # Past all buffers, one of which may be at work just where the signal came.
             os.write(2, f"{note}\n".encode())
 
@@ -150,7 +159,7 @@ class CollectionProgress:
         frames = self._facts["frames"]
         return f"{frames:,} frames" if self._total is None else f"{frames:,}/{self._total:,} frames"
 
-    # --- on a terminal
+    # --- on a terminal, and in a notebook
 
     def render(self) -> RenderableType:
         """The bar, and the figures under it."""
@@ -172,17 +181,30 @@ class CollectionProgress:
             table.add_row(*line)
         return table
 
+    def _maybe_replace(self, now: float) -> None:
+        """Shows the newest figures in the notebook, a few times a second."""
+        if self._cell is not None and now - self._shown >= 1 / _PER_SECOND:
+            self._shown = now
+            self._cell.replace(self.render())
+
     def __enter__(self) -> CollectionProgress:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._console.is_jupyter:
+            from trawl.observe.notebook import CellOutput
+
+            self._cell = CellOutput(self.render(), self._console.width)
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
                 get_renderable=self.render,
                 console=self._console,
-                refresh_per_second=4,
+                refresh_per_second=_PER_SECOND,
             )
             self._live.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._cell is not None:
+            self._cell.replace(self.render())
+            self._cell = None
         if self._live is not None:
             self._live.stop()
             self._live = None

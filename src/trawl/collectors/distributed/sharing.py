@@ -38,7 +38,8 @@ def share_options(
     """Moves options of workers' collectors to those of the collector that has the workers.
 
     An option that is the same for all workers means what it means there; an option of
-    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together.
+    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together, and a
+    ``storing_device`` in ``options`` goes before the workers'.
 
     Args:
         given: the options of each worker's collector.
@@ -56,6 +57,11 @@ def share_options(
         if name not in _DEFAULTS:
             continue
         before = options.get(name, _DEFAULTS[name])
+        if name == "storing_device" and name in options:
+            # Batches go where the collector delivers them, wherever a worker would keep them.
+            for own in left:
+                own.pop(name, None)
+            continue
         if name not in OF_EACH or is_list(before):
             _check_free(name, options)
         values = [own.pop(name, before) for own in left]

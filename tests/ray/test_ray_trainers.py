@@ -1,0 +1,64 @@
+"""TorchRL's trainers, with collectors whose workers are Ray actors."""
+
+import os
+import sys
+
+import pytest
+
+pytest.importorskip("torchrl")
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "interop"))
+from trainer_parts import AGENTS, FRAMES, TOTAL, Followed, buffer_of
+
+from trawl.collectors.distributed import RayCollector
+
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
+    # Of TorchRL's loss modules and target networks.
+    pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl"),
+]
+FREE = {"num_cpus": 0, "memory": 0}
+
+
+def collector_of(agent, sync, **options):
+    options = {"frames_per_batch": FRAMES, "total_frames": TOTAL, "remote_configs": FREE, **options}
+    return RayCollector([agent.env] * 2, agent.policy, sync=sync, **options)
+
+
+@pytest.mark.parametrize(("name", "sync"), [("ppo", True), ("dqn", False)])
+def test_it_trains(name, sync):
+    agent = AGENTS[name]()
+    mapped = {"weight_update_map": {"policy": agent.path}} if name == "ppo" else {}
+    trainer = agent.trainer(collector_of(agent, sync), **mapped)
+    followed = Followed(agent, trainer)
+    before = followed.sent[0]
+    trainer.train()
+    assert trainer.collected_frames == TOTAL
+    assert len(followed.ages) == TOTAL // FRAMES
+    assert (agent.weights() != before).any()
+    if sync:
+        assert followed.ages == [0] * (TOTAL // FRAMES)
+
+
+def test_it_trains_while_frames_come():
+    agent = AGENTS["dqn"]()
+    buffer = buffer_of(TOTAL)
+    collector = collector_of(agent, False, replay_buffer=buffer)
+    trainer = agent.trainer(collector, buffer, async_collection=True)
+    before = agent.weights().clone()
+    trainer.train()
+    assert (agent.weights() != before).any()
+    assert collector.stats()["frames"] == buffer.write_count >= TOTAL
+
+
+def test_it_is_chosen_in_a_configuration():
+    pytest.importorskip("hydra")
+    from hydra_parts import followed, trainer_of
+
+    options = {"backend": "ray", "num_collectors": 2, "sync": "true"}
+    trainer = trainer_of("sac", *(f"collector.{name}={value}" for name, value in options.items()))
+    assert type(trainer.collector) is RayCollector
+    seen = followed("sac", trainer)
+    trainer.train()
+    assert seen.ages == [0] * (TOTAL // FRAMES)
