@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := constraints.txt
+OLDEST := .venv-oldest
 pin = $(shell grep '^$(1)==' $(PINS))
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 
@@ -19,10 +20,10 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help demo test check format docs bench chaos clean
+.PHONY: help demo test test-oldest check format docs bench chaos clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns (ARGS="--workers 2")
 	@rm -rf runs/demo
@@ -31,7 +32,10 @@ demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns (A
 	@echo "The plot: runs/demo/returns.png"
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name" for some of them, WORKERS=0 for one process)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-oldest: $(OLDEST)/.test ## run the tests with the lowest versions in pyproject.toml (but for torch)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 check: $(VENV)/.dev ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -75,6 +79,18 @@ $(VENV)/.dev: $(VENV)/.demo
 	@echo "Setting up $(VENV): tests, checks, documentation"
 	@$(PIP) --build-constraint $(PINS) -e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]' \
 		--group test --group lint --group docs | $(PROGRESS)
+	@touch $@
+
+# Older versions of torch are kept as builds with CUDA alone, so it is the pinned one here as well.
+# The lowest versions are what uv finds, in an environment of their own.
+$(OLDEST)/.test: $(PINS) pyproject.toml
+	@echo "Setting up $(OLDEST): the lowest versions"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --disable-pip-version-check -c $(PINS) \
+		$(call pin,torch) uv | $(PROGRESS)
+	@$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
+		--override <(echo '$(call pin,torch)') --group test \
+		-e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -1,8 +1,12 @@
-"""Settings that all tests share."""
+"""Settings and services that all tests share."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
@@ -14,3 +18,34 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So begins what a shell runs in the background, and what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage, which many tests have collected, is not looked for in what all have imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distributes tests by file, but those that use Ray go to one process together.
+
+    A program joins the Ray cluster that it finds on its machine, so that two processes of tests
+    would get into each other's way; and one cluster for all starts sooner than one for each file.
+    """
+    from schedule import ByFileAndCluster
+
+    return ByFileAndCluster(config, log)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The module ``ray``, connected to a cluster with few CPUs, which ends with the tests."""
+    pytest.importorskip("ray")
+    from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
+
+    ray = import_ray()
+    options = {**DEFAULT_RAY_INIT_CONFIG, "num_cpus": 4, "object_store_memory": 300 << 20}
+    assert connect(options)
+    yield ray
+    ray.shutdown()

@@ -1,9 +1,10 @@
 """What the tests of the command line share."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import nursery
 
 # Seconds after which a process counts as stuck.
 PATIENCE = 300
@@ -16,14 +17,8 @@ ENVIRONMENT = {
 }
 
 
-def run(*arguments, cwd, **options):
+def run(*arguments, cwd):
     """Runs the command in a process of its own."""
-    return subprocess.run(
-        [*TRAWL, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=ENVIRONMENT,
-        **options,
+    return nursery.run(
+        "import sys; from trawl.cli import main; sys.exit(main())", *arguments, cwd=cwd
     )

@@ -2,9 +2,8 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
+import nursery
 import pytest
 from collector_parts import by_step
 from multi_parts import CLASSES, make
@@ -45,7 +44,7 @@ def test_torchrl_is_not_imported_for_it():
         "Collector('CartPole-v1', frames_per_batch=4).shutdown(); "
         "print('torchrl' in sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = nursery.run(program)
     assert run.stdout.strip() == "False", run.stderr
 
 

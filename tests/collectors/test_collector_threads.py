@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 
+import nursery
 import torch
 from collector_parts import PATIENCE, Buffer, Scorer, by_step
 
@@ -33,9 +32,7 @@ print("the end")
 
 
 def test_a_program_that_forgets_to_shut_down_ends_well() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = nursery.run(FORGETFUL)
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
 
 

@@ -4,11 +4,11 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import textwrap
 
 import numpy as np
+import nursery
 import pytest
 
 from trawl import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -66,14 +66,7 @@ def test_a_process_server_may_be_killed_again_while_workers_are_replaced(cls, mo
 
 def run(code, **options):
     """What a program of its own prints."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        **options,
-    )
+    return nursery.run(code, warn=["error"], **options)
 
 
 COLLECT = """

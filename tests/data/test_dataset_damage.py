@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import nursery
 import pytest
 from sink_parts import SINKS, frames, write
 
@@ -122,7 +121,8 @@ def test_many_datasets_take_no_descriptors(tmp_path):
         held = [load(sys.argv[1]) for _ in range(100)]
         assert all(len(each) == 7 and each["next", "reward"].sum() == 21 for each in held)
     """
-    subprocess.run([sys.executable, "-c", code, tmp_path / "d"], check=True)
+    done = nursery.run(code, tmp_path / "d")
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_is_given_back(tmp_path):
@@ -203,9 +203,7 @@ assert ("sync", root) in steps[record:], "the record's name may be lost"
 
 
 def test_the_disk_has_frames_before_the_record_speaks_of_them(kind, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SEEN, kind, tmp_path / "d"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = nursery.run(SEEN, kind, tmp_path / "d")
     assert done.returncode == 0, done.stderr
     assert len(load(tmp_path / "d")) == 14
 

@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import nursery
 import pytest
 import torch
 from sink_parts import SINKS, files_no_larger_than, frames, write
@@ -363,8 +362,7 @@ def test_a_program_that_leaves_its_collector_open_ends_as_it_would(
     kind, what, status, frames, tmp_path
 ):
     text = SCRIPT.format(kind=kind, what=what)
-    command = [sys.executable, "-W", "ignore", "-c", text]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    made = nursery.run(text, cwd=tmp_path, warn=["ignore"])
     assert made.returncode == status, made.stderr
     assert info(tmp_path / "d-v0")["frames"] == frames
     assert info(tmp_path / "d-v0")["complete"] == (status == 0)

@@ -12,14 +12,17 @@ import torch
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+def _ray_is_connected() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 @pytest.fixture(autouse=True)
 def no_service_is_left() -> Iterator[None]:
     """Ends the connection to Ray and the process of W&B that an example has started."""
+    connected = _ray_is_connected()
     yield
-    if "ray" in sys.modules:
-        import ray
-
-        ray.shutdown()
+    if _ray_is_connected() and not connected:
+        sys.modules["ray"].shutdown()
     if "wandb" in sys.modules:
         import wandb
 

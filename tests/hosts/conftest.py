@@ -12,6 +12,6 @@ def nursery():
     """What programs on hosts are forked from."""
     from nursery import Nursery
 
-    found = Nursery()
+    found = Nursery("hosts_parts")
     yield found
     found.close()

@@ -28,7 +28,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def nursery():
-    found = Nursery("ray.scripts.scripts", "trawl.backends.ray_backend", **SETTINGS)
+    found = Nursery("hosts_parts", "ray.scripts.scripts", "trawl.backends.ray_backend", **SETTINGS)
     yield found
     found.close()
 

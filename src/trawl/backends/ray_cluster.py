@@ -28,6 +28,8 @@ _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _NOT_RESOURCES = frozenset({"num_cpus", "num_gpus", "memory", "resources"})
 
+# Ray gives a node 30 seconds to start, which is too short on a busy machine: how often it may try.
+_STARTS = 4
 # Seconds in which the head of a cluster that is named is to answer.
 _ANSWERING = 10.0
 # The connection that was made here, by its id.
@@ -93,9 +95,20 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
         # Of Ray's own doing.
         warnings.simplefilter("ignore")
         with contextlib.nullcontext() if joins else _at_loopback():
-            ray.init(**own)
+            _initialize(ray, own)
     _made = ray.get_runtime_context().get_worker_id()
     return True
+
+
+def _initialize(ray: Any, config: Mapping[str, Any]) -> None:
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(**config)
+            return
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def _named(address: str | None) -> tuple[str, int] | None:

@@ -53,13 +53,12 @@ class ServerHandle:
         for _ in range(_MOST_SERVERS):
             source = cls.get(method)
             with contextlib.suppress(Closed):
-                pid, handles = source._new_worker(fds)
+                pid, handles = source.new_worker(fds)
                 if isinstance(pid, str):
                     raise RuntimeError(f"a worker's process can't be started: {pid}")
                 return source, pid, (handles[0] if handles else None)
             # It died, or can no longer be asked; the next one may live.
-            source._process.kill()
-            source._process.wait()
+            source.end()
             cls._known.pop((os.getpid(), method), None)
         raise RuntimeError(
             f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
@@ -74,6 +73,11 @@ class ServerHandle:
             if place not in cls._known or not cls._known[place].alive:
                 cls._known[place] = cls(method)
             return cls._known[place]
+
+    @classmethod
+    def forget_lock(cls) -> None:
+        """Takes a new lock, after a fork: another thread of the parent may have had the old one."""
+        cls._lock = threading.RLock()
 
     @property
     def alive(self) -> bool:
@@ -90,7 +94,17 @@ class ServerHandle:
             self._control.post(("reap", pid))
         return status
 
-    def _new_worker(self, fds: Sequence[int]) -> tuple[Any, list[int]]:
+    def end(self) -> None:
+        """Ends it, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def new_worker(self, fds: Sequence[int]) -> tuple[Any, list[int]]:
+        """Has it start a worker: its number, and handles; or why it could not, in words.
+
+        Raises:
+            Closed: if it is gone.
+        """
         with self._lock, _no_garbage_collected():
             self._number += 1
             number = self._number
@@ -142,12 +156,7 @@ def _no_garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _forget_lock() -> None:
-    # Another thread of the parent may have had it.
-    ServerHandle._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=ServerHandle.forget_lock)
 
 
 class _Fork:

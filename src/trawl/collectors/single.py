@@ -285,11 +285,6 @@ class Collector(BaseCollector):
                 self._whole.miss(batch)
             return batch
 
-    @property
-    def _overrides_rollout(self) -> bool:
-        """Tells whether a subclass collects batches in its own way."""
-        return type(self).rollout is not Collector.rollout
-
     def _turn(self) -> TensorDictBase | None:
         """Calls :meth:`rollout` for a batch that is delivered; None if its steps were added."""
         self._in_turn = True
@@ -335,7 +330,7 @@ class Collector(BaseCollector):
         self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
     ) -> TensorDictBase | None:
         """Collects a batch for somebody else, who counts and delivers it."""
-        if self._overrides_rollout:
+        if overrides_rollout(self):
             self._ordered = random, stopped
             try:
                 return self._turn()
@@ -650,3 +645,8 @@ def _tell(target: Any, collector: Collector) -> None:
 def _env_state(env: Any) -> Any:
     transform = getattr(env, "transform", None)
     return env.state_dict() if transform is None else transform.state_dict()
+
+
+def overrides_rollout(collector: Collector) -> bool:
+    """Tells whether a subclass collects batches in its own way."""
+    return type(collector).rollout is not Collector.rollout

@@ -45,7 +45,7 @@ from trawl.collectors.orders import (
     Written,
 )
 from trawl.collectors.policy_version import stamp
-from trawl.collectors.single import Collector
+from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import take_process
 from trawl.rollout.block import Block, as_batch
@@ -149,7 +149,7 @@ class CollectorService(Service):
         self.collector._take_weights()
         self._hidden = frozenset(frames.hidden)
         # What a subclass's own rollout() returns may have any layout: it is sent as it is.
-        self._layout = layout = None if self.collector._overrides_rollout else frames.layout
+        self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
             Ready(

@@ -90,10 +90,13 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
             super().connect(worker_idx=worker_idx, weights=weights)
             return
         super().connect(worker_idx=worker_idx)
-        actor = self._transform._actor
-        import_ray().get(actor._init_weight_sync_scheme.remote(self, self._model_id))
+        import_ray().get(self._actor._init_weight_sync_scheme.remote(self, self._model_id))
         if weights is not None:
             self.send(weights)
+
+    @property
+    def _actor(self) -> Any:
+        return self._transform._actor
 
     @override
     def init_on_receiver(
@@ -111,7 +114,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
     def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
         super().commit(shipments, version)
         if shipments:
-            import_ray().get(self._transform._actor._receive_weights_scheme.remote())
+            import_ray().get(self._actor._receive_weights_scheme.remote())
 
     @override
     def __getstate__(self) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Programs that start at once: they are forked from a process that has imported all they need.
 
 That process is run by :func:`serve`. To start a program it is sent its code and descriptors: of
-its output, input and errors, and of the namespaces that it is to be in. It tells of its end.
+its input, output and errors, and of the namespaces that it is to be in. It tells of its end.
 """
 
 import array
+import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -17,18 +19,53 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
+import types
+import warnings
 
 _PR_SET_PDEATHSIG = 1
 _STREAMS = 3
 _MOST = 1 << 16
 
 
+def run(code, *arguments, **options):
+    """Runs a program to its end, as ``subprocess.run([sys.executable, "-c", code, ...])`` does.
+
+    It takes what it needs of PyTorch, Gymnasium and Trawl from a process that has imported them.
+    What is to be seen by a fresh interpreter alone is no case for this.
+
+    Args:
+        code: the program, which may be indented.
+        *arguments: what it finds in ``sys.argv``.
+        **options: of :meth:`Nursery.fork`.
+
+    Returns:
+        A ``CompletedProcess`` with its status, and what it printed.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        fds = [os.open(os.devnull, os.O_RDONLY), output.fileno(), errors.fileno()]
+        pid = _shared().fork(code, fds, arguments=arguments, **options)
+        os.close(fds[0])
+        status = _shared().status(pid, None)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(code, status, output.read(), errors.read())
+
+
+@functools.cache
+def _shared():
+    """The nursery of the programs that need no other. It ends with this process."""
+    found = Nursery("gymnasium", "trawl.cli", "trawl.collectors.worker", "trawl.data")
+    atexit.register(found.close)
+    return found
+
+
 class Nursery:
     """The process that programs are forked from, as the tests see it.
 
     Args:
-        modules: what they need beside what all need.
+        modules: what they need.
         environment: what they have in their environment.
     """
 
@@ -50,11 +87,26 @@ class Nursery:
         """Starts a program in namespaces, which are given by paths."""
         return Program(self, code, namespaces, environment)
 
-    def fork(self, code, environment, fds):
-        """A process that runs code; its id."""
-        request = json.dumps([code, environment]).encode()
+    def fork(self, code, fds, arguments=(), cwd=None, env=None, warn=()):
+        """Starts a process that runs code, and returns its id.
+
+        Args:
+            code: what it runs.
+            fds: its input, output and errors, and the namespaces that it is to be in.
+            arguments: what it finds in ``sys.argv``.
+            cwd: its folder.
+            env: what it has in its environment beside what the nursery has.
+            warn: what becomes of warnings there, as after ``-W``.
+        """
+        request = {
+            "code": textwrap.dedent(code),
+            "arguments": ["-c", *map(str, arguments)],
+            "cwd": os.path.abspath(cwd or "."),
+            "env": env or {},
+            "warn": list(warn),
+        }
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        self._socket.sendmsg([request], rights)
+        self._socket.sendmsg([json.dumps(request).encode()], rights)
         self._hear_until(lambda: "begun" in self._ended)
         return self._ended.pop("begun")
 
@@ -91,7 +143,7 @@ class Program:
         fds = [theirs, their_output, os.dup(self._errors.fileno())]
         fds += [os.open(path, os.O_RDONLY) for path in namespaces]
         try:
-            self.pid = nursery.fork(code, environment, fds)
+            self.pid = nursery.fork(code, fds, env=environment)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -130,7 +182,7 @@ class Program:
 
 def serve(fd, modules):
     """Forks programs, until nobody is there to ask for any."""
-    for module in ("hosts_parts", *modules):
+    for module in modules:
         importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()
@@ -150,7 +202,7 @@ def serve(fd, modules):
                 pid = os.fork()
                 if pid == 0:
                     asked.close()
-                    _become(*json.loads(request), fds)
+                    _become(fds, **json.loads(request))
                     return
                 for one in fds:
                     os.close(one)
@@ -158,22 +210,27 @@ def serve(fd, modules):
                 asked.send(json.dumps(["begun", pid]).encode())
 
 
-def _become(code, environment, fds):
+def _become(fds, code, arguments, cwd, env, warn):
     """Makes this process a program."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    here = os.getcwd()
     for namespace in fds[_STREAMS:]:
         if libc.setns(namespace, 0):
             raise OSError(ctypes.get_errno(), "no such namespace")
-    os.chdir(here)
+    os.chdir(cwd)
     for number, fd in enumerate(fds[:_STREAMS]):
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
-    os.environ.update(environment)
+    os.environ.update(env)
+    for action in warn:
+        sys.warnoptions.append(action)
+        warnings.simplefilter(action)
+    sys.argv[:] = arguments
+    sys.path.insert(0, "")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        exec(code, {"__name__": "__main__"})
+        exec(compile(code, "<string>", "exec"), vars(main))
     except SystemExit:
         raise
     except BaseException:
