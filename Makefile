@@ -89,7 +89,7 @@ $(OLDEST)/.test: $(PINS) pyproject.toml
 	@$(OLDEST)/bin/python -m pip install --disable-pip-version-check -c $(PINS) \
 		$(call pin,torch) uv | $(PROGRESS)
 	@$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-		--override <(echo '$(call pin,torch)') --group test \
+		--override <(echo '$(call pin,torch)') --group test --group lint \
 		-e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]'
 	@touch $@
 

@@ -45,7 +45,6 @@ def cluster() -> Iterator[Any]:
     from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     ray = import_ray()
-    options = {**DEFAULT_RAY_INIT_CONFIG, "num_cpus": 4, "object_store_memory": 300 << 20}
-    assert connect(options)
+    assert connect({**DEFAULT_RAY_INIT_CONFIG, "num_cpus": 4, "object_store_memory": 300 << 20})
     yield ray
     ray.shutdown()

@@ -133,13 +133,9 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.mark.usefixtures("untouched")
-def test_page(page: Path, request: pytest.FixtureRequest) -> None:
+def test_page(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": f"example_{page.stem.replace('-', '_')}"}
-    text = page.read_text(encoding="utf-8")
-    if "import RayCollector" in text:
-        # Its examples join the cluster that is there.
-        request.getfixturevalue("cluster")
-    for block in blocks(text):
+    for block in blocks(page.read_text(encoding="utf-8")):
         where = f"{name_of(page)}:{block.line}"
         assert block.language in LANGUAGES, f"{where}: what is {block.language!r}?"
         if "file" in block.marks:

@@ -81,6 +81,26 @@ def test_a_cluster_that_it_started_ends_with_it():
         there.shutdown(shutdown_ray=True)
         print("said", ray.is_initialized(), bool((batch == kept).all()))
         late.shutdown()
-        print("said", late.next())
+        print("said", late.closed)
     """)
-    assert said == ["said True", "said False", "said False True", "said None"]
+    assert said == ["said True", "said False", "said False True", "said True"]
+
+
+def test_a_cluster_outlives_the_thread_that_started_it():
+    said = run("""
+        import threading
+        import ray
+        from trawl.collectors.distributed import RayCollector
+
+        made = []
+        def make():
+            made.append(RayCollector("CartPole-v1", frames_per_batch=100, total_frames=200,
+                                     remote_configs={"memory": 0},
+                                     ray_init_config={"num_cpus": 1}))
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        print("said", [len(batch) for batch in made[0]])
+        ray.shutdown()
+    """)
+    assert said == ["said [100, 100]"]

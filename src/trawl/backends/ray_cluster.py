@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 #: What a worker asks of the cluster if the user doesn't say. GPUs are added where there are some.
@@ -95,9 +99,38 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
         # Of Ray's own doing.
         warnings.simplefilter("ignore")
         with contextlib.nullcontext() if joins else _at_loopback():
-            _initialize(ray, own)
+            _in_a_lasting_thread(lambda: _initialize(ray, own))
     _made = ray.get_runtime_context().get_worker_id()
     return True
+
+
+def _in_a_lasting_thread(function: Callable[[], None]) -> None:
+    """Calls a function in the main thread, or in one that stays as long as this process.
+
+    The system ends a cluster together with the thread that started it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        function()
+        return
+    done: Future[None] = Future()
+    _tasks().put((function, done))
+    done.result()
+
+
+@functools.cache
+def _tasks() -> SimpleQueue[tuple[Callable[[], None], Future[None]]]:
+    tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]] = SimpleQueue()
+    threading.Thread(target=_carry_out, args=(tasks,), name="trawl-ray", daemon=True).start()
+    return tasks
+
+
+def _carry_out(tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> None:
+    while True:
+        function, done = tasks.get()
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
 
 
 def _initialize(ray: Any, config: Mapping[str, Any]) -> None:
