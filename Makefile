@@ -16,8 +16,9 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
 PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; fflush() } \
 	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
 
-# Tests start processes of their own: few test workers, and one thread in each process.
-WORKERS ?= 2
+# Tests start processes of their own: few test workers, and one thread in each process. One of them
+# has the tests with Ray, which mostly wait.
+WORKERS ?= 3
 ARGS ?=
 
 .PHONY: help demo test test-oldest check format docs bench chaos clean

@@ -45,6 +45,7 @@ def cluster() -> Iterator[Any]:
     from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     ray = import_ray()
-    assert connect({**DEFAULT_RAY_INIT_CONFIG, "num_cpus": 4, "object_store_memory": 300 << 20})
+    options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
+    assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
     yield ray
     ray.shutdown()
