@@ -138,6 +138,14 @@ def test_a_subclass_may_leave_workers_out(kind):
 
 
 @FLEETS
+def test_who_is_left_out_keeps_its_version(kind):
+    updater = own(_skip_update=lambda self, worker: True)()
+    with make(kind, weight_updater=updater) as collector:
+        collector.update_policy_weights_(Chosen(2))
+        assert settled(collector) == ([{1}, {1}], [{0}, {0}])
+
+
+@FLEETS
 def test_a_subclass_may_say_who_the_workers_are(kind):
     updater = own(all_worker_ids=lambda self: [1])()
     with make(kind, weight_updater=updater) as collector:

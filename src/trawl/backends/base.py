@@ -27,7 +27,8 @@ of its work::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,25 @@ class Port(ABC):
     def undisturbed(self) -> AbstractContextManager[None]:
         """Keeps :meth:`Worker.stop` from breaking off what is done within, if it would."""
         return nullcontext()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A method call by a holder of the worker's handle, where a backend has handles.
+
+    A service takes it as it takes messages, and sets its answer.
+
+    Attributes:
+        name: the method.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        answer: the result, pickled, or the exception.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    answer: Future[bytes]
 
 
 class Service(ABC):

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import select
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from trawl.backends.authentication import AuthenticationError
-from trawl.backends.base import Port, Service
+from trawl.backends.base import Asked, Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
@@ -33,6 +35,9 @@ CONCURRENCY = 8
 # Seconds that a thread works while others wait. A service may work without a pause, and calls of
 # the actor's methods should not wait long for it.
 _TURN = 0.001
+_ENDED = (
+    "this worker has ended: the collector's remote_collectors has the handles of those that live"
+)
 # Seconds after which it ends if the driver is out of reach of its line. Ray may still reach it.
 _OUT_OF_REACH = 60.0
 
@@ -61,6 +66,18 @@ class End(NamedTuple):
     failure: Failure | None
 
 
+class Unasked(NamedTuple):
+    """What a service says because of a call of its handle, of which the driver knows nothing."""
+
+    packed: Packed
+
+
+class Barrier(NamedTuple):
+    """A message: what follows has to wait until the actor is marked with this number."""
+
+    number: int
+
+
 class _Stop(BaseException):
     """The worker was told to end."""
 
@@ -74,6 +91,9 @@ class RayActor:
         path: where modules are found on the other side; they may be there, too.
         meeting: where the line to the driver leads to; None if there is none.
     """
+
+    # Methods that the backend calls. They may wait for each other, or for the service.
+    of_backend = ("deliver", "exchange", "interrupt", "stop")
 
     def __init__(
         self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting | None
@@ -114,6 +134,21 @@ class RayActor:
         """Ends the service."""
         self._life.stop()
 
+    def mark(self, number: int) -> None:
+        """All calls that a holder of the handle made before are carried out."""
+        self._mail.mark(number)
+
+    def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the service, between two pieces of its work, and waits for it."""
+        asked = Asked(name, args, kwargs, Future())
+        self._mail.ask(asked)
+        return pickle.loads(asked.answer.result())
+
+    def _end(self) -> None:
+        """Ends the service, and waits until that is done."""
+        self._life.stop()
+        self._life.ended.wait()
+
 
 class _Mail:
     """What came and was not handled, what was said and not taken.
@@ -130,6 +165,10 @@ class _Mail:
         self._delivered = 0
         self._inbox: deque[Packed] = deque()
         self._outbox: list[Any] = []
+        # Calls of handles. None: there is nobody to answer them any more.
+        self._asked: deque[Asked] | None = deque()
+        # Messages wait while the barrier is above the mark.
+        self.barrier = self._marked = 0
         self._said = self._received = 0
         self.interruption = (0, 0)
         self.stopping = False
@@ -157,6 +196,17 @@ class _Mail:
     def interrupt(self, interruption: tuple[int, int]) -> None:
         with self._lock:
             self._interrupted(interruption)
+
+    def ask(self, asked: Asked) -> None:
+        with self._lock:
+            if self._asked is None:
+                raise RuntimeError(_ENDED)
+            self._asked.append(asked)
+        self._ring()
+
+    def mark(self, number: int) -> None:
+        self._marked = number
+        self._ring()
 
     def stop(self) -> None:
         self.stopping = True
@@ -189,17 +239,28 @@ class _Mail:
             self._said += 1
             self._spoke.notify()
 
-    def next(self, wait: bool) -> Packed | None:
-        """The next message; None if there is none, and no time to wait for one."""
+    def next(self, wait: bool) -> Packed | Asked | None:
+        """The next message or call; None if there is none, and no time to wait for one."""
         self._read(wait=False)
         while not self.stopping:
             with self._lock:
+                # It is answered whether or not the driver listens just now.
+                if self._asked:
+                    return self._asked.popleft()
                 # What was said is on the other side before anything else is done: nothing of it
                 # is lost if that is the end of this process.
-                if self._received == self._said and (self._inbox or not wait):
+                free = self._received == self._said and self.barrier <= self._marked
+                if free and (self._inbox or not wait):
                     return self._inbox.popleft() if self._inbox else None
             self._read(wait=True)
         raise _Stop
+
+    def end(self) -> None:
+        """No calls are answered any more."""
+        with self._lock:
+            left, self._asked = self._asked or (), None
+        for asked in left:
+            asked.answer.set_exception(RuntimeError(_ENDED))
 
     def _do_without(self, fd: int) -> None:
         """The line is lost."""
@@ -228,13 +289,17 @@ class _Life:
     """The thread in which the service lives.
 
     It is broken off only where the service is at work, by an exception that is raised there.
+
+    Attributes:
+        ended: set when the service is closed.
     """
 
     def __init__(self, mail: _Mail, make: Sequence[Any]) -> None:
         self._mail = mail
         self._make = make
         self._lock = threading.Lock()
-        self._breakable = self._closing = self._undisturbed = False
+        self._breakable = self._closing = self._undisturbed = self._answering = False
+        self.ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trawl-worker", daemon=True)
         self._thread.start()
 
@@ -265,7 +330,7 @@ class _Life:
     def say(self, thing: Any) -> None:
         """Says something for the service; that is not broken off."""
         self._shield()
-        self._mail.say(thing)
+        self._mail.say(Unasked(thing) if self._answering else thing)
         self._expose()
 
     def _run(self) -> None:
@@ -276,6 +341,8 @@ class _Life:
             pass
         except BaseException as error:
             failure = Failure.of(error)
+        self._mail.end()
+        self.ended.set()
         self._mail.say(End(failure))
 
     def _work(self) -> None:
@@ -283,7 +350,8 @@ class _Life:
         try:
             while True:
                 while (message := self._mail.next(wait=not service.busy)) is not None:
-                    self._breakably(service.handle, unpack, message)
+                    self._breakably(self._handle, service, message)
+                self._answering = False
                 self._breakably(service.work)
         finally:
             self._closing = True
@@ -294,10 +362,18 @@ class _Life:
         make: Callable[[Port], Service] = unpack(self._make)
         return make(_RayPort(self))
 
-    def _breakably(self, function: Callable[..., Any], read: Any = None, raw: Any = None) -> Any:
+    def _handle(self, service: Service, message: Packed | Asked) -> None:
+        self._answering = isinstance(message, Asked)
+        content = message if isinstance(message, Asked) else unpack(message)
+        if isinstance(content, Barrier):
+            self._mail.barrier = content.number
+        else:
+            service.handle(content)
+
+    def _breakably(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
             self._expose()
-            return function() if read is None else function(read(raw))
+            return function(*args)
         finally:
             self._shield()
 

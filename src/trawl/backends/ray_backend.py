@@ -21,8 +21,9 @@ from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Mess
 from trawl.backends.failure import Failure
 from trawl.backends.listener import Listener
 from trawl.backends.order_line import OrderLine
-from trawl.backends.ray_actor import CONCURRENCY, End, Hello, RayActor
+from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Place
+from trawl.backends.ray_handle import actor_class
 from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
 from trawl.backends.remote_packing import MESSAGE
 from trawl.backends.remote_packing import Packed as Sheet
@@ -61,6 +62,11 @@ class RayBackend(Backend):
         patience: seconds that an actor may wait for its resources; None: as long as it takes.
         in_step: whether a worker that has answered is told something before it has to do anything.
             What it says next is asked for by that call then, which saves one of two.
+        methods: methods of the service that holders of an actor's handle may call.
+
+    Attributes:
+        handles: the actors' handles by index. This list is kept up to date: that of an actor which
+            takes another's place is put there.
     """
 
     shares_memory = False
@@ -71,8 +77,12 @@ class RayBackend(Backend):
         options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
         patience: float | None = 30.0,
         in_step: bool = False,
+        methods: Sequence[str] = (),
     ) -> None:
         self._in_step = in_step
+        self.handles: list[Any] = []
+        self._methods = methods
+        self._kind: Any = None
         self._connection = Connection()
         self._options = options
         self._patience = patience
@@ -93,19 +103,20 @@ class RayBackend(Backend):
 
     @override
     def launch(self, index: int, make: MakeService) -> RayWorker:
-        import ray
-
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
         self._connection.check()
         made, refs = pack_code(make)
-        own = {"max_concurrency": CONCURRENCY, "max_restarts": 0, "max_task_retries": 0}
+        own = {"max_restarts": 0, "max_task_retries": 0}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
         orders = self._new_orders()
         meeting = None if orders is None else orders.meeting
-        kind = ray.remote(RayActor).options(**{**asked, **own})
+        if self._kind is None:
+            self._kind = actor_class(self._methods)
+        kind = self._kind.options(**{**asked, **own})
         actor = kind.remote(made, refs, list(sys.path), meeting)
+        self.handles[index : index + 1] = [actor]
         worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
         with self._changed:
             self._living.add(worker)
@@ -217,7 +228,8 @@ class RayBackend(Backend):
                 self._bury(worker, worker.explain(thing), expected=False)
         elif not worker.unreadable:
             try:
-                self._events.append(Message(worker, unpack(thing)))
+                packed = thing.packed if isinstance(thing, Unasked) else thing
+                self._events.append(Message(worker, unpack(packed)))
             except Exception as error:
                 # It means nothing here. Others' messages are not to be lost by that.
                 self._events.append(Failed(worker, Failure.of(error)))
@@ -253,6 +265,7 @@ class RayBackend(Backend):
             worker.let_go()
         self._living.clear()
         self._events.clear()
+        self.handles.clear()
         self._close_listener()
 
     def _close_listener(self) -> None:
@@ -306,6 +319,7 @@ class RayWorker(Worker):
         # How many of its messages were heard, and how many of these it was told of by the line.
         self._heard = self._confirmed = 0
         self._lined = False
+        self._barriers = 0
         # What is to be heard: first, unasked, that it has begun and that it is ready.
         self._expected = 2
         self._connection = connection
@@ -332,6 +346,13 @@ class RayWorker(Worker):
             self.listen()
         elif not self._exchange():
             self._deliver()
+
+    def await_calls(self) -> None:
+        """What it is told after this it does after the calls of its handle that came before."""
+        if self._reachable:
+            self._barriers += 1
+            self.actor.mark.remote(self._barriers)
+            self.send(Barrier(self._barriers))
 
     def meet(self, lined: bool) -> None:
         """It has begun, and has come to its line, or found no way to that."""
@@ -405,6 +426,7 @@ class RayWorker(Worker):
             # Of one that is dead nothing more will be heard.
             self.listening = error is not None
             self._heard += len(said)
+            self._expected += sum(isinstance(thing, Unasked) for thing in said)
             self.heard_at = time.monotonic()
         self._tell(said)
 

@@ -32,6 +32,7 @@ from trawl.collectors.orders import (
     Arrange,
     Broken,
     Call,
+    Changed,
     Collect,
     Done,
     Drop,
@@ -135,15 +136,22 @@ class Fleet:
         count: how many there are.
         program: what worker number ``i`` is made of, now; asked again for one in its place.
         limits: how much may go wrong.
+        note: called with the number of a worker that was changed by its handle, and the change.
 
     Attributes:
         members: the places, by index.
     """
 
     def __init__(
-        self, backend: Backend, count: int, program: Callable[[Member], Program], limits: Limits
+        self,
+        backend: Backend,
+        count: int,
+        program: Callable[[Member], Program],
+        limits: Limits,
+        note: Callable[[int, Changed], None],
     ) -> None:
         self.backend = backend
+        self._note = note
         self.members = [Member(index) for index in range(count)]
         self._program = program
         self._limits = limits
@@ -538,6 +546,9 @@ class Fleet:
     def _read(self, member: Member, content: Answer) -> None:
         if isinstance(content, Warned):
             warn(f"in worker {member.index}: {content.text}", content.category)
+            return
+        if isinstance(content, Changed):
+            self._note(member.index, content)
             return
         if isinstance(content, NotClosed):
             # Something else ended the worker, and says why.

@@ -40,6 +40,7 @@ from trawl.errors import WorkerError
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.schemes import NoWeightSyncScheme, SharedMemWeightSyncScheme
+from trawl.weight_update.updaters import WeightUpdaterBase
 
 # What a worker has to know to write into a replay buffer.
 _WRITERS = (
@@ -116,7 +117,8 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._backend = self._new_backend()
         self._connect_schemes()
         limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
-        self._fleet = Fleet(self._backend, self.num_workers, weak(self._program), limits)
+        program, note = weak(self._program), weak(self._note_change)
+        self._fleet = Fleet(self._backend, self.num_workers, program, limits, note)
         try:
             self._prepare()
             self._init_weights()
@@ -577,10 +579,14 @@ class FleetCollector(FleetControl, OptionAttributes):
             self.shutdown(raise_on_error=False)
 
     def _close(self, close_env: bool) -> None:
-        fleet = self.__dict__.get("_fleet")
+        fleet, updater = (self.__dict__.get(name) for name in ("_fleet", "_updater"))
         try:
-            if fleet is not None:
-                fleet.close(self._closing_time)
+            try:
+                if isinstance(updater, WeightUpdaterBase):
+                    updater.close()
+            finally:
+                if fleet is not None:
+                    fleet.close(self._closing_time)
         finally:
             for scheme in self.__dict__.get("_weight_sync_schemes", {}).values():
                 scheme.shutdown()

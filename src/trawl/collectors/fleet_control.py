@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from operator import methodcaller
@@ -24,7 +24,7 @@ from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.orders import NewWeights, Ready
+from trawl.collectors.orders import Changed, NewWeights, Ready
 from trawl.collectors.placing import tensors_of
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.schedule import Schedule
@@ -193,6 +193,13 @@ class FleetControl(BaseCollector):
             finally:
                 self._lock.release()
 
+    def _note_sent(self, workers: Iterable[int]) -> None:
+        """Called when weights of the policy were sent to workers."""
+
+    def _note_change(self, index: int, changed: Changed) -> None:
+        """Called when a worker was changed by a call of its handle."""
+        raise NotImplementedError(f"workers of {type(self).__name__} have no handles")
+
     def _chosen(self, worker_ids: WorkerIds) -> list[int]:
         """Returns the numbers of workers that are named by number, or by their policy's device.
 
@@ -264,6 +271,7 @@ class FleetControl(BaseCollector):
                     if i not in elsewhere
                 }
                 acting = reached.get(POLICY, set())
+                self._note_sent(acting)
                 for index in acting:
                     self._versions[index] = self.policy_version
                 self._announced = self.policy_version
@@ -311,7 +319,8 @@ class FleetControl(BaseCollector):
     @override
     def _announce_version(self, worker_ids: WorkerIds = None) -> None:
         self._announced = self.policy_version
-        chosen = self._chosen(worker_ids)
+        nobody = isinstance(worker_ids, Sequence) and not worker_ids
+        chosen = [] if nobody else self._chosen(worker_ids)
         late = [i for i in chosen if self._versions[i] != self.policy_version]
         if late:
             with self._in_bounds(late), self._weights_lock:
@@ -404,6 +413,7 @@ class FleetControl(BaseCollector):
             with self._weights_lock:
                 for index, parcel in parcels.items():
                     self._channel.commit(parcel, self._versions[index])
+                self._note_sent(parcels)
             try:
                 self._fleet.call(
                     {

@@ -143,6 +143,25 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Changed:
+    """A call by the worker's handle changed what a worker in its place has to know.
+
+    Attributes:
+        weights: all weights of the policy, if these are new.
+        count: how many updates of them the parent had sent by then.
+        version: their version.
+        seed: the seed, and whether it is that of all environments, if it is new.
+        env_state: the state that was loaded into the environment, or None.
+    """
+
+    weights: Any = None
+    count: int = 0
+    version: int | str | None = None
+    seed: tuple[int, bool] | None = None
+    env_state: Any = None
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something was warned of in the worker; it is the parent's to show."""
 
@@ -174,4 +193,4 @@ class NotClosed:
 
 
 #: What comes from a worker.
-Answer = Ready | Done | Reply | Broken | Warned | Writing | Written | NotClosed
+Answer = Ready | Done | Reply | Broken | Changed | Warned | Writing | Written | NotClosed

@@ -13,7 +13,7 @@ from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.weight_update.board import Posted
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
-from trawl.weight_update.updaters import WeightUpdaterBase
+from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
 
 POLICY = "policy"
 # Workers by number, or by the device of their policy.
@@ -28,7 +28,7 @@ class WeightControl(ABC):
     """
 
     config: CollectorConfig
-    _updater: WeightUpdaterBase | None
+    _updater: Updater | None
     _version: PolicyVersion | None
     _receivers: dict[str, Receiver]
     _weight_sync_schemes: dict[str, WeightSyncScheme]
@@ -41,8 +41,7 @@ class WeightControl(ABC):
 
     def _init_weights(self) -> None:
         """To be called once the collector is made, and has its schemes."""
-        policy = getattr(self, "policy", None)
-        self.weight_updater = made_updater(self.config.weight_updater, policy)
+        self.weight_updater = self.config.weight_updater
         if self.config.weight_recv_schemes:
             self.register_scheme_receiver(self.config.weight_recv_schemes)
 
@@ -58,18 +57,26 @@ class WeightControl(ABC):
         }
 
     @property
-    def weight_updater(self) -> WeightUpdaterBase | None:
+    def weight_updater(self) -> Any:
         """The updater that brings weights to workers, in the place of weight-sync schemes.
 
-        An updater that is assigned serves this collector from then on.
+        An updater that is assigned serves this collector from then on. TorchRL's are taken as
+        well, and a class or function that makes one.
         """
         return self._updater
 
     @weight_updater.setter
-    def weight_updater(self, updater: WeightUpdaterBase | None) -> None:
-        if updater is not None:
-            updater.register_collector(self)
-        self._updater = updater
+    def weight_updater(self, updater: Any) -> None:
+        made = made_updater(updater, getattr(self, "policy", None))
+        if made is not None:
+            if getattr(self, "num_workers", None) is not None:
+                _check_reach(made)
+            made.register_collector(self)
+        self._updater = made
+
+    def _reached(self, updater: Updater) -> Sequence[int] | None:
+        """Returns the workers that an updater brought weights to; None for all it was to."""
+        return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
     def update_policy_weights_(
         self,
@@ -125,11 +132,8 @@ class WeightControl(ABC):
         # It may write to the policy itself: not while that acts.
         with self._held(), self._next_version():
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
-            reached = self.weight_updater.reached()
-            if reached is None:
-                self._announce_version(worker_ids)
-            elif reached:
-                self._announce_version(reached)
+            reached = self._reached(self.weight_updater)
+            self._announce_version(worker_ids if reached is None else reached)
 
     @contextmanager
     def _next_version(self) -> Iterator[None]:
@@ -283,7 +287,7 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, 
     return dict(by_model)
 
 
-def made_updater(given: Any, policy: Any = None) -> WeightUpdaterBase | None:
+def made_updater(given: Any, policy: Any = None) -> Updater | None:
     """Returns the weight updater, from itself, its class, or a function that makes it.
 
     Args:
@@ -293,16 +297,27 @@ def made_updater(given: Any, policy: Any = None) -> WeightUpdaterBase | None:
     Raises:
         TypeError: if it is none of these.
     """
-    if given is None or isinstance(given, WeightUpdaterBase):
-        return given
+    if given is None or is_updater(given):
+        return given  # type: ignore[no-any-return]
     made = None
-    if isinstance(given, type) and issubclass(given, WeightUpdaterBase):
+    if isinstance(given, type) and hasattr(given, "from_policy"):
         made = given.from_policy(policy)
     if made is None:
         made = given() if callable(given) else given
-    if not isinstance(made, WeightUpdaterBase):
+    if not is_updater(made):
         raise TypeError(
             "weight_updater must be a WeightUpdaterBase, or a function that makes one, but it is "
             f"{type(made).__name__}"
         )
-    return made
+    return made  # type: ignore[no-any-return]
+
+
+def _check_reach(updater: Updater) -> None:
+    """Refuses updaters that would reach no worker."""
+    kind = type(updater)
+    if kind.__module__.startswith("torchrl.") and not hasattr(updater, "remote_collectors"):
+        raise TypeError(
+            f"weight_updater: TorchRL's {kind.__name__} reaches no worker of this collector, as it "
+            "writes to memory, or calls processes, of TorchRL's own collectors. Leave it out: "
+            "update_policy_weights_() does it. trawl.weight_update has updaters of the same names"
+        )

@@ -24,11 +24,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from trawl.backends.base import Port, Service
+from trawl.backends.base import Asked, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
+from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.orders import (
     Arrange,
     Broken,
@@ -80,6 +81,8 @@ class Program:
             it.
         seed: for random numbers, and whether it is that of all environments; or None.
         env_state: what its environment had in its state when that was loaded, or None.
+        given: weights of its policy that are newer than those that it was sent, or None.
+        whole: whether the parent puts whole trajectories together.
     """
 
     index: int
@@ -96,13 +99,15 @@ class Program:
     version: int | str | None = None
     seed: tuple[int, bool] | None = None
     env_state: Any = None
+    given: Any = None
+    whole: bool = False
 
     def __call__(self, port: Port) -> CollectorService:
         """Makes the worker, in the place where it is to be."""
         return CollectorService(self, port)
 
 
-class CollectorService(Service):
+class CollectorService(HandleCalls, Service):
     """What runs in a worker.
 
     Args:
@@ -112,6 +117,7 @@ class CollectorService(Service):
 
     def __init__(self, program: Program, port: Port) -> None:
         self._port = port
+        self._whole = program.whole
         self._orders: deque[Collect] = deque()
         self._joints: dict[int, Joint] = {}
         self._blocks: dict[int, Block] = {}
@@ -147,6 +153,8 @@ class CollectorService(Service):
             self.collector._version.version = program.version
         self.collector._receivers |= program.receivers
         self.collector._take_weights()
+        if program.given is not None:
+            self._give(program)
         self._hidden = frozenset(frames.hidden)
         # What a subclass's own rollout() returns may have any layout: it is sent as it is.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
@@ -163,6 +171,13 @@ class CollectorService(Service):
                 doubts=tuple(frames.doubts),
             )
         )
+
+    def _give(self, program: Program) -> None:
+        """Loads the weights that the worker before was given through its handle."""
+        collector = self.collector
+        collector._prepare_weights({POLICY: program.given}, None, new_version=False)()
+        if collector._version is not None:
+            collector._version.version = program.version
 
     def _packings(self) -> dict[str, Packing]:
         """How models are packed that weights may come for.
@@ -197,9 +212,12 @@ class CollectorService(Service):
         return bool(self._orders)
 
     @override
-    def handle(self, content: Collect | Call | Arrange | Drop | NewWeights) -> None:
+    def handle(self, content: Collect | Call | Arrange | Drop | NewWeights | Asked) -> None:
         if isinstance(content, Collect):
             self._orders.append(content)
+            return
+        if isinstance(content, Asked):
+            self._answer(content)
             return
         if isinstance(content, NewWeights):
             receiver = self.collector._receivers[content.model_id]

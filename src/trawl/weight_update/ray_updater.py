@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ class RayWeightUpdater(RemoteWeightUpdater):
 
     Args:
         policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        remote_collectors: actors that have a method ``update_policy_weights_``, if these are to
-            be served and not the workers of a collector.
+        remote_collectors: handles of actors that have a method ``update_policy_weights_``, if
+            these are to be served, as the ``remote_collectors`` of a collector. They are not waited
+            for: what one of them raises, the next push or :meth:`close` raises.
         max_interval: batches that a worker has to deliver after an update before it gets another.
     """
 
@@ -33,14 +35,18 @@ class RayWeightUpdater(RemoteWeightUpdater):
         if isinstance(max_interval, bool) or not isinstance(max_interval, int):
             raise TypeError(f"max_interval must be an integer, but it is {max_interval!r}")
         super().__init__(policy_weights)
-        self.remote_collectors = list(remote_collectors or ())
+        # Not a copy: a collector keeps its list up to date.
+        self.remote_collectors = () if remote_collectors is None else remote_collectors
+        self._by_handles = remote_collectors is not None
+        # Calls that were not looked at since they were made, and whose they are.
+        self._calls: dict[Any, int] = {}
         self.max_interval = max(0, max_interval)
         self._sent: dict[int, int] = {}
         self._put: tuple[Any, Any] | None = None
 
     @override
     def all_worker_ids(self) -> list[int]:
-        if self.remote_collectors:
+        if self._by_handles:
             return list(range(len(self.remote_collectors)))
         return super().all_worker_ids()
 
@@ -51,25 +57,64 @@ class RayWeightUpdater(RemoteWeightUpdater):
 
     def _delivered(self, worker_id: int) -> int:
         collector = self._first()
-        if self.remote_collectors or collector is None:
+        if self._by_handles or collector is None:
             return 0
         batches: Callable[[int], int] = collector.batches_of
         return batches(worker_id)
 
     @override
     def _skip_update(self, worker_id: Any) -> bool:
-        if self.remote_collectors or worker_id not in self._sent:
+        if self._by_handles or worker_id not in self._sent:
             return False
         return self._delivered(worker_id) - self._sent[worker_id] < self.max_interval
 
     @override
     def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
         self._sent[worker_id] = self._delivered(worker_id)
-        if not self.remote_collectors:
+        if not self._by_handles:
             super()._sync_weights_with_worker(worker_id, server_weights)
             return
         import ray
 
         if self._put is None or self._put[0] is not server_weights:
             self._put = server_weights, ray.put(server_weights)
-        self.remote_collectors[worker_id].update_policy_weights_.remote(self._put[1])
+        handle = self.remote_collectors[worker_id]
+        self._calls[handle.update_policy_weights_.remote(self._put[1])] = worker_id
+
+    @override
+    def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
+        self._check_calls()
+        super()._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
+
+    @override
+    def reached(self) -> list[int] | None:
+        reached = super().reached()
+        # Workers that take weights through their handles say so themselves.
+        return [] if self._by_handles else reached
+
+    @override
+    def close(self) -> None:
+        self._check_calls()
+        self._calls.clear()
+
+    def _check_calls(self) -> None:
+        """Raises what an earlier push led to in an actor, as far as that is known by now.
+
+        An actor that died is a warning: a collector has another in its place.
+        """
+        import ray
+
+        if not self._calls or not ray.is_initialized():
+            return
+        ended, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+        for call in ended:
+            worker = self._calls.pop(call)
+            try:
+                ray.get(call)
+            except ray.exceptions.RayActorError as error:
+                warnings.warn(
+                    f"actor {worker} died before it took the weights that were pushed: "
+                    f"{str(error).splitlines()[0]}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -17,6 +17,25 @@ from typing_extensions import override
 from trawl.weight_update.strategy import WeightStrategy
 
 _STRATEGY = WeightStrategy()
+
+
+class Updater(Protocol):
+    """The interface of an updater, of Trawl or TorchRL, that a collector uses."""
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Initialises the updater."""
+
+    def register_collector(self, collector: Any) -> Any:
+        """Tells the updater whose workers it serves."""
+
+    def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> Any:
+        """Brings weights to workers."""
+
+
+def is_updater(given: Any) -> bool:
+    """Tells whether an object is a weight updater, of Trawl or TorchRL."""
+    names = ("init", "push_weights", "register_collector", "__call__")
+    return not isinstance(given, type) and all(hasattr(given, name) for name in names)
 
 
 class WeightUpdaterBase:
@@ -90,6 +109,9 @@ class WeightUpdaterBase:
             raise RuntimeError(f"{type(self).__name__} has no collector to bring weights to")
         for collector in self.collectors:
             collector._deliver_weights(server_weights, worker_id)
+
+    def close(self) -> None:
+        """Called when a collector that it serves is closed."""
 
     # --- what it does
 
@@ -319,10 +341,12 @@ class RemoteWeightUpdater(WeightUpdaterBase):
     """
 
     def __init__(self, policy_weights: Any = None, num_workers: int | None = None) -> None:
-        if isinstance(policy_weights, Mapping) and all(
-            isinstance(value, TensorDictBase) for value in policy_weights.values()
-        ):
-            # By device; they are equal.
+        # A TensorDict is a mapping, too, but of names.
+        by_device = isinstance(policy_weights, Mapping) and not isinstance(
+            policy_weights, TensorDictBase
+        )
+        if by_device and all(isinstance(one, TensorDictBase) for one in policy_weights.values()):
+            # They are equal.
             policy_weights = next(iter(policy_weights.values()), None)
         self.policy_weights = policy_weights
         self.num_workers = num_workers

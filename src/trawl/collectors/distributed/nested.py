@@ -51,6 +51,9 @@ class NestedService(CollectorService):
             collector._announce_version()
         collector._receivers |= program.receivers
         collector._take_weights()
+        if program.given is not None:
+            self._give(program)
+            collector._announce_version()
         self._hidden, self._layout, self._masked = frozenset(), None, False
         self._port.send(
             Ready(
@@ -86,6 +89,16 @@ class NestedService(CollectorService):
         if ids is not None:
             ids.copy_(torch.where(ids < 0, ids, ids * self._stride + self._base))
             self._next = max(self._next, int(ids.max()) + self._stride)
+
+    @override
+    def _next_apart(self) -> Any:
+        batch = self.collector.next()
+        self._number(batch)
+        return batch
+
+    @override
+    def _policy_weights(self) -> Any:
+        return self.collector.get_cached_weights(POLICY)
 
     def _facts(self) -> dict[str, Any]:
         """What is known of its workers, as of one."""

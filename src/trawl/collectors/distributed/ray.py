@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.ray_backend import RayBackend
+from trawl.backends.ray_backend import RayBackend, RayWorker
 from trawl.backends.ray_cluster import (
     DEFAULT_RAY_INIT_CONFIG,
     DEFAULT_REMOTE_CLASS_CONFIG,
@@ -22,12 +23,17 @@ from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.growing import grow
+from trawl.collectors.distributed.handed import HandedWeights
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
+from trawl.collectors.handle_calls import methods_of
+from trawl.collectors.orders import Changed
+from trawl.collectors.weights import POLICY
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.updaters import Updater, WeightUpdaterBase
 
 __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
 
@@ -95,7 +101,13 @@ class RayCollector(ClusterCollector):
     def _new_backend(self) -> Backend:
         self._first = self.num_workers
         self._remote = self.remote.remote(self.num_workers)
-        return RayBackend(self._remote, self.remote.placement_timeout, in_step=self.sync)
+        self._handed = HandedWeights(lambda index: self._channel.count(index))
+        return RayBackend(
+            self._remote,
+            self.remote.placement_timeout,
+            in_step=self.sync,
+            methods=methods_of(self.remote.kind),
+        )
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:
@@ -104,6 +116,8 @@ class RayCollector(ClusterCollector):
     @override
     def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
         parts["trajectory"], parts["stride"] = self._ids_of(member)
+        parts["given"] = self._handed.weights(member.index)
+        parts["whole"] = self._whole is not None
         if self._workers_write:
             parts["options"]["replay_buffer"] = self._writer
 
@@ -129,6 +143,50 @@ class RayCollector(ClusterCollector):
         self._writer = self.config.replay_buffer.client()
 
     # --- weights
+
+    @override
+    def _note_sent(self, workers: Iterable[int]) -> None:
+        self._handed.note_sent(workers)
+
+    @override
+    def _note_change(self, index: int, changed: Changed) -> None:
+        # What a worker that takes its place has to know.
+        if changed.seed is not None:
+            self._seeds[index] = changed.seed
+        if changed.env_state is not None:
+            self._env_states[index] = changed.env_state
+        if changed.weights is None:
+            return
+        with self._weights_lock:
+            if self._handed.note_taken(index, changed.count, changed.weights):
+                self._adopt_version(index, changed.version)
+
+    def _adopt_version(self, index: int, version: int | str | None) -> None:
+        """Takes over the version that a worker has given to weights which came by its handle."""
+        if self._version is None or version is None:
+            return
+        if version != self._version.version and self._versions[index] == self._version.version:
+            # It is the first with these weights. Others that follow join it.
+            self._version.version = self._announced = version
+        self._versions[index] = self._version.version
+        if version != self._version.version:
+            self._tell_version([index])
+
+    @override
+    def _reached(self, updater: Updater) -> Sequence[int] | None:
+        ours = isinstance(updater, WeightUpdaterBase)
+        if not ours or getattr(updater, "remote_collectors", None):
+            # What is ordered from now on has the weights that went to handles.
+            for member in self._fleet.members:
+                if isinstance(member.worker, RayWorker):
+                    member.worker.await_calls()
+        # Updaters of TorchRL bring weights to handles, and workers say themselves what they took.
+        return super()._reached(updater) if ours else []
+
+    @override
+    def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
+        handed = self._handed.weights(0) if model_id == POLICY else None
+        return super().get_cached_weights(model_id) if handed is None else handed.clone()
 
     def batches_of(self, worker_id: int) -> int:
         """How many batches a worker has delivered."""
@@ -204,9 +262,14 @@ class RayCollector(ClusterCollector):
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """The handles of the actors that live."""
-        workers = [member.worker for member in self._fleet.members]
-        return [worker.actor for worker in workers if worker is not None]  # type: ignore[attr-defined]
+        """The handles of the actors, by number of the worker.
+
+        They have the methods of the workers' collectors: ``handle.state_dict.remote()``. It is
+        always the same list: the handle of an actor that takes another's place is put into it.
+        """
+        backend = self._backend
+        assert isinstance(backend, RayBackend)
+        return backend.handles
 
     def add_collectors(
         self,
@@ -252,6 +315,8 @@ class RayCollector(ClusterCollector):
             self._remote += remote
             self._kwargs += kwargs
             self._environments += [environments] * count
+            if policy is None:
+                self._handed.copy(0, range(self.num_workers, self.num_workers + count))
             try:
                 grow(self, create_env_fn, count, policy)
             except BaseException:

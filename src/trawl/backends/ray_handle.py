@@ -1,0 +1,47 @@
+"""The class of a worker's actor: methods of the backend, and those for holders of its handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trawl.backends.ray_actor import CONCURRENCY, RayActor
+
+_BACKEND = "backend"
+
+
+def actor_class(methods: Iterable[str]) -> Any:
+    """Makes the class of actors whose handles have methods of the worker's service.
+
+    The class goes to actors by value: there is no module that they could find it in.
+
+    Calls of these methods have a thread of their own, so that they never keep the backend waiting.
+    Ray begins calls in the order in which a caller makes them: an actor without ``max_concurrency``
+    has no other.
+
+    Args:
+        methods: names of methods. Each call goes to the service as an
+            :class:`~trawl.backends.base.Asked`; but ``shutdown`` ends the worker.
+    """
+    import ray
+
+    grouped = ray.method(concurrency_group=_BACKEND)
+    own = {name: _method(name) for name in methods if not hasattr(RayActor, name)}
+    own |= {name: grouped(getattr(RayActor, name)) for name in RayActor.of_backend}
+    kind = type("RayWorkerActor", (RayActor,), own)
+    return ray.remote(concurrency_groups={_BACKEND: CONCURRENCY})(kind)
+
+
+def _method(name: str) -> Any:
+    if name == "shutdown":
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._end()
+
+    else:
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._ask(name, args, kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call

@@ -1,0 +1,140 @@
+"""Methods of a worker's collector, called by holders of the worker's handle."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from torch import nn
+
+from trawl.backends.base import Asked, Port
+from trawl.collectors.orders import Changed, Warned
+from trawl.collectors.weights import POLICY
+from trawl.weight_update.strategy import WeightStrategy
+
+if TYPE_CHECKING:
+    from trawl.collectors.base import BaseCollector
+
+_UPDATE = "update_policy_weights_"
+_COLLECT = frozenset({"next", "rollout"})
+# Methods that have no meaning in a worker, and what to do instead.
+_REFUSED = {
+    "async_shutdown": "call that of the collector, or ray.kill(handle) to end this worker",
+    "increment_version": "call that of the collector",
+    "iterator": "an iterator can't be sent: call next() for each batch",
+    "pause": "call that of the collector",
+    "register_scheme_receiver": "give weight_sync_schemes or weight_recv_schemes to the collector",
+    "start": "call that of the collector",
+}
+
+
+def methods_of(kind: Any) -> list[str]:
+    """Returns the names of the public methods of a class of collectors.
+
+    Args:
+        kind: the class, or a function that makes a collector: then those of any collector.
+    """
+    from trawl.collectors.single import Collector
+
+    owner = kind if isinstance(kind, type) else Collector
+    found = inspect.getmembers(owner, inspect.isfunction)
+    return [name for name, _ in found if not name.startswith("_")]
+
+
+class HandleCalls:
+    """The part of a worker that answers calls of its handle.
+
+    Attributes:
+        collector: the worker's collector.
+    """
+
+    collector: Any
+    _port: Port
+    # Whether the parent puts whole trajectories together.
+    _whole: bool
+
+    def _answer(self, asked: Asked) -> None:
+        """Carries out a call, and sets its answer.
+
+        Raises:
+            Exception: what the call raised, if the collector was closed by that.
+        """
+        try:
+            # Pickled at once: what it refers to may change before Ray sends it.
+            value = cloudpickle.dumps(self._called(asked.name, asked.args, dict(asked.kwargs)))
+        except Exception as error:
+            if asked.name == _UPDATE:
+                # Updaters such as TorchRL's never look at the result.
+                text = f"{_UPDATE}() of a handle changed nothing: {type(error).__name__}: {error}"
+                self._port.send(Warned(text, RuntimeWarning))
+            asked.answer.set_exception(error)
+            if self.collector.closed:
+                raise
+        else:
+            asked.answer.set_result(value)
+
+    def _called(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if name in _REFUSED:
+            raise RuntimeError(f"{name}() can't be called by a worker's handle: {_REFUSED[name]}")
+        self._check_apart(name)
+        if name == "receive_weights" and (args or kwargs):
+            # Given weights are no matter of the scheme by which the collector sends its own.
+            name = _UPDATE
+        if name == _UPDATE and "policy_weights" in kwargs:
+            kwargs["policy_or_weights"] = kwargs.pop("policy_weights")
+        self.collector._take_weights()
+        if name == "next":
+            return self._next_apart()
+        result = getattr(self.collector, name)(*args, **kwargs)
+        if name == _UPDATE:
+            self._report()
+        elif name == "set_seed":
+            self._port.send(Changed(seed=_seed(*args, **kwargs)))
+        elif name == "load_state_dict":
+            self._report(_state(*args, **kwargs).get("env_state_dict"))
+        return result
+
+    def _check_apart(self, name: str) -> None:
+        """Refuses to take frames that would be missing elsewhere."""
+        why = ""
+        if self._whole and name in _COLLECT | {"load_state_dict"}:
+            why = "the collector puts whole trajectories together (trajs_per_batch)"
+        elif name in _COLLECT and self.collector.config.replay_buffer is not None:
+            why = "workers write into the replay buffer, and the collector counts what they write"
+        if why:
+            raise RuntimeError(
+                f"{name}() can't be called by a worker's handle, as {why}: call that of the "
+                "collector"
+            )
+
+    def _report(self, env_state: Any = None) -> None:
+        """Tells the parent of new weights: for a worker that takes the place of this one."""
+        collector: BaseCollector = self.collector
+        weights = self._policy_weights()
+        self._port.send(
+            Changed(
+                weights=None if weights is None else weights.cpu(),
+                count=collector._receivers[POLICY].count,
+                version=collector.policy_version,
+                env_state=env_state,
+            )
+        )
+
+    def _next_apart(self) -> Any:
+        """A batch for a holder of the handle, which the parent does not see."""
+        return self.collector.next()
+
+    def _policy_weights(self) -> Any:
+        policy = self.collector.policy
+        if not isinstance(policy, nn.Module):
+            return None
+        return WeightStrategy().extract_weights(policy)
+
+
+def _seed(seed: int, static_seed: bool = False) -> tuple[int, bool]:
+    return seed, static_seed
+
+
+def _state(state_dict: Any, strict: bool = True) -> Any:
+    return state_dict

@@ -1,0 +1,199 @@
+"""Updaters that bring weights to the handles of a RayCollector: Trawl's, and TorchRL's."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from multi_parts import Chooser, actions
+from tensordict import TensorDict
+from test_ray_handles import get, make, stamps
+
+from trawl.weight_update import RayTransport, RayWeightUpdater
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def actors_are_sent_this_code() -> Iterator[None]:
+    """Actors can't import these files, so classes that are defined there go to them by value."""
+    modules = [sys.modules[name] for name in (__name__, "test_ray_handles")]
+    for module in modules:
+        ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def torchrl_updaters() -> Any:
+    pytest.importorskip("torchrl")
+    from torchrl.collectors import weight_update
+
+    return weight_update
+
+
+def weights_of(module: torch.nn.Module) -> TensorDict:
+    return TensorDict.from_module(module)
+
+
+def settled(collector: Any) -> None:
+    """Waits until what was sent to handles before has been taken."""
+    get(*(handle.stats.remote() for handle in collector.remote_collectors))
+
+
+def updater_of(kind: str, policy: Any, collector: Any) -> Any:
+    if kind == "trawl":
+        return RayWeightUpdater(weights_of(policy), collector.remote_collectors)
+    return torchrl_updaters().RayWeightUpdater(weights_of(policy), collector.remote_collectors)
+
+
+@pytest.mark.parametrize("kind", ["trawl", "torchrl"])
+def test_a_push_to_the_handles(kind):
+    policy = Chooser(1)
+    with make(policy) as collector:
+        updater = updater_of(kind, policy, collector)
+        for number in (2, 3):
+            policy.become(number)
+            updater.push_weights()
+            settled(collector)
+            assert stamps(collector.next()) == [(number, number - 1)] * 2
+        updater.push_weights(weights_of(Chooser(0)).data, worker_ids=[1])
+        settled(collector)
+        assert stamps(collector.next()) == [(3, 2), (0, 3)]
+        assert collector.policy_version == 3
+
+
+@pytest.mark.parametrize("kind", ["trawl", "torchrl"])
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_it_is_the_updater_of_the_collector(kind, sync):
+    """Each batch that begins after an update has the weights, and their version."""
+    policy = Chooser(0)
+    with make(policy, sync=sync) as collector:
+        collector.weight_updater = updater_of(kind, policy, collector)
+        for version in range(1, 6):
+            policy.become(version % 4)
+            collector.update_policy_weights_()
+            assert collector.policy_version == version
+            found = [collector.next() for _ in range(1 if sync else 6)]
+            expected = (version % 4, version)
+            if sync:
+                assert stamps(found[0]) == [expected] * 2
+            else:
+                assert (actions(found[-1]), found[-1]["policy_version"][0]) == (
+                    {expected[0]},
+                    expected[1],
+                )
+        ray.kill(collector.remote_collectors[1])
+        with pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
+            while not collector.stats()["restarts"]:
+                collector.next()
+        policy.become(3)
+        collector.update_policy_weights_()
+        late = [collector.next() for _ in range(1 if sync else 8)]
+        assert actions(late[-1]) == {3}
+
+
+def users_updater() -> Any:
+    """A user's subclass of TorchRL's base class."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        class Own(torchrl_updaters().WeightUpdaterBase):
+            def __init__(self) -> None:
+                self.sent: list[int] = []
+
+            def _get_server_weights(self) -> Any:
+                return TensorDict(choice=torch.tensor(3.0))
+
+            def all_worker_ids(self) -> list[int]:
+                return list(range(len(self.collector.remote_collectors)))
+
+            def _sync_weights_with_worker(self, *, worker_id: Any, server_weights: Any) -> None:
+                self.sent.append(worker_id)
+                handle = self.collector.remote_collectors[worker_id]
+                handle.update_policy_weights_.remote(server_weights)
+
+    return Own
+
+
+@pytest.mark.parametrize("how", ["instance", "class", "function"])
+def test_an_updater_of_torchrls_kind_is_an_option(how):
+    kind = users_updater()
+    given = {"instance": kind(), "class": kind, "function": lambda: kind()}[how]
+    with make(Chooser(1), weight_updater=given) as collector:
+        updater = collector.weight_updater
+        assert type(updater) is kind or how != "instance"
+        assert updater.sent == []
+        assert updater.collector is collector
+        collector.update_policy_weights_()
+        assert stamps(collector.next()) == [(3, 1)] * 2
+        collector.update_policy_weights_(weights_of(Chooser(2)).data, worker_ids=1)
+        assert stamps(collector.next()) == [(3, 1), (2, 2)]
+        assert updater.sent == [0, 1, 1]
+        collector.weight_updater = None
+        collector.update_policy_weights_(Chooser(0))
+        assert stamps(collector.next()) == [(0, 3)] * 2
+
+
+def test_updaters_that_reach_no_worker_are_refused():
+    updaters = torchrl_updaters()
+    policy = Chooser(1)
+    with make(policy) as collector:
+        vanilla = updaters.VanillaWeightUpdater(policy_weights=weights_of(policy))
+        with pytest.raises(TypeError, match="TorchRL's VanillaWeightUpdater reaches no worker"):
+            collector.weight_updater = vanilla
+        with pytest.raises(TypeError, match=r"weight_updater must be a WeightUpdaterBase.*int"):
+            collector.weight_updater = 3
+        assert collector.weight_updater is None
+
+
+def test_errors_come_with_the_next_push_and_at_the_end():
+    with make() as collector, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        updater = RayWeightUpdater(weights_of(Chooser(2)), collector.remote_collectors)
+        updater.push_weights({"weight": torch.ones(2)}, worker_ids=1)
+        settled(collector)
+        with pytest.raises(KeyError, match=r"unknown \['weight'\]"):
+            updater.push_weights()
+        updater.push_weights()
+        settled(collector)
+        assert actions(collector.next()) == {2}
+        # The end of the collector is that of its updater.
+        collector.weight_updater = updater
+        updater.push_weights({"weight": torch.ones(2)}, worker_ids=0)
+        settled(collector)
+        with pytest.raises(KeyError, match=r"unknown \['weight'\]"):
+            collector.shutdown()
+        assert collector.closed
+        updater.close()
+
+
+def test_an_actor_that_dies_before_it_takes_weights_is_told_of():
+    with make() as collector:
+        updater = RayWeightUpdater(weights_of(Chooser(2)), collector.remote_collectors)
+        handle = collector.remote_collectors[0]
+        ray.kill(handle)
+        updater.push_weights()
+        # The call before it has failed when this one has.
+        with pytest.raises(ray.exceptions.RayActorError):
+            get(handle.stats.remote())
+        with pytest.warns(RuntimeWarning, match="actor 0 died before it took the weights that"):
+            updater.push_weights()
+        with pytest.warns(RuntimeWarning, match="worker 0 died"):
+            collector.next()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            updater.push_weights()
+        settled(collector)
+        assert actions(collector.next()) == {2}
+
+
+def test_a_transport_leads_to_a_handle():
+    with make(workers=1) as collector:
+        RayTransport(remote_actor=collector.remote_collectors[0]).send_weights(Chooser(3))
+        assert actions(collector.next()) == {3}
