@@ -212,7 +212,7 @@ def test_the_worker_ends_by_its_handle():
 
 
 def test_no_frames_are_taken_that_would_be_missing():
-    with make(trajs_per_batch=2, track_policy_version=False) as collector:
+    with make(trajs_per_batch=2, traj_format="cat") as collector:
         for name in ("next", "rollout", "load_state_dict"):
             method = getattr(collector.remote_collectors[0], name)
             with pytest.raises(RuntimeError, match="whole trajectories together"):

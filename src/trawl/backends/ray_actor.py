@@ -67,7 +67,7 @@ class End(NamedTuple):
 
 
 class Unasked(NamedTuple):
-    """What a service says because of a call of its handle, of which the driver knows nothing."""
+    """A message that a service sends because of a call of its handle: the driver expects none."""
 
     packed: Packed
 
@@ -138,13 +138,13 @@ class RayActor:
         """All calls that a holder of the handle made before are carried out."""
         self._mail.mark(number)
 
-    def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def ask_service(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the service, between two pieces of its work, and waits for it."""
         asked = Asked(name, args, kwargs, Future())
         self._mail.ask(asked)
         return pickle.loads(asked.answer.result())
 
-    def _end(self) -> None:
+    def end_service(self) -> None:
         """Ends the service, and waits until that is done."""
         self._life.stop()
         self._life.ended.wait()

@@ -348,7 +348,7 @@ class RayWorker(Worker):
             self._deliver()
 
     def await_calls(self) -> None:
-        """What it is told after this it does after the calls of its handle that came before."""
+        """Holds what it is told after this until the calls of its handle before this are done."""
         if self._reachable:
             self._barriers += 1
             self.actor.mark.remote(self._barriers)

@@ -36,12 +36,12 @@ def _method(name: str) -> Any:
     if name == "shutdown":
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._end()
+            return self.end_service()
 
     else:
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._ask(name, args, kwargs)
+            return self.ask_service(name, args, kwargs)
 
     call.__name__ = call.__qualname__ = name
     return call

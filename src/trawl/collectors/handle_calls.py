@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from typing import Any
 
 import cloudpickle
 from torch import nn
 
 from trawl.backends.base import Asked, Port
 from trawl.collectors.orders import Changed, Warned
-from trawl.collectors.weights import POLICY
 from trawl.weight_update.strategy import WeightStrategy
-
-if TYPE_CHECKING:
-    from trawl.collectors.base import BaseCollector
 
 _UPDATE = "update_policy_weights_"
 _COLLECT = frozenset({"next", "rollout"})
@@ -42,7 +39,7 @@ def methods_of(kind: Any) -> list[str]:
     return [name for name, _ in found if not name.startswith("_")]
 
 
-class HandleCalls:
+class HandleCalls(ABC):
     """The part of a worker that answers calls of its handle.
 
     Attributes:
@@ -53,6 +50,15 @@ class HandleCalls:
     _port: Port
     # Whether the parent puts whole trajectories together.
     _whole: bool
+
+    @abstractmethod
+    def _up_to_date(self) -> Any:
+        """Returns the collector, which has taken the weights that were sent to it."""
+
+    @property
+    @abstractmethod
+    def _updates(self) -> int:
+        """Number of updates of the policy that the collector was sent, and has taken."""
 
     def _answer(self, asked: Asked) -> None:
         """Carries out a call, and sets its answer.
@@ -83,10 +89,10 @@ class HandleCalls:
             name = _UPDATE
         if name == _UPDATE and "policy_weights" in kwargs:
             kwargs["policy_or_weights"] = kwargs.pop("policy_weights")
-        self.collector._take_weights()
+        collector = self._up_to_date()
         if name == "next":
             return self._next_apart()
-        result = getattr(self.collector, name)(*args, **kwargs)
+        result = getattr(collector, name)(*args, **kwargs)
         if name == _UPDATE:
             self._report()
         elif name == "set_seed":
@@ -110,13 +116,12 @@ class HandleCalls:
 
     def _report(self, env_state: Any = None) -> None:
         """Tells the parent of new weights: for a worker that takes the place of this one."""
-        collector: BaseCollector = self.collector
         weights = self._policy_weights()
         self._port.send(
             Changed(
                 weights=None if weights is None else weights.cpu(),
-                count=collector._receivers[POLICY].count,
-                version=collector.policy_version,
+                count=self._updates,
+                version=self.collector.policy_version,
                 env_state=env_state,
             )
         )

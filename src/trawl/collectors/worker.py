@@ -149,12 +149,12 @@ class CollectorService(HandleCalls, Service):
             self.collector.env.load_state_dict(program.env_state)
         if program.seed is not None:
             self.collector.set_seed(*program.seed)
+        self.collector._receivers |= program.receivers
+        self._up_to_date()
+        if program.given is not None:
+            self.collector.update_policy_weights_(program.given)
         if program.version is not None:
             self.collector._version.version = program.version
-        self.collector._receivers |= program.receivers
-        self.collector._take_weights()
-        if program.given is not None:
-            self._give(program)
         self._hidden = frozenset(frames.hidden)
         # What a subclass's own rollout() returns may have any layout: it is sent as it is.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
@@ -172,12 +172,16 @@ class CollectorService(HandleCalls, Service):
             )
         )
 
-    def _give(self, program: Program) -> None:
-        """Loads the weights that the worker before was given through its handle."""
-        collector = self.collector
-        collector._prepare_weights({POLICY: program.given}, None, new_version=False)()
-        if collector._version is not None:
-            collector._version.version = program.version
+    @override
+    def _up_to_date(self) -> Any:
+        self.collector._take_weights()
+        return self.collector
+
+    @property
+    @override
+    def _updates(self) -> int:
+        count: int = self.collector._receivers[POLICY].count
+        return count
 
     def _packings(self) -> dict[str, Packing]:
         """How models are packed that weights may come for.
@@ -233,8 +237,7 @@ class CollectorService(HandleCalls, Service):
             return
         try:
             function, args, kwargs = pickle.loads(content.function)
-            self.collector._take_weights()
-            value = cloudpickle.dumps(function(self.collector, *args, **kwargs))
+            value = cloudpickle.dumps(function(self._up_to_date(), *args, **kwargs))
         except Exception as error:
             self._port.send(Broken(content.number, Failure.of(error)))
         else:
@@ -343,7 +346,7 @@ class CollectorService(HandleCalls, Service):
             frames=frames,
             filled=rollout.filled,
             version=self.collector.policy_version,
-            weights=self.collector._receivers[POLICY].count,
+            weights=self._updates,
             trajectory=rollout.frames.episodes.next_id,
             batch=batch,
             block=block,

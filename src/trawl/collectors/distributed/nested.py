@@ -46,13 +46,12 @@ class NestedService(CollectorService):
         self._next = program.trajectory
         if program.seed is not None:
             collector.set_seed(*program.seed)
+        collector._receivers |= program.receivers
+        self._up_to_date()
+        if program.given is not None:
+            collector.update_policy_weights_(program.given)
         if program.version is not None and collector._version is not None:
             collector._version.version = program.version
-            collector._announce_version()
-        collector._receivers |= program.receivers
-        collector._take_weights()
-        if program.given is not None:
-            self._give(program)
             collector._announce_version()
         self._hidden, self._layout, self._masked = frozenset(), None, False
         self._port.send(
@@ -115,7 +114,7 @@ class NestedService(CollectorService):
             frames=frames,
             filled=collector.requested_frames_per_batch,
             version=None,
-            weights=collector._receivers[POLICY].count,
+            weights=self._updates,
             trajectory=self._next,
             batch=batch,
             beside=beside,
