@@ -16,6 +16,7 @@ from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.testing import NumberedEnv
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,
+    RayWeightUpdater,
     VanillaWeightUpdater,
     WeightStrategy,
     WeightUpdaterBase,
@@ -410,3 +411,9 @@ def test_weights_are_mapped_to_a_tensordict():
         assert numbers(found) == {1}
     with pytest.raises(TypeError, match="weights must be a module"):
         updater._maybe_map_weights(3)
+
+
+def test_weights_of_nested_modules_are_no_weights_by_device():
+    weights = TensorDict.from_module(torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    assert RayWeightUpdater(weights).policy_weights is weights
+    assert RayWeightUpdater({torch.device("cpu"): weights}).policy_weights is weights

@@ -22,7 +22,8 @@ class RayWeightUpdater(RemoteWeightUpdater):
         policy_weights: what is sent if nothing is pushed; None for the collector's policy.
         remote_collectors: handles of actors that have a method ``update_policy_weights_``, if
             these are to be served, as the ``remote_collectors`` of a collector. They are not waited
-            for: what one of them raises, the next push or :meth:`close` raises.
+            for: what one of them raises, the next push or :meth:`close` raises. One that died is a
+            warning.
         max_interval: batches that a worker has to deliver after an update before it gets another.
     """
 
