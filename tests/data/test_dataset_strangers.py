@@ -247,7 +247,8 @@ def mutated(record, draw):
         elif how == "add" and isinstance(place, dict):
             place[draw(st.text(max_size=8))] = draw(_VALUES)
         elif how == "deepen":
-            for _ in range(draw(st.sampled_from([1, 3, 100, 900]))):
+            # Three times the deepest is what can still be written.
+            for _ in range(draw(st.sampled_from([1, 3, 100, 300]))):
                 place[last] = [place[last]]
         else:
             place[last] = draw(_VALUES)
