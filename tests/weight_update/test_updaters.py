@@ -138,6 +138,25 @@ def test_a_subclass_may_leave_workers_out(kind):
         assert settled(collector)[0] == [{2}, {1}]
 
 
+@KINDS
+def test_it_is_closed_with_its_collector(kind):
+    closed = []
+
+    def close(self: Any) -> None:
+        closed.append(self.collector.stats()["frames"])
+        raise ArithmeticError("not sent")
+
+    collector = make(kind, weight_updater=own(close=close)())
+    collector.next()
+    with pytest.raises(ArithmeticError, match="not sent"):
+        collector.shutdown()
+    collector.shutdown()
+    assert closed == [4]
+    # Nothing is left open by its error.
+    if kind is Collector:
+        assert collector.env.is_closed
+
+
 @FLEETS
 def test_who_is_left_out_keeps_its_version(kind):
     updater = own(_skip_update=lambda self, worker: True)()

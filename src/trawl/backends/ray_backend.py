@@ -107,7 +107,8 @@ class RayBackend(Backend):
             raise RuntimeError("this backend is closed: make another one")
         self._connection.check()
         made, refs = pack_code(make)
-        own = {"max_restarts": 0, "max_task_retries": 0}
+        # One thread carries out the calls of holders of a handle, in their order.
+        own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
         orders = self._new_orders()

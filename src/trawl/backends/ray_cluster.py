@@ -99,12 +99,12 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
         # Of Ray's own doing.
         warnings.simplefilter("ignore")
         with contextlib.nullcontext() if joins else _at_loopback():
-            _in_a_lasting_thread(lambda: _initialize(ray, own))
+            in_lasting_thread(lambda: _initialize(ray, own))
     _made = ray.get_runtime_context().get_worker_id()
     return True
 
 
-def _in_a_lasting_thread(function: Callable[[], None]) -> None:
+def in_lasting_thread(function: Callable[[], None]) -> None:
     """Calls a function in the main thread, or in one that stays as long as this process.
 
     The system ends a cluster together with the thread that started it.
@@ -114,7 +114,11 @@ def _in_a_lasting_thread(function: Callable[[], None]) -> None:
         return
     done: Future[None] = Future()
     _tasks().put((function, done))
-    done.result()
+    try:
+        done.result()
+    finally:
+        # An error refers to this frame.
+        del done
 
 
 @functools.cache
@@ -124,6 +128,10 @@ def _tasks() -> SimpleQueue[tuple[Callable[[], None], Future[None]]]:
     return tasks
 
 
+# A child by fork does not have the thread.
+os.register_at_fork(after_in_child=_tasks.cache_clear)
+
+
 def _carry_out(tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> None:
     while True:
         function, done = tasks.get()
@@ -131,6 +139,8 @@ def _carry_out(tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> N
             done.set_result(function())
         except BaseException as error:
             done.set_exception(error)
+        # An error refers to the frames of its caller, which are not to be kept until the next task.
+        del function, done
 
 
 def _initialize(ray: Any, config: Mapping[str, Any]) -> None:

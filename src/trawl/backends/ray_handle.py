@@ -16,8 +16,8 @@ def actor_class(methods: Iterable[str]) -> Any:
     The class goes to actors by value: there is no module that they could find it in.
 
     Calls of these methods have a thread of their own, so that they never keep the backend waiting.
-    Ray begins calls in the order in which a caller makes them: an actor without ``max_concurrency``
-    has no other.
+    Ray begins calls in the order in which a caller makes them, if the actor's ``max_concurrency``
+    is 1.
 
     Args:
         methods: names of methods. Each call goes to the service as an

@@ -59,7 +59,11 @@ class ServerHandle:
                 return source, pid, (handles[0] if handles else None)
             # It died, or can no longer be asked; the next one may live.
             source.end()
-            cls._known.pop((os.getpid(), method), None)
+            place = (os.getpid(), method)
+            with cls._lock:
+                # Another thread may have started the next one.
+                if cls._known.get(place) is source:
+                    del cls._known[place]
         raise RuntimeError(
             f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
             "printed may tell why (a module that can't be imported, or too little memory)"
@@ -180,7 +184,8 @@ class _Fork:
     def kill(self) -> None:
         """Ends it, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Returns once it has ended."""

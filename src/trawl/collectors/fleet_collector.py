@@ -40,7 +40,6 @@ from trawl.errors import WorkerError
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.schemes import NoWeightSyncScheme, SharedMemWeightSyncScheme
-from trawl.weight_update.updaters import WeightUpdaterBase
 
 # What a worker has to know to write into a replay buffer.
 _WRITERS = (
@@ -579,11 +578,10 @@ class FleetCollector(FleetControl, OptionAttributes):
             self.shutdown(raise_on_error=False)
 
     def _close(self, close_env: bool) -> None:
-        fleet, updater = (self.__dict__.get(name) for name in ("_fleet", "_updater"))
+        fleet = self.__dict__.get("_fleet")
         try:
             try:
-                if isinstance(updater, WeightUpdaterBase):
-                    updater.close()
+                self._close_updater()
             finally:
                 if fleet is not None:
                     fleet.close(self._closing_time)

@@ -621,8 +621,11 @@ class Collector(BaseCollector):
         return facts
 
     def _close(self, close_env: bool) -> None:
-        if close_env and not getattr(self.env, "is_closed", False):
-            self.env.close(raise_if_closed=False)
+        try:
+            self._close_updater()
+        finally:
+            if close_env and not getattr(self.env, "is_closed", False):
+                self.env.close(raise_if_closed=False)
 
     def __repr__(self) -> str:
         return (

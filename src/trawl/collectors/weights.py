@@ -74,6 +74,11 @@ class WeightControl(ABC):
             made.register_collector(self)
         self._updater = made
 
+    def _close_updater(self) -> None:
+        updater = self.__dict__.get("_updater")
+        if isinstance(updater, WeightUpdaterBase):
+            updater.close()
+
     def _reached(self, updater: Updater) -> Sequence[int] | None:
         """Returns the workers that an updater brought weights to; None for all it was to."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
