@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """Garbage, which many tests have collected, is not looked for in what all have imported."""
+    """Exempts what all tests have imported from garbage collection, which many tests call."""
     gc.collect()
     gc.freeze()
 

@@ -33,7 +33,7 @@ def run(code, *arguments, **options):
     """Runs a program to its end, as ``subprocess.run([sys.executable, "-c", code, ...])`` does.
 
     It takes what it needs of PyTorch, Gymnasium and Trawl from a process that has imported them.
-    What is to be seen by a fresh interpreter alone is no case for this.
+    Tests of what only a fresh interpreter shows can't use it.
 
     Args:
         code: the program, which may be indented.

@@ -2,7 +2,7 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-# Tests of which the names begin so use Ray.
+# Tests whose ids begin with one of these use Ray.
 _RAY = (
     "tests/ray/",
     "tests/evaluation/test_evaluation_ray.py",

@@ -385,7 +385,7 @@ def family(pid: int | None = None) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there that has not ended."""
+    """Tells whether a process exists and has not ended."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

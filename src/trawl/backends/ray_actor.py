@@ -135,7 +135,7 @@ class RayActor:
         self._life.stop()
 
     def mark(self, number: int) -> None:
-        """All calls that a holder of the handle made before are carried out."""
+        """Notes that all calls which the same caller made before have been carried out."""
         self._mail.mark(number)
 
     def ask_service(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

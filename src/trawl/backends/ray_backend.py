@@ -65,8 +65,8 @@ class RayBackend(Backend):
         methods: methods of the service that holders of an actor's handle may call.
 
     Attributes:
-        handles: the actors' handles by index. This list is kept up to date: that of an actor which
-            takes another's place is put there.
+        handles: the actors' handles by index. The list is kept up to date: the handle of a
+            replacement takes the position of its predecessor's.
     """
 
     shares_memory = False

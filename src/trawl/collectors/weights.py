@@ -80,7 +80,7 @@ class WeightControl(ABC):
             updater.close()
 
     def _reached(self, updater: Updater) -> Sequence[int] | None:
-        """Returns the workers that an updater brought weights to; None for all it was to."""
+        """Returns the workers that an updater brought weights to; None for all that were asked."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
     def update_policy_weights_(

@@ -1,4 +1,4 @@
-"""What a cell of a notebook shows, in one place."""
+"""Output of a notebook's cell that is updated in place."""
 
 from __future__ import annotations
 

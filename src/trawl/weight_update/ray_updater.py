@@ -21,9 +21,9 @@ class RayWeightUpdater(RemoteWeightUpdater):
     Args:
         policy_weights: what is sent if nothing is pushed; None for the collector's policy.
         remote_collectors: handles of actors that have a method ``update_policy_weights_``, if
-            these are to be served, as the ``remote_collectors`` of a collector. They are not waited
-            for: what one of them raises, the next push or :meth:`close` raises. One that died is a
-            warning.
+            these are to be served, as the ``remote_collectors`` of a collector. No call is waited
+            for. If a call has failed by then, the next push or :meth:`close` raises its error, or
+            warns if the actor has died.
         max_interval: batches that a worker has to deliver after an update before it gets another.
     """
 

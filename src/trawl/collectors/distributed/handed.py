@@ -45,6 +45,6 @@ class HandedWeights:
         return self._weights.get(index)
 
     def copy(self, index: int, others: Iterable[int]) -> None:
-        """Gives workers that are to begin the weights of another."""
+        """Copies the weights of one worker for others that are about to start."""
         if index in self._weights:
             self._weights |= dict.fromkeys(others, self._weights[index])

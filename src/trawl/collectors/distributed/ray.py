@@ -264,8 +264,8 @@ class RayCollector(ClusterCollector):
     def remote_collectors(self) -> list[Any]:
         """The handles of the actors, by number of the worker.
 
-        They have the methods of the workers' collectors: ``handle.state_dict.remote()``. It is
-        always the same list: the handle of an actor that takes another's place is put into it.
+        They have the methods of the workers' collectors: ``handle.state_dict.remote()``. The
+        list stays the same object: the handle of a replacement takes its predecessor's position.
         """
         backend = self._backend
         assert isinstance(backend, RayBackend)

@@ -38,8 +38,8 @@ def share_options(
     """Moves options of workers' collectors to those of the collector that has the workers.
 
     An option that is the same for all workers means what it means there; an option of
-    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together, and a
-    ``storing_device`` in ``options`` goes before the workers'.
+    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together. A
+    ``storing_device`` in ``options`` takes precedence over the workers'.
 
     Args:
         given: the options of each worker's collector.
