@@ -56,9 +56,9 @@ bench: $(VENV)/.bench ## run the benchmarks (ARGS="..." reach benchmarks/run.py)
 chaos: $(VENV)/.dev ## kill workers at random for two minutes, and check every frame
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py $(ARGS)
 
-clean: ## remove what was built (not .venv, and not your runs)
+clean: ## remove what was built (not .venv and .venv-oldest, and not your runs)
 	rm -rf site dist build runs/demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The set-up, one stamp per step; each step adds to the one before. torch comes first and by its exact
 # pin: a looser request may fetch gigabytes of CUDA libraries.
