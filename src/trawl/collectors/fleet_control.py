@@ -378,14 +378,7 @@ class FleetControl(BaseCollector):
             ValueError: if it was made by more workers.
         """
         names = [f"worker{index}" for index in range(self.num_workers)]
-        for name in ("frames", "iter", *names):
-            if name not in state_dict:
-                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
-        made_by = sum(name.startswith("worker") for name in state_dict)
-        if made_by != self.num_workers:
-            raise ValueError(
-                f"state_dict was made by {made_by} workers, but there are {self.num_workers}"
-            )
+        _check_state(state_dict, names)
         self._check_open("load_state_dict()")
         version = state_dict.get("policy_version", self.policy_version)
         loaded = [
@@ -393,10 +386,6 @@ class FleetControl(BaseCollector):
             for i, name in enumerate(names)
             if (weights := state_dict[name].get("policy_state_dict")) is not None
         ]
-        for name in names:
-            for entry in ("frames", "iter"):
-                if entry not in state_dict[name]:
-                    raise KeyError(f"state_dict[{name!r}] has no {entry!r}")
         parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
         with self._held(), self._in_bounds(range(self.num_workers)):
             if self._whole is not None:
@@ -565,3 +554,17 @@ def _seeded(
         yield index, dict(own)
         if own.get("seed") is not None:
             own["seed"] = derive(own["seed"], "worker", index)
+
+
+def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
+    """Raises an exception if that is no state of so many workers, by their names in it."""
+    for name in ("frames", "iter", *workers):
+        if name not in state_dict:
+            raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+    made_by = sum(name.startswith("worker") for name in state_dict)
+    if made_by != len(workers):
+        raise ValueError(f"state_dict was made by {made_by} workers, but there are {len(workers)}")
+    for name in workers:
+        for entry in ("frames", "iter"):
+            if entry not in state_dict[name]:
+                raise KeyError(f"state_dict[{name!r}] has no {entry!r}")

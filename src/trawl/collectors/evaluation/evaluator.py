@@ -143,6 +143,10 @@ class Evaluator:
         self.policy, self.log_prefix = policy, log_prefix
         self.seed = None if seed is None else check_seed(seed)
         self._metrics_fn, self._on_result = metrics_fn, on_result
+        more = {"init_fn": init_fn, "weight_sync_schemes": weight_sync_schemes}
+        options = collector_options(
+            self.backend, collector_kwargs, policy, device, more, num_gpus, ray_kwargs
+        )
         setup = Setup(
             env=env,
             policy=policy,
@@ -157,22 +161,12 @@ class Evaluator:
             reward_key=reward_keys,
             done_key=done_keys,
             collector_class=kind,
-            options=collector_options(
-                self.backend,
-                collector_kwargs,
-                policy,
-                device,
-                {"init_fn": init_fn, "weight_sync_schemes": weight_sync_schemes},
-                num_gpus,
-                ray_kwargs,
-            ),
+            options=options,
             keep=metrics_fn is not None,
             record=bool(dump_video),
         )
         self.num_trajectories = setup.episodes
-        self._steps = 0
-        self._lock = threading.Lock()
-        self._results = PendingResults()
+        self._steps, self._lock, self._results = 0, threading.Lock(), PendingResults()
         self._start(setup)
 
     def _start(self, setup: Setup) -> None:
