@@ -27,6 +27,8 @@ import warnings
 _PR_SET_PDEATHSIG = 1
 _STREAMS = 3
 _MOST = 1 << 16
+# Seconds that a program has.
+_PATIENCE = 300.0
 
 
 def run(code, *arguments, **options):
@@ -47,7 +49,10 @@ def run(code, *arguments, **options):
         fds = [os.open(os.devnull, os.O_RDONLY), output.fileno(), errors.fileno()]
         pid = _shared().fork(code, fds, arguments=arguments, **options)
         os.close(fds[0])
-        status = _shared().status(pid, None)
+        status = _shared().status(pid, _PATIENCE)
+        if status is None:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(code, _PATIENCE)
         output.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(code, status, output.read(), errors.read())

@@ -88,6 +88,11 @@ class HandleCalls(ABC):
             # Given weights are no matter of the scheme by which the collector sends its own.
             name = _UPDATE
         if name == _UPDATE and "policy_weights" in kwargs:
+            if args or "policy_or_weights" in kwargs:
+                raise ValueError(
+                    f"{_UPDATE}() takes weights once: policy_weights is the older name of "
+                    "policy_or_weights"
+                )
             kwargs["policy_or_weights"] = kwargs.pop("policy_weights")
         collector = self._up_to_date()
         if name == "next":
