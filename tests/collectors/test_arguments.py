@@ -24,7 +24,7 @@ from trawl.collectors.distributed import (
 OWN = {
     Collector: (["interruptor", "backend", "num_collectors"], ["num_workers"]),
     MultiCollector: (["num_workers", "start_method", "sync"], ["interruptor", "backend"]),
-    MultiSyncCollector: (["cat_results", "start_method"], ["worker_idx", "sync"]),
+    MultiSyncCollector: (["cat_results", "start_method", "worker_idx"], ["sync"]),
     MultiAsyncCollector: (["max_policy_lag", "start_method"], ["return_same_td", "sync"]),
     AsyncCollector: (["worker_timeout", "start_method"], ["interruptor", "sync"]),
     RayCollector: (["sync", "remote_configs"], ["start_method", "launcher"]),

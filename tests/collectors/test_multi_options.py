@@ -68,7 +68,7 @@ def test_the_signature_shows_every_option(cls):
     assert list(shown)[:2] == ["create_env_fn", "policy"]
     assert {name: shown[name].default for name in MORE} == MORE
     alone = inspect.signature(Collector).parameters
-    assert not {"return_same_td", "interruptor", "worker_idx", "backend"} & set(shown)
+    assert not {"return_same_td", "interruptor", "backend"} & set(shown)
     # A collector in one process makes the choice for others.
     for name in set(alone) & set(shown) - {"sync"}:
         assert shown[name].default == alone[name].default

@@ -270,7 +270,6 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
         ({"interruptor": print}, TypeError, r"unknown arguments: interruptor"),
         ({"return_same_td": True}, TypeError, r"unknown arguments: return_same_td"),
-        ({"worker_idx": 1}, TypeError, r"unknown arguments: worker_idx"),
         ({"num_worker": 2}, TypeError, r"unknown arguments: num_worker; .* num_workers"),
         (
             {"policy_factory": Chooser, "policy": Chooser()},

@@ -150,11 +150,12 @@ class CollectorService(HandleCalls, Service):
         if program.seed is not None:
             self.collector.set_seed(*program.seed)
         self.collector._receivers |= program.receivers
+        self._take_version(program)
+        # Of weights that came since the program was made, the version is newer, too.
         self._up_to_date()
         if program.given is not None:
             self.collector.update_policy_weights_(program.given)
-        if program.version is not None:
-            self.collector._version.version = program.version
+            self._take_version(program)
         self._hidden = frozenset(frames.hidden)
         # What a subclass's own rollout() returns may have any layout: it is sent as it is.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
@@ -171,6 +172,10 @@ class CollectorService(HandleCalls, Service):
                 doubts=tuple(frames.doubts),
             )
         )
+
+    def _take_version(self, program: Program) -> None:
+        if program.version is not None:
+            self.collector._version.version = program.version
 
     @override
     def _up_to_date(self) -> Any:
