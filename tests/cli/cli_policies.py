@@ -149,6 +149,10 @@ def wrong():
     return lambda observation: torch.zeros(7)
 
 
+def nothing():
+    """Makes a policy and forgets to return it."""
+
+
 def breaks():
     raise RuntimeError("no luck")
 

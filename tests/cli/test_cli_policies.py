@@ -371,6 +371,7 @@ def test_a_factory_in_a_module_gives_the_policy(factory, trawl):
     [
         ("two", "must take the environment or nothing, but it takes one, other"),
         ("breaks", "failed: RuntimeError: no luck"),
+        ("nothing", "returned None, where a policy was expected; --policy random"),
         ("text", "policy must be callable"),
         ("number", "is no function but int"),
         ("nowhere", "has no attribute 'nowhere'"),

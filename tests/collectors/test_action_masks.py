@@ -228,6 +228,29 @@ def test_an_entry_of_that_name_that_is_no_mask_changes_nothing():
         assert (collector.next()["action"].sum(0) > 0).all()
 
 
+def test_a_mask_in_info_of_another_size_is_an_error():
+    class Short(Masked):
+        def shown(self):
+            obs, info = super().shown()
+            return obs, {"action_mask": info["action_mask"][:3]}
+
+    with (
+        pytest.raises(ValueError, match="3 entries, but its action has 5 choices"),
+        Collector(Short("info"), frames_per_batch=5) as collector,
+    ):
+        collector.next()
+
+
+def test_what_is_not_zero_is_allowed_where_the_mask_is_observed_too():
+    class Half(Masked):
+        def shown(self):
+            obs, info = super().shown()
+            return obs, {"action_mask": info["action_mask"] * 0.5}
+
+    with Collector(lambda: ObserveActionMask(Half("info")), frames_per_batch=100) as collector:
+        collector.next()  # or the environment refuses an action
+
+
 def test_observing_a_mask_needs_a_discrete_action():
     with pytest.raises(TypeError, match=r"Discrete or MultiDiscrete, but that of .* is Box"):
         ObserveActionMask(gymnasium.make("Pendulum-v1"))

@@ -108,3 +108,22 @@ def test_a_debugger_in_a_worker_says_where_it_works():
     collector = MultiSyncCollector([Halting], frames_per_batch=4)
     with pytest.raises(bdb.BdbQuit, match=r'BdbQuit\. A debugger .* start_method="inline"'):
         collector.next()
+
+
+def test_a_class_is_no_policy():
+    with pytest.raises(TypeError, match=r"policy must be an object, but it is the class Lin\w+:"):
+        Collector("Pendulum-v1", torch.nn.Linear, frames_per_batch=4)
+
+
+def test_the_environment_comes_before_the_policy():
+    with pytest.raises(TypeError, match="it is a module, Linear: the environment comes first"):
+        Collector(torch.nn.Linear(3, 1), "Pendulum-v1", frames_per_batch=4)
+
+
+def test_an_index_out_of_range_need_not_be_encoded():
+    with (
+        pytest.raises(ValueError, match="not an index in its range") as raised,
+        Collector(carts, lambda observation: torch.tensor(2), frames_per_batch=4) as collector,
+    ):
+        collector.next()
+    assert "one_hot" not in str(raised.value)

@@ -147,6 +147,13 @@ def test_another_seed_gives_other_episodes() -> None:
     assert first.seed != second.seed
 
 
+@pytest.mark.parametrize("name", ["metrics_fn", "on_result"])
+def test_callbacks_are_checked_before_anything_begins(name: str) -> None:
+    callbacks: dict[str, Any] = {name: 5}
+    with pytest.raises(TypeError, match=f"{name} must be callable, but it is int: 5"):
+        Evaluator(Walk, linear(), **callbacks)
+
+
 def test_a_result_can_be_repeated_by_its_seed() -> None:
     with Evaluator(Walk, linear(), num_trajectories=3, seed=None) as evaluator:
         drawn = evaluator.evaluate().episodes

@@ -72,11 +72,20 @@ def _made(text: str, factory: Any, env: Any) -> Any:
     if not callable(factory):
         raise CliError(f"--policy {text} is no function but {type(factory).__name__}")
     try:
-        return factory(env) if _takes_env(text, factory) else factory()
+        made = factory(env) if _takes_env(text, factory) else factory()
     except CliError:
         raise
     except (Exception, SystemExit) as error:
-        raise CliError(f"--policy {text} failed: {describe(error)}") from error
+        raise CliError(
+            f"--policy {text} failed: {describe(error)}. It is called without arguments, or with "
+            "the environment, and has to return the policy"
+        ) from error
+    if made is None:
+        raise CliError(
+            f"--policy {text} returned None, where a policy was expected; --policy random acts "
+            "randomly"
+        )
+    return made
 
 
 def _takes_env(text: str, factory: Any) -> bool:

@@ -201,6 +201,10 @@ class Collector(BaseCollector):
         if policy is None:
             factory = config.policy_factory
             policy = RandomPolicy(self.env.full_action_spec) if factory is None else factory()
+            if policy is None:
+                raise TypeError(
+                    f"policy_factory must return a policy, but {factory!r} returned None"
+                )
         _tell(policy, self)
         _tell(self.env, self)
         give_specs(policy, self.env)

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 import torch
+from torch import nn
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
@@ -54,6 +55,11 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
     if not is_env(env):
         if not callable(source):
             raise TypeError(_explain("create_env_fn", source))
+        if isinstance(source, nn.Module):
+            raise TypeError(
+                "create_env_fn must make an environment, but it is a module, "
+                f"{type(source).__name__}: the environment comes first, and the policy second"
+            )
         return _made_by(source, kwargs)
     if kwargs:
         return _with_kwargs(env, kwargs)

@@ -90,6 +90,9 @@ def rand_actions(
         specs: the specs of the actions.
         given: what the environment shows; if there is a mask in it, the action follows it.
         mask: the mask, where the environment shows it elsewhere.
+
+    Raises:
+        ValueError: if ``mask`` has not an entry for each choice.
     """
     drawn = specs.rand()
     keys = list(specs.keys(True, True))
@@ -101,6 +104,11 @@ def rand_actions(
     spec = specs[keys[0]]
     if isinstance(shown, Tensor) and fits(spec, shown.shape, len(specs.shape)):
         drawn.set(keys[0], masked_rand(spec, shown))
+    elif mask is not None and (sizes := choices(spec)) is not None:
+        raise ValueError(
+            f"the environment gave info[{MASK_KEY!r}] with {mask.shape[-1]} entries, but its "
+            f"action has {sum(sizes)} choices: a mask has an entry for each"
+        )
     return drawn
 
 
@@ -125,6 +133,11 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
     @override
     def reset(self, **kwargs: Any) -> Any:
         obs, info = self.env.reset(**kwargs)
+        if MASK_KEY not in info:
+            raise KeyError(
+                f"a reset of {self.env} gave no info[{MASK_KEY!r}], though an earlier one did; the "
+                f"info holds {sorted(info)}"
+            )
         self.mask = flat_mask(info[MASK_KEY])
         return obs, info
 
@@ -192,7 +205,7 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{self.env} gave no info[{MASK_KEY!r}], which ObserveActionMask shows; the info "
                 f"holds {sorted(info)}"
             )
-        mask = flat_mask(info[MASK_KEY]).astype(np.int8)
+        mask = (flat_mask(info[MASK_KEY]) != 0).astype(np.int8)
         if mask.shape != (self._count,):
             raise ValueError(
                 f"{self.env} gave info[{MASK_KEY!r}] of shape {mask.shape}, but its action space "

@@ -268,6 +268,11 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
     """
     if not callable(policy):
         raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
+    if isinstance(policy, type):
+        raise TypeError(
+            f"policy must be an object, but it is the class {policy.__name__}: make one, "
+            f"{policy.__name__}(...)"
+        )
     if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
         return policy
     has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")

@@ -19,6 +19,7 @@ from trawl.collectors.config import check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
     BUSY_POLICIES,
+    check_callbacks,
     check_choice,
     check_policy,
     collector_options,
@@ -171,6 +172,7 @@ class Evaluator:
 
     def _start(self, setup: Setup) -> None:
         """Begins the thread, and makes environments and policy there."""
+        check_callbacks(metrics_fn=self._metrics_fn, on_result=self._on_result)
         stopping = threading.Event()
         self._engine = engine = EvaluationEngine(setup, stopping)
         self._thread = EvaluationThread("Evaluator", stopping, engine.close, engine.interrupt)
