@@ -5,13 +5,14 @@ import json
 import multiprocessing
 import os
 import re
+import select
 import signal
 import threading
 from operator import methodcaller
 
 import pytest
 import torch
-from collector_parts import Buffer, named
+from collector_parts import PATIENCE, Buffer, named
 from multi_parts import (
     CLASSES,
     MASK,
@@ -379,12 +380,12 @@ def test_an_environment_that_fails_to_close_hides_no_other_error(cls):
 def test_a_collector_that_is_forgotten_ends(cls):
     collector = make(cls, start_method="forkserver")
     batch = collector.next()
-    workers = [member.worker for member in collector._fleet.members]
+    ends = [os.pidfd_open(member.worker.pid) for member in collector._fleet.members]
     del collector
     gc.collect()
-    for worker in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(worker.pid, 0)
+    for end in ends:
+        assert select.select([end], [], [], PATIENCE)[0], "a worker is still there"
+        os.close(end)
     assert batch["observation"].shape[-1] == 5
 
 

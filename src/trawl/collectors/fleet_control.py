@@ -377,9 +377,9 @@ class FleetControl(BaseCollector):
             KeyError: if an entry is missing, as that of a worker.
             ValueError: if it was made by more workers.
         """
+        self._check_open("load_state_dict()")
         names = [f"worker{index}" for index in range(self.num_workers)]
         _check_state(state_dict, names)
-        self._check_open("load_state_dict()")
         version = state_dict.get("policy_version", self.policy_version)
         loaded = [
             (i, weights)
