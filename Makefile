@@ -78,8 +78,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Setting up $(VENV): tests, checks, documentation"
-	@$(PIP) --build-constraint $(PINS) -e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]' \
-		--group test --group lint --group docs | $(PROGRESS)
+	@$(PIP) --build-constraint $(PINS) -e '.[all]' --group test --group lint --group docs | $(PROGRESS)
 	@touch $@
 
 # Older versions of torch are kept as builds with CUDA alone, so it is the pinned one here as well.
@@ -91,7 +90,7 @@ $(OLDEST)/.test: $(PINS) pyproject.toml
 		$(call pin,torch) uv | $(PROGRESS)
 	@$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
 		--override <(echo '$(call pin,torch)') --group test --group lint \
-		-e '.[envpool,minari,parquet,plot,ray,submitit,tensorboard,torchrl]'
+		-e '.[all]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -3,6 +3,8 @@
 import gc
 import os
 
+from open_files import open_files
+
 
 def descriptors():
     """How many files this process has open, those of garbage not counted."""
@@ -16,11 +18,4 @@ def held_files():
     Sockets and events are not counted: threads of libraries open and close their own at any time.
     """
     gc.collect()
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            kind = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # the listing's own
-        count += not kind.startswith(("socket:", "anon_inode:"))
-    return count
+    return sum(not kind.startswith(("socket:", "anon_inode:")) for _, kind in open_files())

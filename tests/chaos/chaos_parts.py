@@ -391,17 +391,6 @@ def runs(pid: int) -> bool:
     return False
 
 
-def descriptors() -> set[tuple[str, str]]:
-    """The open files of this process: what leads to them, and what they are."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found
-
-
 class Buffer:
     """A replay buffer of the fewest methods, on which others can wait."""
 

@@ -21,12 +21,12 @@ from chaos_parts import (
     Once,
     Scored,
     collector_of,
-    descriptors,
     family,
     kill,
     replaced,
     strike,
 )
+from open_files import open_files
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -382,7 +382,7 @@ def test_who_dies_while_it_takes_weights_is_in_nobodys_way(tmp_path: Path, sync:
 def test_updates_leave_nothing_behind(tmp_path: Path, sync: bool) -> None:
     def held() -> int:
         gc.collect()
-        links = (link for _, link in descriptors())
+        links = (link for _, link in open_files())
         return sum("memfd" in link or "/dev/shm" in link for link in links)
 
     before = held()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainer_parts import FRAMES, TOTAL
+from trainer_parts import QUIET, TOTAL
 
 pytest.importorskip("hydra")
 from hydra.utils import instantiate
@@ -10,12 +10,7 @@ from hydra_parts import Configured, collector_of, followed, trainer_of
 
 from trawl.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
-    # Of TorchRL's configurations, loss modules and target networks.
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl"),
-]
+pytestmark = QUIET
 KINDS = {
     "sync": Collector,
     "async": AsyncCollector,
@@ -29,11 +24,7 @@ def check(name, kind, *overrides):
     trainer = trainer_of(name, *overrides)
     assert type(trainer.collector) is kind
     seen = followed(name, trainer)
-    before = seen.agent.weights().clone()
-    trainer.train()
-    assert trainer.collected_frames == TOTAL
-    assert len(seen.ages) == TOTAL // FRAMES
-    assert (seen.agent.weights() != before).any()
+    seen.train()
     return seen.ages
 
 

@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-from trainer_parts import AGENTS, FRAMES, TOTAL, Followed, buffer_of
+from trainer_parts import AGENTS, FRAMES, QUIET, TOTAL, Followed, buffer_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.weight_update import MultiProcessWeightSyncScheme
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
-    # Of TorchRL's loss modules and target networks.
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl"),
-]
+pytestmark = QUIET
 
 
 def collectors(agent, kind, **options):
@@ -35,11 +30,7 @@ def test_it_trains(name, kind):
     options = {"weight_update_map": {"policy": agent.path}} if mapped else {}
     trainer = agent.trainer(collectors(agent, kind), **options)
     followed = Followed(agent, trainer)
-    before = followed.sent[0]
-    trainer.train()
-    assert trainer.collected_frames == TOTAL
-    assert len(followed.ages) == TOTAL // FRAMES
-    assert (agent.weights() != before).any()
+    followed.train()
     if kind is not MultiAsyncCollector:
         assert followed.ages == [0] * (TOTAL // FRAMES)
 

@@ -1,5 +1,6 @@
 """Small agents for TorchRL's trainers, and a check that workers act by the learner's weights."""
 
+import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
@@ -20,6 +21,12 @@ from torchrl.trainers.algorithms import DQNTrainer, PPOTrainer, SACTrainer
 
 FRAMES = 32
 TOTAL = 4 * FRAMES
+QUIET = [
+    pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
+    # Of TorchRL's configurations, loss modules and target networks.
+    pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl"),
+]
 
 
 def returns():
@@ -150,12 +157,20 @@ class Followed:
     """
 
     def __init__(self, agent, trainer):
-        self.agent = agent
+        self.agent, self.trainer = agent, trainer
         self.sent = [agent.weights().clone()]
         self.ages = []
         trainer.register_op("batch_process", self.compare)
         # After the trainer's own, which sends them.
         trainer.register_op("post_steps", self.note)
+
+    def train(self):
+        """Trains to the end: all frames are taken, and the weights change."""
+        before = self.agent.weights().clone()
+        self.trainer.train()
+        assert self.trainer.collected_frames == TOTAL
+        assert len(self.ages) == TOTAL // FRAMES
+        assert (self.agent.weights() != before).any()
 
     def note(self):
         self.sent.append(self.agent.weights().clone())

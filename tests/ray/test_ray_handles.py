@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,18 +14,9 @@ from trawl.collectors.distributed import RayCollector
 from trawl.testing import NumberedEnv
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("cluster", "sent_by_value")
 PATIENCE = 300.0
 BOTH = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def actors_are_sent_this_code() -> Iterator[None]:
-    """Actors can't import this file, so classes that are defined here go to them by value."""
-    here = sys.modules[__name__]
-    ray.cloudpickle.register_pickle_by_value(here)
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(here)
 
 
 def make(policy: Any = None, workers: int = 2, **options: Any) -> RayCollector:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +15,7 @@ from trawl.collectors.distributed import RayCollector
 from trawl.weight_update import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def actors_are_sent_this_code() -> Iterator[None]:
-    """Actors can't import this file, so classes that are defined here go to them by value."""
-    here = sys.modules[__name__]
-    ray.cloudpickle.register_pickle_by_value(here)
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(here)
+pytestmark = pytest.mark.usefixtures("sent_by_value")
 
 
 def policy(value: float | None = None) -> TensorDictModule:

@@ -7,17 +7,11 @@ import pytest
 
 pytest.importorskip("torchrl")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "interop"))
-from trainer_parts import AGENTS, FRAMES, TOTAL, Followed, buffer_of
+from trainer_parts import AGENTS, FRAMES, QUIET, TOTAL, Followed, buffer_of
 
 from trawl.collectors.distributed import RayCollector
 
-pytestmark = [
-    pytest.mark.usefixtures("cluster"),
-    pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
-    # Of TorchRL's loss modules and target networks.
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:torchrl"),
-]
+pytestmark = [pytest.mark.usefixtures("cluster"), *QUIET]
 FREE = {"num_cpus": 0, "memory": 0}
 
 
@@ -32,11 +26,7 @@ def test_it_trains(name, sync):
     mapped = {"weight_update_map": {"policy": agent.path}} if name == "ppo" else {}
     trainer = agent.trainer(collector_of(agent, sync), **mapped)
     followed = Followed(agent, trainer)
-    before = followed.sent[0]
-    trainer.train()
-    assert trainer.collected_frames == TOTAL
-    assert len(followed.ages) == TOTAL // FRAMES
-    assert (agent.weights() != before).any()
+    followed.train()
     if sync:
         assert followed.ages == [0] * (TOTAL // FRAMES)
 

@@ -187,11 +187,7 @@ class CollectorConfig:
 
     def _check_callables(self) -> None:
         for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(
-                    f"{name} must be callable, but it is {type(value).__name__}: {value!r}"
-                )
+            check_callable(name, getattr(self, name))
         if isinstance(self.policy_factory, nn.Module):
             raise TypeError(
                 "policy_factory must be a function that makes the policy, but it is a module, "
@@ -392,6 +388,12 @@ def _user_level() -> int:
             break
         level, frame = level + 1, frame.f_back
     return level
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raises a ``TypeError`` for an argument that is neither None nor a function."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
 
 
 def check_env_kwargs(kwargs: Any) -> None:

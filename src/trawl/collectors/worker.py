@@ -149,13 +149,7 @@ class CollectorService(HandleCalls, Service):
             self.collector.env.load_state_dict(program.env_state)
         if program.seed is not None:
             self.collector.set_seed(*program.seed)
-        self.collector._receivers |= program.receivers
-        self._take_version(program)
-        # Of weights that came since the program was made, the version is newer, too.
-        self._up_to_date()
-        if program.given is not None:
-            self.collector.update_policy_weights_(program.given)
-            self._take_version(program)
+        self._take_first_weights(program)
         self._hidden = frozenset(frames.hidden)
         # What a subclass's own rollout() returns may have any layout: it is sent as it is.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
@@ -172,6 +166,15 @@ class CollectorService(HandleCalls, Service):
                 doubts=tuple(frames.doubts),
             )
         )
+
+    def _take_first_weights(self, program: Program) -> None:
+        self.collector._receivers |= program.receivers
+        self._take_version(program)
+        # Of weights that came since the program was made, the version is newer, too.
+        self._up_to_date()
+        if program.given is not None:
+            self.collector.update_policy_weights_(program.given)
+            self._take_version(program)
 
     def _take_version(self, program: Program) -> None:
         if program.version is not None:

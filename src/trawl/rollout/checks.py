@@ -45,13 +45,13 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
         if isinstance(spec, (MultiOneHot, Categorical, MultiCategorical)) and not (
             spec.contains(value)
         ):
-            what, remedy = "an index in its range", "Choose an action, by an argmax or a sample."
+            what, encode = "an index in its range", ""
             if isinstance(spec, MultiOneHot):
-                what = "one-hot"
-                remedy = f"{remedy[:-1]}, and encode it (torch.nn.functional.one_hot)."
+                what, encode = "one-hot", ", and encode it (torch.nn.functional.one_hot)"
             raise ValueError(
                 f"policy wrote {show_key(key)} = {value.flatten()[:8].tolist()}, which is not "
-                f"{what}, as the environment's action spec says: {spec}. {remedy}"
+                f"{what}, as the environment's action spec says: {spec}. Choose an action, by an "
+                f"argmax or a sample{encode}."
             )
 
 

@@ -46,13 +46,7 @@ class NestedService(CollectorService):
         self._next = program.trajectory
         if program.seed is not None:
             collector.set_seed(*program.seed)
-        collector._receivers |= program.receivers
-        self._up_to_date()
-        if program.given is not None:
-            collector.update_policy_weights_(program.given)
-        if program.version is not None and collector._version is not None:
-            collector._version.version = program.version
-            collector._announce_version()
+        self._take_first_weights(program)
         self._hidden, self._layout, self._masked = frozenset(), None, False
         self._port.send(
             Ready(
@@ -65,6 +59,12 @@ class NestedService(CollectorService):
                 packings=self._packings(),
             )
         )
+
+    @override
+    def _take_version(self, program: Program) -> None:
+        if program.version is not None and self.collector._version is not None:
+            super()._take_version(program)
+            self.collector._announce_version()
 
     @override
     def _model(self, model_id: str) -> Any:

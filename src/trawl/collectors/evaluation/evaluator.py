@@ -15,11 +15,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
-from trawl.collectors.config import check_seconds
+from trawl.collectors.config import check_callable, check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
     BUSY_POLICIES,
-    check_callbacks,
     check_choice,
     check_policy,
     collector_options,
@@ -172,7 +171,8 @@ class Evaluator:
 
     def _start(self, setup: Setup) -> None:
         """Begins the thread, and makes environments and policy there."""
-        check_callbacks(metrics_fn=self._metrics_fn, on_result=self._on_result)
+        check_callable("metrics_fn", self._metrics_fn)
+        check_callable("on_result", self._on_result)
         stopping = threading.Event()
         self._engine = engine = EvaluationEngine(setup, stopping)
         self._thread = EvaluationThread("Evaluator", stopping, engine.close, engine.interrupt)

@@ -84,13 +84,6 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
         )
 
 
-def check_callbacks(**callbacks: Any) -> None:
-    """Raises a TypeError for a callback, given by its argument's name, that can't be called."""
-    for name, value in callbacks.items():
-        if value is not None and not callable(value):
-            raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
-
-
 def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
     """Refuses an environment that is made already where others have to be made.
 
