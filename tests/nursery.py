@@ -201,7 +201,10 @@ def serve(fd, modules):
                     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     asked.send(json.dumps([pid, status]).encode())
                     continue
-                request, fds, _, _ = socket.recv_fds(asked, _MOST, 16)
+                try:
+                    request, fds, _, _ = socket.recv_fds(asked, _MOST, 16)
+                except ConnectionResetError:  # whoever asked left before it heard all answers
+                    return
                 if not request:
                     return
                 pid = os.fork()

@@ -607,14 +607,15 @@ def test_what_is_not_closed_ends_with_its_last_reference():
 def test_no_descriptor_is_left():
     ParallelEnv(2, NumberedEnv).close()
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
+    before, rounds = len(os.listdir("/proc/self/fd")), 8
+    for _ in range(rounds):
         env = ParallelEnv(2, NumberedEnv)
         env.rollout(3)
         env.close()
         del env
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Threads of other libraries may open some of their own meanwhile.
+    assert len(os.listdir("/proc/self/fd")) < before + rounds
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)", "raise SystemExit"])

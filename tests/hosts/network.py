@@ -69,25 +69,31 @@ class Namespace:
             capture_output=True,
         )
 
-    def processes(self, named=""):
-        """The processes that live here, whoever started them: their commands, if they have this."""
+    def processes(self):
+        """The processes that live here, whoever started them, and their commands."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode and int(pid) != self.pid:
                     found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         # One that has ended, and was not waited for, has no command.
-        return {pid: command for pid, command in found.items() if command and named in command}
+        return {pid: command for pid, command in found.items() if command}
 
-    def left(self, timeout, named=""):
-        """Those of these processes that do not end by themselves in so many seconds."""
+    def left(self, timeout, pids=None):
+        """The commands of those that do not end by themselves in so many seconds.
+
+        Args:
+            timeout: the seconds that they have together.
+            pids: whose end is waited for; None for all that live here.
+        """
         deadline = time.monotonic() + timeout
-        for pid in self.processes(named):
+        for pid in self.processes() if pids is None else pids:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(pid)
                 select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
                 os.close(handle)
-        return list(self.processes(named).values())
+        living = self.processes().items()
+        return [command for pid, command in living if pids is None or pid in pids]
 
     def close(self):
         """Ends all that lives here."""
