@@ -603,3 +603,10 @@ def test_a_pettingzoo_environment_needs_torchrls_wrapper():
 
     with pytest.raises(TypeError, match=r"Agents.*torchrl\.envs\.PettingZooWrapper\(env\)"):
         Collector(Agents(), frames_per_batch=10)
+
+
+@pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])
+def test_a_text_is_neither_true_nor_false(name):
+    refused(
+        TypeError, f"{name} must be True or False, but it is the text 'False'", **{name: "False"}
+    )

@@ -120,6 +120,11 @@ def test_the_environment_comes_before_the_policy():
         Collector(torch.nn.Linear(3, 1), "Pendulum-v1", frames_per_batch=4)
 
 
+def test_the_environments_of_workers_come_before_the_policy():
+    with pytest.raises(TypeError, match="it is a module, Linear: the environment comes first"):
+        MultiSyncCollector(torch.nn.Linear(3, 1), ["Pendulum-v1"] * 2, frames_per_batch=4)
+
+
 def test_an_index_out_of_range_need_not_be_encoded():
     with (
         pytest.raises(ValueError, match="not an index in its range") as raised,

@@ -15,7 +15,7 @@ from trawl.collectors.config import (
     did_you_mean,
 )
 from trawl.collectors.policy_version import PolicyVersion
-from trawl.envs.build import distinct
+from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
@@ -167,8 +167,9 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
 
     Raises:
         ValueError: if the numbers don't match.
-        TypeError: if a number is none.
+        TypeError: if a number is none, or a policy is in the environment's place.
     """
+    refuse_policy(create_env_fn)
     if num_workers is not None:
         num_workers = check_number("num_workers", num_workers, 1)
     if is_list(create_env_fn):

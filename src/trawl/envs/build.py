@@ -55,15 +55,20 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
     if not is_env(env):
         if not callable(source):
             raise TypeError(_explain("create_env_fn", source))
-        if isinstance(source, nn.Module):
-            raise TypeError(
-                "create_env_fn must make an environment, but it is a module, "
-                f"{type(source).__name__}: the environment comes first, and the policy second"
-            )
+        refuse_policy(source)
         return _made_by(source, kwargs)
     if kwargs:
         return _with_kwargs(env, kwargs)
     return env if is_tensordict_env(env) else GymEnv(env)
+
+
+def refuse_policy(source: Any) -> None:
+    """Raises a ``TypeError`` for a policy in an environment's place."""
+    if isinstance(source, nn.Module) and not is_env(source):
+        raise TypeError(
+            "create_env_fn must make an environment, but it is a module, "
+            f"{type(source).__name__}: the environment comes first, and the policy second"
+        )
 
 
 def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
