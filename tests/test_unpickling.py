@@ -34,7 +34,7 @@ PLACES = {
     "backends/launch_submitit.py: _run_private": PRIVATE_FILE,
     "backends/parcel.py: Shared.__reduce__": SOCKET_PAIR,
     "backends/parcel.py: unpack": SOCKET_PAIR,
-    "backends/ray_actor.py: RayActor.ask_service": OWN,
+    "backends/ray_actor.py: RayActor.backend_ask": OWN,
     "backends/ray_wire.py: _Unpickler": RAY,
     "backends/ray_wire.py: read_letter": RAY,
     "backends/remote_packing.py: Packed.content": SEALED,

@@ -223,15 +223,23 @@ def test_no_frames_are_taken_that_would_be_missing():
 
 
 class Own(Collector):
-    """A collector with a method of its own."""
+    """A collector with methods of its own, one of them named as a method of actors could be."""
 
     def times(self, number: int) -> int:
         return number * self.worker_idx
+
+    def stop(self) -> str:
+        return f"{self.worker_idx} goes on"
 
 
 def test_methods_of_a_class_of_ones_own():
     with make(collector_class=Own) as collector:
         assert get(*(h.times.remote(number=3) for h in collector.remote_collectors)) == [0, 3]
+        assert get(*(h.stop.remote() for h in collector.remote_collectors)) == [
+            "0 goes on",
+            "1 goes on",
+        ]
+        assert collector.next().numel() == 12
 
 
 def test_workers_that_have_workers():

@@ -92,8 +92,9 @@ class RayActor:
         meeting: where the line to the driver leads to; None if there is none.
     """
 
-    # Methods that the backend calls. They may wait for each other, or for the service.
-    of_backend = ("deliver", "exchange", "interrupt", "stop")
+    # Methods that the backend calls. They may wait for each other, or for the service. Their names
+    # begin as no method of a user's collector does, which the handle has beside them.
+    of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
     def __init__(
         self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting | None
@@ -112,7 +113,7 @@ class RayActor:
         self._mail.say(Hello(os.getpid(), node, orders is not None))
         self._life = _Life(self._mail, (make, [], refs))
 
-    def exchange(self, letter: bytes, *beside: Any) -> list[Any]:
+    def backend_exchange(self, letter: bytes, *beside: Any) -> list[Any]:
         """Brings messages; gives what the service said since the last call, once there is any.
 
         Args:
@@ -122,29 +123,29 @@ class RayActor:
         self._mail.deliver(*read_letter(letter, beside))
         return self._mail.said()
 
-    def deliver(self, letter: bytes, *beside: Any) -> None:
-        """Brings messages; for the arguments see :meth:`exchange`."""
+    def backend_deliver(self, letter: bytes, *beside: Any) -> None:
+        """Brings messages; for the arguments see :meth:`backend_exchange`."""
         self._mail.deliver(*read_letter(letter, beside))
 
-    def interrupt(self, interruption: tuple[int, int]) -> None:
+    def backend_interrupt(self, interruption: tuple[int, int]) -> None:
         """Brings an interruption."""
         self._mail.interrupt(interruption)
 
-    def stop(self) -> None:
+    def backend_stop(self) -> None:
         """Ends the service."""
         self._life.stop()
 
-    def mark(self, number: int) -> None:
+    def backend_mark(self, number: int) -> None:
         """Notes that all calls which the same caller made before have been carried out."""
         self._mail.mark(number)
 
-    def ask_service(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the service, between two pieces of its work, and waits for it."""
         asked = Asked(name, args, kwargs, Future())
         self._mail.ask(asked)
         return pickle.loads(asked.answer.result())
 
-    def end_service(self) -> None:
+    def backend_end(self) -> None:
         """Ends the service, and waits until that is done."""
         self._life.stop()
         self._life.ended.wait()

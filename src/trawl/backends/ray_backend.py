@@ -352,7 +352,7 @@ class RayWorker(Worker):
         """Holds what it is told after this until the calls of its handle before this are done."""
         if self._reachable:
             self._barriers += 1
-            self.actor.mark.remote(self._barriers)
+            self.actor.backend_mark.remote(self._barriers)
             self.send(Barrier(self._barriers))
 
     def meet(self, lined: bool) -> None:
@@ -407,7 +407,7 @@ class RayWorker(Worker):
                 return False
             self.listening = True
             letter, beside = self._letter(self._heard)
-        self._call(self.actor.exchange, letter, beside, self._hear)
+        self._call(self.actor.backend_exchange, letter, beside, self._hear)
         return True
 
     def _call(self, method: Any, letter: bytes, beside: list[Any], done: Any) -> None:
@@ -449,7 +449,7 @@ class RayWorker(Worker):
                 return
             self._under_way += 1
             letter, beside = self._letter(None)
-        self._call(self.actor.deliver, letter, beside, self._delivered)
+        self._call(self.actor.backend_deliver, letter, beside, self._delivered)
 
     def _delivered(self, answer: Future[Any]) -> None:
         answer.exception()
@@ -471,7 +471,7 @@ class RayWorker(Worker):
             self._interruption = number, self._interruption[1] + 1
             interruption = self._interruption
         if self._reachable:
-            self.actor.interrupt.remote(interruption)
+            self.actor.backend_interrupt.remote(interruption)
 
     def lose(self) -> None:
         """It went with the connection to Ray: nothing more is heard of it."""
@@ -488,7 +488,7 @@ class RayWorker(Worker):
             # It may never begin: nothing was done there that is to be closed.
             self.kill()
         else:
-            self.actor.stop.remote()
+            self.actor.backend_stop.remote()
 
     @override
     def kill(self) -> None:

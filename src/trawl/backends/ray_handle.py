@@ -26,7 +26,7 @@ def actor_class(methods: Iterable[str]) -> Any:
     import ray
 
     grouped = ray.method(concurrency_group=_BACKEND)
-    own = {name: _method(name) for name in methods if not hasattr(RayActor, name)}
+    own = {name: _method(name) for name in methods}
     own |= {name: grouped(getattr(RayActor, name)) for name in RayActor.of_backend}
     kind = type("RayWorkerActor", (RayActor,), own)
     return ray.remote(concurrency_groups={_BACKEND: CONCURRENCY})(kind)
@@ -36,12 +36,12 @@ def _method(name: str) -> Any:
     if name == "shutdown":
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.end_service()
+            return self.backend_end()
 
     else:
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.ask_service(name, args, kwargs)
+            return self.backend_ask(name, args, kwargs)
 
     call.__name__ = call.__qualname__ = name
     return call
