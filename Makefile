@@ -17,9 +17,12 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 	/^Installing collected packages/ && NF > 4 { print "  installing", NF - 3, "packages"; fflush() }'
 
 # Tests start processes of their own: few test workers, and one thread in each process. One of them
-# has the tests with Ray, which mostly wait.
+# has the tests with Ray, which mostly wait. What one process has compiled, others load.
 WORKERS ?= 3
 ARGS ?=
+PYTEST = -m pytest -n $(WORKERS) $(ARGS)
+test test-oldest: export OMP_NUM_THREADS = 1
+test test-oldest: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test test-oldest check format docs bench chaos clean
 
@@ -33,10 +36,10 @@ demo: $(VENV)/.demo ## collect 10,000 frames of Pendulum and plot the returns (A
 	@echo "The plot: runs/demo/returns.png"
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name" for some of them, WORKERS=0 for one process)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python $(PYTEST)
 
 test-oldest: $(OLDEST)/.test ## run the tests with the lowest versions in pyproject.toml (but for torch)
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	$(OLDEST)/bin/python $(PYTEST)
 
 check: $(VENV)/.dev ## lint, formatting, types
 	$(BIN)/ruff check .

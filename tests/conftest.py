@@ -3,17 +3,23 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from ray_workers import forked_workers
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("local", max_examples=20, **_common)
 settings.register_profile("ci", max_examples=20, derandomize=True, **_common)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# Ray's workers have the lowest priority but a few, unless this says otherwise: beside tests that
+# keep all processors busy they would hardly ever run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So begins what a shell runs in the background, and what tests start would inherit it.
@@ -46,6 +52,10 @@ def cluster() -> Iterator[Any]:
 
     ray = import_ray()
     options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
-    assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
-    yield ray
-    ray.shutdown()
+    options |= {"log_to_driver": False}
+    with forked_workers() as interpreter:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", interpreter)
+            assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
+        yield ray
+        ray.shutdown()

@@ -71,20 +71,28 @@ class Nursery:
 
     Args:
         modules: what they need.
-        environment: what they have in their environment.
+        place: a path where other processes may ask for programs as well.
+        later: what these need besides, and may be imported with their environment only.
+        environment: what they have in their environment. By default they find the modules that
+            this process does.
     """
 
-    def __init__(self, *modules, **environment):
+    def __init__(self, *modules, place=None, later=(), **environment):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = {}
-        with theirs:
+        fds = [theirs.fileno()]
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
+            if place is not None:
+                others.bind(place)
+                others.listen()
+                fds.append(others.fileno())
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-c",
-                    f"import nursery; nursery.serve({theirs.fileno()}, {modules})",
+                    f"import nursery; nursery.serve({modules}, {later}, *{fds})",
                 ],
-                pass_fds=[theirs.fileno()],
+                pass_fds=fds,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
             )
 
@@ -185,37 +193,72 @@ class Program:
 # --- what runs there
 
 
-def serve(fd, modules):
-    """Forks programs, until nobody is there to ask for any."""
+def serve(modules, later, fd, listening=None):
+    """Forks programs, until the tests are gone.
+
+    Args:
+        modules: what programs need.
+        later: what those of others need besides, who bring an environment for it.
+        fd: the socket by which the tests ask for programs.
+        listening: one where others call who ask for some.
+    """
+    _import(modules)
+    tests = socket.socket(fileno=fd)
+    listener = None if listening is None else socket.socket(fileno=listening)
+    callers, living = {tests}, {}
+    while tests in callers:
+        waited = [*callers, *living, *([] if listener is None else [listener])]
+        for ready in select.select(waited, [], [])[0]:
+            if ready is listener:
+                callers.add(listener.accept()[0])
+            elif ready in living:
+                pid, caller = living.pop(ready)
+                os.close(ready)
+                _tell(caller, pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            elif ready in callers:
+                request, fds = _asked(ready)
+                if request and later and ready is not tests:
+                    os.environ.update(request["env"])
+                    _import(later)
+                    later = ()
+                if not request:
+                    callers.remove(ready)
+                    ready.close()
+                    for pid, caller in living.values():
+                        if caller is ready:
+                            os.kill(pid, signal.SIGKILL)
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    for one in [*callers, *([] if listener is None else [listener])]:
+                        one.close()
+                    _become(fds, **request)
+                    return
+                for one in fds:
+                    os.close(one)
+                living[os.pidfd_open(pid)] = pid, ready
+                _tell(ready, "begun", pid)
+
+
+def _import(modules):
     for module in modules:
         importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()
-    with socket.socket(fileno=fd) as asked:
-        living = {}
-        while True:
-            for ready in select.select([asked, *living], [], [])[0]:
-                if ready is not asked:
-                    pid = living.pop(ready)
-                    os.close(ready)
-                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    asked.send(json.dumps([pid, status]).encode())
-                    continue
-                try:
-                    request, fds, _, _ = socket.recv_fds(asked, _MOST, 16)
-                except ConnectionResetError:  # whoever asked left before it heard all answers
-                    return
-                if not request:
-                    return
-                pid = os.fork()
-                if pid == 0:
-                    asked.close()
-                    _become(fds, **json.loads(request))
-                    return
-                for one in fds:
-                    os.close(one)
-                living[os.pidfd_open(pid)] = pid
-                asked.send(json.dumps(["begun", pid]).encode())
+
+
+def _asked(caller):
+    """What a caller asks for, and its descriptors; nothing, if it is gone."""
+    try:
+        request, fds, _, _ = socket.recv_fds(caller, _MOST, 16)
+    except ConnectionResetError:  # it left before it heard all answers
+        return None, []
+    return json.loads(request or "null"), fds
+
+
+def _tell(caller, key, value):
+    with contextlib.suppress(OSError):  # it may be gone
+        caller.send(json.dumps([key, value]).encode())
 
 
 def _become(fds, code, arguments, cwd, env, warn):

@@ -11,8 +11,13 @@ _RAY = (
 )
 
 
+def uses_ray(test: str) -> bool:
+    """Whether a test, given by its id, needs the process in which a cluster may run."""
+    return test.startswith(_RAY)
+
+
 class ByFileAndCluster(LoadFileScheduling):
     """The tests of a file share what they start; those that use Ray share a cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "Ray" if nodeid.startswith(_RAY) else super()._split_scope(nodeid)
+        return "Ray" if uses_ray(nodeid) else super()._split_scope(nodeid)

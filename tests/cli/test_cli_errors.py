@@ -27,6 +27,7 @@ def tree():
         (["Pendulum-v1", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["Pendulum-v1", "--policy", "none:here"], "--policy none:here: No module named 'none'"),
         (["Pendulum-v1", "--policy", "file"], "file is no policy"),
+        (["Pendulum-v1", "--policy", "policies.py"], "a function of it is policies.py:NAME"),
         (["Pendulum-v1", "--out", "file"], "file exists already"),
         (["Pendulum-v1", "--out", "full"], "full exists already"),
         (["Pendulum-v1", "--out", "file/d"], "file/d can't be written: Not a directory"),
@@ -69,11 +70,14 @@ def test_text_is_refused_with_the_name_of_the_format(trawl):
     assert words in err
 
 
-@pytest.mark.parametrize("directory", ["nowhere", "."])
-def test_show_says_that_there_is_no_dataset(directory, trawl):
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [("nowhere", "there is no such folder"), (".", "it has no _dataset.json")],
+)
+def test_show_says_that_there_is_no_dataset(directory, why, trawl):
     code, out, err = trawl("show", directory)
     assert (code, out) == (2, "")
-    assert err == f"trawl: {directory} is no dataset: it has no _dataset.json\n"
+    assert err == f"trawl: {directory} is no dataset: {why}\n"
 
 
 @pytest.mark.parametrize(

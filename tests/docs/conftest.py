@@ -3,11 +3,16 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray_workers import forked_workers
+from schedule import uses_ray
+
+from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -17,10 +22,20 @@ def _ray_is_connected() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_service_is_left() -> Iterator[None]:
+def no_service_is_left(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Ends the connection to Ray and the process of W&B that an example has started."""
     connected = _ray_is_connected()
-    yield
+    # What an actor prints is printed here as well, at any time.
+    monkeypatch.setitem(DEFAULT_RAY_INIT_CONFIG, "log_to_driver", False)
+    with forked_workers() if uses_ray(request.node.nodeid) else nullcontext() as interpreter:
+        monkeypatch.setattr(sys, "executable", interpreter or sys.executable)
+        yield
+        _end_services(connected)
+
+
+def _end_services(connected: bool) -> None:
     if _ray_is_connected() and not connected:
         sys.modules["ray"].shutdown()
     if "wandb" in sys.modules:

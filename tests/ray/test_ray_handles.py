@@ -19,6 +19,14 @@ PATIENCE = 300.0
 BOTH = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
+def kill(handle: Any) -> None:
+    """Ends an actor, and waits until that is known."""
+    ray.kill(handle)
+    with pytest.raises(ray.exceptions.RayActorError):  # noqa: PT012
+        while True:
+            get(handle.stats.remote())
+
+
 def make(policy: Any = None, workers: int = 2, **options: Any) -> RayCollector:
     options = {"frames_per_batch": 12, "sync": True, "track_policy_version": True, **options}
     options.setdefault("remote_configs", {"num_cpus": 0, "memory": 0})
@@ -110,7 +118,7 @@ def test_weights_that_come_by_a_handle_are_those_of_the_worker():
         with pytest.raises(ValueError, match="takes weights once"):
             get(first.update_policy_weights_.remote(Chooser(4), policy_weights=Chooser(4)))
         handles = collector.remote_collectors
-        ray.kill(first)
+        kill(first)
         with pytest.warns(RuntimeWarning, match="worker 0 died"):
             assert stamps(collector.next()) == [(3, 2), (3, 2)]
         # The same list has the handle of the actor in its place.
@@ -123,7 +131,7 @@ def test_weights_that_come_by_a_handle_are_those_of_the_worker():
         # What the collector sends after it is newer, also for a worker that is replaced.
         collector.update_policy_weights_(Chooser(0))
         assert stamps(collector.next()) == [(0, 3)] * 3
-        ray.kill(handles[1])
+        kill(handles[1])
         with pytest.warns(RuntimeWarning, match="worker 1 died"):
             assert stamps(collector.next()) == [(0, 3)] * 3
     assert handles == []
@@ -143,7 +151,7 @@ def test_a_seed_that_comes_by_a_handle_is_that_of_the_worker():
             (handle,) = collector.remote_collectors
             given = get(handle.set_seed.remote(7)) if by_handle else collector.set_seed(7)
             first = collector.next()
-            ray.kill(handle)
+            kill(handle)
             with pytest.warns(RuntimeWarning, match="worker 0 died"):
                 found.append((given, first, collector.next()))
     assert found[0][0] == found[1][0]
@@ -253,7 +261,7 @@ def test_workers_that_have_workers():
         assert not late[0] & (ids[1] | ids[3])
         get(*(h.update_policy_weights_.remote(Chooser(2)) for h in collector.remote_collectors))
         assert actions(collector.next()) == {2}
-        ray.kill(collector.remote_collectors[0])
+        kill(collector.remote_collectors[0])
         with pytest.warns(RuntimeWarning, match="worker 0 died"):
             assert actions(collector.next()) == {2}
 

@@ -88,8 +88,10 @@ def _kind(path: str) -> str:
             # Pickles of protocol 2 and later begin with this byte.
             if file.read(1) == b"\x80":
                 return "pickle"
+        code = f"; a function of it is {path}:NAME" if path.endswith(".py") else ""
         raise CliError(
-            f"{path} is no policy: neither a program of torch.export nor a TorchScript archive"
+            f"{path} is no policy: neither a program of torch.export nor a TorchScript "
+            f"archive{code}"
         ) from None
     if "archive_format" in names or "serialized_exported_program.json" in names:
         return "export"

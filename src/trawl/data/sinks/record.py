@@ -79,7 +79,8 @@ def read_record(directory: str | os.PathLike[str]) -> Record:
         except (FileNotFoundError, NotADirectoryError):
             continue
         return _checked(place, place / name, read_json(file, place / name))
-    raise FileNotFoundError(f"{directory} is no dataset: it has no {RECORD}")
+    why = f"it has no {RECORD}" if os.path.isdir(directory) else "there is no such folder"
+    raise FileNotFoundError(f"{directory} is no dataset: {why}")
 
 
 def drop_first_record(directory: Path) -> None:

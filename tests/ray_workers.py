@@ -1,0 +1,65 @@
+"""Workers of a Ray cluster that start at once, as they are forked.
+
+Ray runs a fresh interpreter for each, which imports Ray, PyTorch and Trawl: that takes a processor
+longer than most tests do. Here it runs a small program instead, which asks a nursery for the same
+worker.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from nursery import Nursery
+
+_MODULES = (
+    "trawl.collectors.distributed.ray",
+    "trawl.collectors.worker",
+    "trawl.data",
+)
+# Ray reads its settings as it is imported, which TorchRL does as well.
+_RAY = ("ray._private.workers.default_worker", "torchrl.data")
+
+# What is run instead of Python; it runs Python for all that is no worker.
+_CALLER = '''#!{python} -SE
+import json, os, socket, sys
+
+arguments = sys.argv[1:]
+if os.path.basename(arguments[0]) != "default_worker.py":
+    os.execv({python!r}, [{python!r}, *arguments])
+code = """import runpy, sys
+sys.path[:] = filter(None, sys.path)
+runpy.run_path(sys.argv.pop(0), run_name="__main__")
+"""
+request = {{
+    "code": code,
+    "arguments": [arguments[0], *arguments],
+    "cwd": os.getcwd(),
+    "env": dict(os.environ),
+    "warn": [],
+}}
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nursery:
+    nursery.connect({place!r})
+    socket.send_fds(nursery, [json.dumps(request).encode()], [0, 1, 2])
+    nursery.recv(100)
+    ended = json.loads(nursery.recv(100) or "[0, 1]")
+sys.exit(ended[1])
+'''
+
+
+@contextlib.contextmanager
+def forked_workers() -> Iterator[str]:
+    """Gives what is to be ``sys.executable`` when a cluster is started: one cluster, within it."""
+    # Workers are to find no more than others do: not the modules of tests.
+    path = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:
+        place, caller = os.path.join(folder, "nursery"), os.path.join(folder, "python")
+        with open(caller, "w") as file:
+            file.write(_CALLER.format(python=sys.executable, place=place))
+        os.chmod(caller, 0o700)
+        nursery = Nursery(*_MODULES, place=place, later=_RAY, PYTHONPATH=os.pathsep.join(path))
+        try:
+            yield caller
+        finally:
+            nursery.close()
