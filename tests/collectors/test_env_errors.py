@@ -606,7 +606,7 @@ def test_processes_of_a_vector_environment_are_replaced(kind):
     def make():
         arguments = {"at": 3, "fault": Broken("off")} if kind is FaultyEnv else {}
         second = NumberedEnv if made else lambda: kind(**arguments)
-        made.append(AsyncVectorEnv([NumberedEnv, second]))
+        made.append(AsyncVectorEnv([NumberedEnv, second], context="fork"))
         return made[-1]
 
     (batch,), stats = collect(make, 12, 1)

@@ -241,7 +241,7 @@ def test_an_episode_that_ends_in_a_step_that_should_be_a_reset():
 def test_processes_after_a_reset_by_the_user(mode, shared):
     lengths = [[2], [3]]
     functions = [lambda i=i: NumberedEnv(i, lengths[i]) for i in range(2)]
-    env = AsyncVectorEnv(functions, shared_memory=shared, autoreset_mode=mode)
+    env = AsyncVectorEnv(functions, shared_memory=shared, autoreset_mode=mode, context="fork")
     ledger = Ledger([NumberedEnv(i, lengths[i]) for i in range(2)])
     # The first episode ends with a batch, and what begins the next is no step but a reset.
     with Collector(env, frames_per_batch=4) as collector:

@@ -132,7 +132,7 @@ def test_only_a_vector_that_can_be_restarted_partly_is(mode):
 
 def test_processes_without_shared_memory_spend_steps_on_resetting():
     # Gymnasium's workers reset once more after a partial reset when memory isn't shared.
-    env = AsyncVectorEnv(functions(count=1), shared_memory=False)
+    env = AsyncVectorEnv(functions(count=1), shared_memory=False, context="fork")
     assert isinstance(adapted(env), StepResetVector)
     env.close()
 

@@ -3,7 +3,6 @@
 The environments number their own steps, so nothing can be lost, doubled or mixed up unseen.
 """
 
-import multiprocessing
 import warnings
 from dataclasses import dataclass
 
@@ -214,14 +213,13 @@ def test_a_step_spent_on_resetting_is_no_frame_of_ragged_environments(name):
     ("mode", "shared_memory"), [(NEXT, True), (NEXT, False), (SAME, False), (DISABLED, True)]
 )
 def test_environments_in_processes_are_accounted_for(mode, shared_memory):
-    multiprocessing.set_forkserver_preload(["trawl.testing"])
     lengths = [[2, 3], [1, 4]]
     envs = [NumberedEnv(number, lengths[number]) for number in range(2)]
     env = AsyncVectorEnv(
         [lambda env=env: env for env in envs],
         shared_memory=shared_memory,
         autoreset_mode=mode,
-        context="forkserver",
+        context="fork",
     )
     ledger = Ledger(envs)
     with Collector(env, frames_per_batch=10, total_frames=40) as collector:
