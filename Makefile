@@ -20,7 +20,7 @@ PROGRESS = awk '/(Downloading|Using cached) .*MB\)/ { print "  " $$2, $$3, $$4; 
 # has the tests with Ray, which mostly wait. What one process has compiled, others load.
 WORKERS ?= 3
 ARGS ?=
-PYTEST = -m pytest -n $(WORKERS) $(ARGS)
+PYTEST = -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 test test-oldest: export OMP_NUM_THREADS = 1
 test test-oldest: export PYTHONDONTWRITEBYTECODE =
 

@@ -24,9 +24,11 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "chaos"))
 
-from chaos_parts import Crew, collector_of, descriptors, family
+from chaos_parts import Crew, collector_of, family
+from open_files import open_files
 
 
 class Killer(threading.Thread):
@@ -170,7 +172,7 @@ def _state(collector: Any) -> dict[str, float]:
     gc.collect()
     stats = collector.stats()
     return {
-        "descriptors": len(descriptors()),
+        "descriptors": len(open_files()),
         "processes": len(family()),
         "resident": round(psutil.Process().memory_info().rss / 2**20, 1),
         "shared memory": round(stats["memory_bytes"] / 2**20, 3),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
+from schedule import ByFileAndCluster, turn
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -26,6 +27,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with what takes long."""
+    items.sort(key=lambda item: turn(item.nodeid))
+
+
 def pytest_collection_finish() -> None:
     """Exempts what all tests have imported from garbage collection, which many tests call."""
     gc.collect()
@@ -39,8 +45,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     A program joins the Ray cluster that it finds on its machine, so that two processes of tests
     would get into each other's way; and one cluster for all starts sooner than one for each file.
     """
-    from schedule import ByFileAndCluster
-
     return ByFileAndCluster(config, log)
 
 

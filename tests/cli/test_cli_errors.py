@@ -27,7 +27,7 @@ def tree():
         (["Pendulum-v1", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["Pendulum-v1", "--policy", "none:here"], "--policy none:here: No module named 'none'"),
         (["Pendulum-v1", "--policy", "file"], "file is no policy"),
-        (["Pendulum-v1", "--policy", "policies.py"], "a function of it is policies.py:NAME"),
+        (["Pendulum-v1", "--policy", "full/f.py"], "full/f.py is no policy: neither a program"),
         (["Pendulum-v1", "--out", "file"], "file exists already"),
         (["Pendulum-v1", "--out", "full"], "full exists already"),
         (["Pendulum-v1", "--out", "file/d"], "file/d can't be written: Not a directory"),
@@ -37,14 +37,15 @@ def tree():
 )
 def test_collect_says_what_is_wrong(arguments, words, trawl):
     os.mkdir("full")
-    for name in ("file", "full/file"):
+    for name in ("file", "full/f.py"):
         with open(name, "w") as file:
             file.write("mine")
     code, out, err = trawl("collect", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"trawl: {words}")
     assert err.count("\n") == 1
-    assert tree() == ["./file", "./full/file"]
+    assert tree() == ["./file", "./full/f.py"]
+    assert "full/f.py:NAME" in err or "full/f.py" not in arguments
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

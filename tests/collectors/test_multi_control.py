@@ -737,3 +737,23 @@ def test_a_hook_that_can_not_be_sent_changes_nothing():
         with pytest.raises(TypeError, match="pickle"):
             collector.set_post_collect_hook(lambda batch: lock)
         assert collector.post_collect_hook is None
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=named)
+def test_an_interrupt_may_come_as_an_order_is_given(cls, monkeypatch):
+    collector = make(cls, start_method="forkserver")
+    collector.next()
+    fleet = collector._fleet
+    worker = fleet.members[1].worker
+    send = worker.send
+
+    def interrupted(content):
+        send(content)
+        fleet.settle()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        while True:
+            collector.next()
+    assert collector.closed

@@ -83,6 +83,8 @@ def test_ray_eval_worker() -> None:
         lambda env: linear(1),
         name="evaluates",
         num_cpus=1,
+        # A fresh interpreter, as users have it: other workers of the tests are forked.
+        runtime_env={"env_vars": {"FRESH": "1"}},
     )
     assert worker.poll() is None
     worker.submit(weights, 40)

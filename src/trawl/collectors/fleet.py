@@ -279,29 +279,26 @@ class Fleet:
         """The number of the last order that was given."""
         return self._number
 
-    def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> int:
+    def new_number(self) -> int:
+        """Returns the number of the next order."""
+        self._number += 1
+        return self._number
+
+    def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> None:
         """Gives a worker an order to collect.
 
         Args:
             index: the worker.
-            order: the order; its number is set here, and the names in it.
+            order: the order, with its number; the names in it are set here.
             memory: where the batch is to be put, or None.
             joint: how that is divided.
-
-        Returns:
-            The number of the order.
         """
         self._check_owner()
         self.send_told()
         self._forget()
-        self._number += 1
-        if memory is None:
-            named = replace(order, number=self._number)
-        else:
-            names = self._name(memory), self._name(joint)
-            named = replace(order, number=self._number, memory=names[0], joint=names[1])
-        self._give(self.members[index], named, (memory, joint))
-        return self._number
+        if memory is not None:
+            order = replace(order, memory=self._name(memory), joint=self._name(joint))
+        self._give(self.members[index], order, (memory, joint))
 
     def interrupt(self, index: int) -> None:
         """Breaks off all orders of a worker that may be broken off."""
@@ -383,9 +380,8 @@ class Fleet:
         self._check_owner()
         numbers = {}
         for index, data in packed.items():
-            self._number += 1
-            numbers[index] = self._number
-            self._give(self.members[index], Call(self._number, data))
+            numbers[index] = number = self.new_number()
+            self._give(self.members[index], Call(number, data))
         return numbers
 
     def _give(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -65,11 +66,12 @@ class Schedule(ABC):
         return parts
 
     def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
-        order = place.order(random, breakable)
-        number = self.fleet.order(index, order, place.memory, place.joint)
-        self._places[number] = index, place
+        order = replace(place.order(random, breakable), number=self.fleet.new_number())
+        # First: an interrupt may come between an order and whatever follows it.
+        self._places[order.number] = index, place
         self.frames_under_way += self.frames[index]
-        return number
+        self.fleet.order(index, order, place.memory, place.joint)
+        return order.number
 
     def _next(self, timeout: float | None = None) -> Part | None:
         return self._taken(self.fleet.next_done(timeout))
