@@ -31,6 +31,7 @@ from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, s
 from trawl.collectors.orders import Ready
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
+from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.weights import POLICY
 from trawl.collectors.whole import WholeTrajectories
@@ -124,6 +125,10 @@ class FleetCollector(FleetControl, OptionAttributes):
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
+        self._unsent: UnsentWeights | None = None
+        ways = config.update_at_each_batch, config.weight_sync_schemes, config.weight_updater
+        if not any(ways):
+            self._unsent = UnsentWeights(self._own.policies, weak(self._count_updates))
 
     # --- what a subclass does
 
@@ -365,6 +370,8 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _collect(self) -> Any:
         self._take_weights()
+        if self._unsent is not None and self._unsent.settled():
+            self._unsent = None
         if self.policy_version != self._announced:
             # A tracker of the user's own may be moved on by others.
             self._announce_version()
@@ -384,6 +391,11 @@ class FleetCollector(FleetControl, OptionAttributes):
         delivered = self._delivery.deliver(batch, batch.shape[-1])
         self._record(delivered)
         return delivered
+
+    def _count_updates(self) -> int:
+        """How many updates of weights there were, by whatever means of this collector."""
+        ways = (self.weight_updater is not None) + len(self._receivers)
+        return ways + sum(map(self._channel.count, range(self.num_workers)))
 
     def _count(self, parts: Sequence[Part]) -> None:
         """Counts frames that are delivered, or were written."""

@@ -157,6 +157,7 @@ class RayCollector(ClusterCollector):
             self._env_states[index] = changed.env_state
         if changed.weights is None:
             return
+        self._unsent = None
         with self._weights_lock:
             if self._handed.note_taken(index, changed.count, changed.weights):
                 self._adopt_version(index, changed.version)
