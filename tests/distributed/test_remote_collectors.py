@@ -11,12 +11,13 @@ import pytest
 import torch
 from distributed_parts import CLASSES, exhaust, kill_one, make, policy
 
-from trawl.collectors import Collector, MultiSyncCollector
+from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
 from trawl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
     RPCCollector,
 )
+from trawl.envs import GymEnv
 from trawl.errors import WorkerDied
 from trawl.weight_update import (
     DistributedWeightSyncScheme,
@@ -72,11 +73,20 @@ def test_new_weights_are_used(cls):
         collector.next()
         with torch.no_grad():
             own.module.net.bias.fill_(100.0)
-        assert collector.next()["action"].abs().max() < 50
+        with pytest.warns(UserWarning, match="was never called"):
+            assert collector.next()["action"].abs().max() < 50
         collector.update_policy_weights_()
         batch = collector.next()
         assert (batch["action"] > 50).all()
         assert (batch["policy_version"] == 1).all()
+
+
+def test_a_policy_may_be_no_module():
+    """That is nothing to be warned of."""
+    own = RandomPolicy(GymEnv("Pendulum-v1").action_spec)
+    with make(DistributedCollector, policy=own, sync=True, launcher="mp") as collector:
+        assert collector.launcher == "mp"
+        assert len(collector.next()["action"].unique()) > 1
 
 
 @pytest.mark.parametrize("cls", CLASSES)

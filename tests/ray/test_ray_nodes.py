@@ -62,6 +62,7 @@ def test_a_node_that_dies():
 def test_a_cluster_that_it_started_ends_with_it():
     """And one that was there before goes on."""
     said = run("""
+        import asyncio
         import ray
         from trawl.collectors.distributed import RayCollector
 
@@ -75,10 +76,10 @@ def test_a_cluster_that_it_started_ends_with_it():
         there.shutdown()
         print("said", ray.is_initialized())
         other = made()
-        other.shutdown(shutdown_ray=True)
+        other.shutdown(5.0, True)
         print("said", ray.is_initialized())
         late = made()
-        there.shutdown(shutdown_ray=True)
+        asyncio.run(there.async_shutdown(True))
         print("said", ray.is_initialized(), bool((batch == kept).all()))
         late.shutdown()
         print("said", late.closed)

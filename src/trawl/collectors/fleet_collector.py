@@ -126,8 +126,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             self.shutdown(raise_on_error=False)
             raise
         self._unsent: UnsentWeights | None = None
-        ways = config.update_at_each_batch, config.weight_sync_schemes, config.weight_updater
-        if not any(ways):
+        if not (self._sends_by_itself or config.weight_sync_schemes or config.weight_updater):
             self._unsent = UnsentWeights(self._own.policies, weak(self._count_updates))
 
     # --- what a subclass does
@@ -148,6 +147,11 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _share_options(self, options: dict[str, Any]) -> None:
         """Adds options that were given for the workers' collectors."""
+
+    @property
+    def _sends_by_itself(self) -> bool:
+        """Whether weights are sent without being asked for."""
+        return self.config.update_at_each_batch
 
     @property
     def _inner_workers(self) -> int:

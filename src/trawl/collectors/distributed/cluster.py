@@ -163,6 +163,11 @@ class ClusterCollector(FleetCollector):
             )
         self._environments = [self.remote.num_workers_per_collector] * self.num_workers
 
+    @property
+    @override
+    def _sends_by_itself(self) -> bool:
+        return super()._sends_by_itself or self.remote.interval is not None
+
     @override
     def _program(self, member: Member) -> Program:
         program = super()._program(member)

@@ -113,6 +113,11 @@ class DistributedCollector(RemoteCollector):
     def _new_scheme(self) -> WeightSyncScheme:
         return DistributedWeightSyncScheme(self.remote.backend)
 
+    @property
+    @override
+    def _sends_by_itself(self) -> bool:
+        return super()._sends_by_itself or self.remote.update_interval is not None
+
     @override
     def _due(self) -> list[int]:
         every = self.remote.update_interval
