@@ -1,16 +1,16 @@
 """Settings and services that all tests share."""
 
+import contextlib
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from ray_workers import forked_workers
-from schedule import ByFileAndCluster, turn
+from schedule import ByFileAndCluster, turn, uses_ray
 
 # Examples are searched for anew on a developer's machine, and always the same ones elsewhere.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -48,18 +48,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFileAndCluster(config, log)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster with few CPUs, which ends with the tests."""
+# What is to be ended of the Ray cluster, while there is one.
+_cluster = contextlib.ExitStack()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    """The module ``ray``, connected to a cluster with few CPUs, which tests share."""
     pytest.importorskip("ray")
     from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
     ray = import_ray()
-    options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
-    options |= {"log_to_driver": False}
-    with forked_workers() as interpreter:
+    if not ray.is_initialized():
+        options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
+        options |= {"log_to_driver": False}
+        interpreter = _cluster.enter_context(forked_workers())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "executable", interpreter)
             assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
-        yield ray
-        ray.shutdown()
+        _cluster.callback(ray.shutdown)
+    return ray
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the cluster after the last test that uses it: others look at what runs here."""
+    if nextitem is None or not uses_ray(nextitem.nodeid):
+        _cluster.close()

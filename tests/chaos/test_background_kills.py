@@ -17,6 +17,7 @@ from chaos_parts import (
     collector_of,
     family,
     frames_of,
+    left_of,
     replaced,
     strike,
     watched,
@@ -32,7 +33,7 @@ def nobody_is_left() -> Iterator[None]:
     """What a test started is gone after it, but for the process that workers come from."""
     before = set(family())
     yield
-    assert len(set(family()) - before) <= 1
+    assert len(left_of(before)) <= 1
 
 
 @SYNC

@@ -22,6 +22,7 @@ from chaos_parts import (
     fail,
     family,
     frames_of,
+    left_of,
     replaced,
     stay_busy,
     strike,
@@ -45,7 +46,7 @@ def nobody_is_left() -> Iterator[None]:
     """What a test started is gone after it, but for the process that workers come from."""
     before = set(family())
     yield
-    assert len(set(family()) - before) <= 1
+    assert len(left_of(before)) <= 1
 
 
 def check_closed(collector: MultiCollector, crew: Crew) -> None:

@@ -24,8 +24,8 @@ from chaos_parts import (
     frames_of,
     kill,
     leave,
+    left_of,
     replaced,
-    runs,
     strike,
 )
 
@@ -43,9 +43,7 @@ def nobody_is_left() -> Iterator[None]:
     """What a test started is gone after it, but for the process that workers come from."""
     before = set(family())
     yield
-    # Of what has ended, that process may not have been told yet.
-    left = [pid for pid in set(family()) - before if runs(pid)]
-    assert len(left) <= 1, "there is more than the process that workers come from"
+    assert len(left_of(before)) <= 1, "there is more than the process that workers come from"
 
 
 # --- in the middle of something

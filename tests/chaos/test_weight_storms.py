@@ -23,6 +23,7 @@ from chaos_parts import (
     collector_of,
     family,
     kill,
+    left_of,
     replaced,
     strike,
 )
@@ -61,8 +62,7 @@ def nobody_is_left() -> Iterator[None]:
     """What a test started is gone after it, but for the process that workers come from."""
     before = set(family())
     yield
-    left = set(family()) - before
-    assert len(left) <= 1, "there is more than the process that workers come from"
+    assert len(left_of(before)) <= 1, "there is more than the process that workers come from"
 
 
 class Even(nn.Module):

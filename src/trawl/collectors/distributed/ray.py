@@ -157,7 +157,6 @@ class RayCollector(ClusterCollector):
             self._env_states[index] = changed.env_state
         if changed.weights is None:
             return
-        self._unsent = None
         with self._weights_lock:
             if self._handed.note_taken(index, changed.count, changed.weights):
                 self._adopt_version(index, changed.version)
@@ -270,6 +269,8 @@ class RayCollector(ClusterCollector):
         """
         backend = self._backend
         assert isinstance(backend, RayBackend)
+        # Who has them may send weights by them.
+        self._unsent = None
         return backend.handles
 
     def add_collectors(
