@@ -21,9 +21,7 @@ from chaos_parts import (
     Once,
     Scored,
     collector_of,
-    family,
     kill,
-    left_of,
     replaced,
     strike,
 )
@@ -40,6 +38,7 @@ from trawl.weight_update import (
     SharedMemWeightSyncScheme,
 )
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
 # How long weights are changed as fast as possible; TRAWL_CHAOS_SECONDS=30 for longer.
 STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "3"))
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
@@ -55,14 +54,6 @@ WAYS = pytest.mark.parametrize(
 )
 KILLED = r"worker \d was killed by SIGKILL"
 SIZES = (5_000, 1, 20_000, 300, 5_000)
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """What a test started is gone after it, but for the process that workers come from."""
-    before = set(family())
-    yield
-    assert len(left_of(before)) <= 1, "there is more than the process that workers come from"
 
 
 class Even(nn.Module):
@@ -113,16 +104,21 @@ class Storm:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
+    def _update(self) -> None:
+        self._policy.become(self.updates + 1)
+        self._collector.update_policy_weights_()
+        self.updates += 1
+
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                self._policy.become(self.updates + 1)
-                self._collector.update_policy_weights_()
-                self.updates += 1
+                self._update()
         except BaseException as error:
             self.error = error
 
     def __enter__(self) -> Storm:
+        # A collector that never was sent any warns.
+        self._update()
         self._thread.start()
         return self
 

@@ -8,11 +8,12 @@ from collector_parts import named
 from multi_parts import CLASSES, Chooser, actions, make
 
 both = pytest.mark.parametrize("cls", CLASSES, ids=named)
+NEVER = r"update_policy_weights_\(\) was never called"
 
 
 def learn(policy):
     with torch.no_grad():
-        policy.choice.add_(1)
+        policy.choice.add_(1).remainder_(4)
 
 
 @both
@@ -21,10 +22,32 @@ def test_they_are_told_once(cls, method):
     policy = Chooser(0)
     with make(cls, policy=policy, start_method=method) as collector:
         for number in range(9):
-            told = pytest.warns(UserWarning, match=r"update_policy_weights_\(\) was never called")
-            with told if number == 1 else nullcontext():
+            told = pytest.warns(UserWarning, match=NEVER)
+            with told if number == 7 else nullcontext():
                 assert actions(collector.next()) == {0}
             learn(policy)
+
+
+@both
+def test_they_are_told_if_it_changed_once(cls):
+    policy = Chooser(0)
+    with make(cls, policy=policy) as collector:
+        learn(policy)
+        for number in range(5):
+            told = pytest.warns(UserWarning, match=NEVER)
+            with told if number == 3 else nullcontext():
+                assert actions(collector.next()) == {0}
+
+
+@both
+def test_who_sends_them_now_and_then_is_told_nothing(cls):
+    policy = Chooser(0)
+    with make(cls, policy=policy) as collector:
+        for number in range(8):
+            collector.next()
+            learn(policy)
+            if number == 6:
+                collector.update_policy_weights_()
 
 
 @both

@@ -1,4 +1,4 @@
-"""Learners whose weights never reach the workers."""
+"""A warning of learners whose weights never reach the workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from torch.nn.parameter import is_lazy
 
 from trawl.collectors.config import warn
 
+# It warns after so many looks that found changes: some learners send their weights now and then.
+_PATIENCE = 3
+
 
 class UnsentWeights:
-    """Tells a user whose policy learns, and who never sends its weights to the workers.
+    """Warns a user, once, if the policy learns and the workers are never sent its weights.
 
     TorchRL's workers on the same machine share the learner's memory, so that programs without any
     update work there.
@@ -27,13 +30,13 @@ class UnsentWeights:
         parameters = (one for module in modules.values() for one in module.parameters())
         self._parameters = [one for one in parameters if not (is_lazy(one) or one.is_inference())]
         self._sent, self._before = sent, (sent(), self._changes())
-        self._batches = 0
+        self._batches = self._found = 0
 
     def _changes(self) -> list[int]:
         return [one._version for one in self._parameters]
 
     def settled(self) -> bool:
-        """Whether there is nothing to tell any more: it was told, or weights were sent.
+        """Warns if it has to; tells whether it is over, as weights were sent or it has warned.
 
         To be called before each batch. It looks before the first, the second, the fourth, and so
         on, and so takes no time.
@@ -44,7 +47,8 @@ class UnsentWeights:
         sent, changes = self._before
         if self._sent() != sent:
             return True
-        if self._changes() == changes:
+        self._found += self._changes() != changes
+        if self._found < _PATIENCE:
             return False
         warn(
             "the policy's weights have changed, but workers act with those that it had when the "
