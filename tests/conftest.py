@@ -48,8 +48,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFileAndCluster(config, log)
 
 
-# What is to be ended of the Ray cluster, while there is one.
-_cluster = contextlib.ExitStack()
+# What is to be ended of the Ray cluster; None while there is none.
+_cluster: contextlib.ExitStack | None = None
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,12 @@ def cluster() -> Any:
     pytest.importorskip("ray")
     from trawl.backends.ray_cluster import DEFAULT_RAY_INIT_CONFIG, connect, import_ray
 
+    global _cluster
     ray = import_ray()
-    if not ray.is_initialized():
+    if _cluster is None:
         options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
         options |= {"log_to_driver": False}
+        _cluster = contextlib.ExitStack()
         interpreter = _cluster.enter_context(forked_workers())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "executable", interpreter)
@@ -73,5 +75,7 @@ def cluster() -> Any:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Ends the cluster after the last test that uses it: others look at what runs here."""
-    if nextitem is None or not uses_ray(nextitem.nodeid):
+    global _cluster
+    if _cluster is not None and (nextitem is None or not uses_ray(nextitem.nodeid)):
         _cluster.close()
+        _cluster = None

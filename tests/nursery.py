@@ -204,38 +204,29 @@ def serve(modules, later, fd, listening=None):
     """
     _import(modules)
     tests = socket.socket(fileno=fd)
-    listener = None if listening is None else socket.socket(fileno=listening)
+    listeners = set() if listening is None else {socket.socket(fileno=listening)}
     callers, living = {tests}, {}
     while tests in callers:
-        waited = [*callers, *living, *([] if listener is None else [listener])]
-        for ready in select.select(waited, [], [])[0]:
-            if ready is listener:
-                callers.add(listener.accept()[0])
+        for ready in select.select([*listeners, *callers, *living], [], [])[0]:
+            if ready in listeners:
+                callers.add(ready.accept()[0])
             elif ready in living:
                 pid, caller = living.pop(ready)
                 os.close(ready)
                 _tell(caller, pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            elif ready in callers:
-                request, fds = _asked(ready)
-                if request and later and ready is not tests:
+            elif (asked := _asked(ready)) is None:
+                callers.remove(ready)
+                ready.close()
+                for pid, caller in living.values():
+                    if caller is ready:
+                        os.kill(pid, signal.SIGKILL)
+            else:
+                request, fds = asked
+                if later and ready is not tests:
                     os.environ.update(request["env"])
                     _import(later)
                     later = ()
-                if not request:
-                    callers.remove(ready)
-                    ready.close()
-                    for pid, caller in living.values():
-                        if caller is ready:
-                            os.kill(pid, signal.SIGKILL)
-                    continue
-                pid = os.fork()
-                if pid == 0:
-                    for one in [*callers, *([] if listener is None else [listener])]:
-                        one.close()
-                    _become(fds, **request)
-                    return
-                for one in fds:
-                    os.close(one)
+                pid = _fork(request, fds, listeners | callers)
                 living[os.pidfd_open(pid)] = pid, ready
                 _tell(ready, "begun", pid)
 
@@ -248,12 +239,25 @@ def _import(modules):
 
 
 def _asked(caller):
-    """What a caller asks for, and its descriptors; nothing, if it is gone."""
+    """Receives a request and its descriptors; None if the caller is gone."""
     try:
         request, fds, _, _ = socket.recv_fds(caller, _MOST, 16)
     except ConnectionResetError:  # it left before it heard all answers
-        return None, []
-    return json.loads(request or "null"), fds
+        return None
+    return (json.loads(request), fds) if request else None
+
+
+def _fork(request, fds, sockets):
+    """Starts a program, and returns its id; sockets are this process's own."""
+    pid = os.fork()
+    if pid == 0:
+        for one in sockets:
+            one.close()
+        _become(fds, **request)
+        sys.exit()
+    for fd in fds:
+        os.close(fd)
+    return pid
 
 
 def _tell(caller, key, value):

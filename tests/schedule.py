@@ -20,7 +20,7 @@ _LONG = (
 
 def turn(test: str) -> int:
     """The turn of a test, given by its id: what takes long comes first, and the others fill up."""
-    return 0 if test.startswith(_RAY) else 1 if test.startswith(_LONG) else 2
+    return 0 if uses_ray(test) else 1 if test.startswith(_LONG) else 2
 
 
 def uses_ray(test: str) -> bool:

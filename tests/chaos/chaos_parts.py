@@ -391,12 +391,6 @@ def runs(pid: int) -> bool:
     return False
 
 
-def left_of(before: set[int]) -> list[int]:
-    """The processes that were started since, and have not ended."""
-    # Of what has ended, the process that workers come from may not have been told yet.
-    return [pid for pid in set(family()) - before if runs(pid)]
-
-
 class Buffer:
     """A replay buffer of the fewest methods, on which others can wait."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from chaos_parts import (
     Trouble,
     block,
     collector_of,
-    family,
     frames_of,
-    left_of,
     replaced,
     strike,
     watched,
@@ -25,15 +22,8 @@ from chaos_parts import (
 
 from trawl.errors import WorkerDied
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """What a test started is gone after it, but for the process that workers come from."""
-    before = set(family())
-    yield
-    assert len(left_of(before)) <= 1
 
 
 @SYNC

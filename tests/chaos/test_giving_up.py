@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ from chaos_parts import (
     block,
     collector_of,
     fail,
-    family,
     frames_of,
-    left_of,
     replaced,
     stay_busy,
     strike,
@@ -32,6 +30,7 @@ from chaos_parts import (
 from trawl.collectors import MultiCollector, fleet
 from trawl.errors import WorkerDied, WorkerError
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 
@@ -39,14 +38,6 @@ SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are never killed for closing too slowly: who waits for one that is gone, is stuck."""
     monkeypatch.setattr(fleet, "_CLOSING", 1e6)
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """What a test started is gone after it, but for the process that workers come from."""
-    before = set(family())
-    yield
-    assert len(left_of(before)) <= 1
 
 
 def check_closed(collector: MultiCollector, crew: Crew) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,9 @@ from chaos_parts import (
     act,
     collector_of,
     crash,
-    family,
     frames_of,
     kill,
     leave,
-    left_of,
     replaced,
     strike,
 )
@@ -32,18 +30,11 @@ from chaos_parts import (
 from trawl.collectors import MultiCollector
 from trawl.collectors.fleet import Fleet
 
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 LANES = pytest.mark.parametrize("lanes", [1, 3], ids=["one", "batched"])
 KILLED = "worker 1 was killed by SIGKILL"
 ANY_KILLED = r"worker \d was killed by SIGKILL"
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
-    """What a test started is gone after it, but for the process that workers come from."""
-    before = set(family())
-    yield
-    assert len(left_of(before)) <= 1, "there is more than the process that workers come from"
 
 
 # --- in the middle of something

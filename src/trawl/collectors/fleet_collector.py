@@ -150,7 +150,7 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     @property
     def _sends_by_itself(self) -> bool:
-        """Whether weights are sent without being asked for."""
+        """Tells whether weights are sent without a call of the user's."""
         return self.config.update_at_each_batch
 
     @property
@@ -397,7 +397,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         return delivered
 
     def _count_updates(self) -> int:
-        """How many updates of weights there were, by whatever means of this collector."""
+        """Counts the updates of weights, and the ways by which others may come."""
         ways = (self.weight_updater is not None) + len(self._receivers)
         return ways + sum(map(self._channel.count, range(self.num_workers)))
 
