@@ -73,8 +73,7 @@ def test_new_weights_are_used(cls):
         collector.next()
         with torch.no_grad():
             own.module.net.bias.fill_(100.0)
-        with pytest.warns(UserWarning, match="was never called"):
-            assert collector.next()["action"].abs().max() < 50
+        assert collector.next()["action"].abs().max() < 50
         collector.update_policy_weights_()
         batch = collector.next()
         assert (batch["action"] > 50).all()
@@ -107,6 +106,23 @@ def test_weights_are_sent_after_a_number_of_batches():
             own.module.net.bias.fill_(100.0)
         assert (c.next()["action"] < 50).all()
         assert (c.next()["action"] > 50).all()
+
+
+@pytest.mark.parametrize(
+    ("cls", "interval"),
+    [
+        (DistributedCollector, {"max_weight_update_interval": 100}),
+        (DistributedSyncCollector, {"update_interval": 100}),
+    ],
+)
+def test_a_collector_that_will_send_them_does_not_warn(cls, interval):
+    own = policy()
+    sync = {} if cls is DistributedSyncCollector else {"sync": True}
+    with make(cls, policy=own, **sync, **interval) as collector:
+        for _ in range(10):
+            collector.next()
+            with torch.no_grad():
+                own.module.net.bias.add_(1.0)
 
 
 def test_the_synchronous_one_sends_weights_by_itself():

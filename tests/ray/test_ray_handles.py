@@ -280,3 +280,12 @@ def test_calls_of_a_process_are_in_order_whatever_the_options_say():
         calls.append(handle.update_policy_weights_.remote(Chooser(2)))
         get(*calls)
         assert actions(collector.next()) == {2}
+
+
+def test_a_program_that_has_handles_is_not_warned_of_unsent_weights():
+    policy = Chooser(0)
+    with make(policy) as collector:
+        assert len(collector.remote_collectors) == 2
+        for number in range(10):
+            collector.next()
+            policy.become(number % 4)

@@ -108,6 +108,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         _warn_of_lazy(self._own.policies)
         self._weights_lock = Lock()
         self._announced = self.policy_version
+        self._sends = 0
         self._lags = Lags()
         self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
@@ -127,7 +128,9 @@ class FleetCollector(FleetControl, OptionAttributes):
             raise
         self._unsent: UnsentWeights | None = None
         if not (self._sends_by_itself or config.weight_sync_schemes or config.weight_updater):
-            self._unsent = UnsentWeights(self._own.policies, weak(self._count_updates))
+            policies = self._own.policies
+            parts = 1 if self.sync else self.num_workers
+            self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
     # --- what a subclass does
 
@@ -374,7 +377,8 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _collect(self) -> Any:
         self._take_weights()
-        if self._unsent is not None and self._unsent.settled():
+        unsent = self._unsent
+        if unsent is not None and unsent.settled():
             self._unsent = None
         if self.policy_version != self._announced:
             # A tracker of the user's own may be moved on by others.
@@ -399,7 +403,7 @@ class FleetCollector(FleetControl, OptionAttributes):
     def _count_updates(self) -> int:
         """Counts the updates of weights, and the ways by which others may come."""
         ways = (self.weight_updater is not None) + len(self._receivers)
-        return ways + sum(map(self._channel.count, range(self.num_workers)))
+        return ways + self._sends
 
     def _count(self, parts: Sequence[Part]) -> None:
         """Counts frames that are delivered, or were written."""

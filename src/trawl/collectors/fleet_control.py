@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from operator import methodcaller
@@ -65,6 +65,7 @@ class FleetControl(BaseCollector):
     _channel: WeightSyncScheme
     _schedule: Schedule
     _weights_lock: Lock
+    _sends: int
     _versions: list[Any]
     _seeds: list[tuple[int, bool] | None]
     _env_states: list[Any]
@@ -193,8 +194,9 @@ class FleetControl(BaseCollector):
             finally:
                 self._lock.release()
 
-    def _note_sent(self, workers: Iterable[int]) -> None:
-        """Called when weights of the policy were sent to workers."""
+    def _note_sent(self, workers: Collection[int]) -> None:
+        """Notes that weights of the policy were sent to workers."""
+        self._sends += bool(workers)
 
     def _note_change(self, index: int, changed: Changed) -> None:
         """Called when a worker was changed by a call of its handle."""

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from trawl.collectors.config import warn
 
 # It warns after so many looks that found changes: some learners send their weights now and then.
-_PATIENCE = 3
+_PATIENCE = 4
 
 
 class UnsentWeights:
@@ -22,15 +22,16 @@ class UnsentWeights:
 
     Args:
         policies: what the workers were given copies of.
+        parts: number of calls of :meth:`settled` for one batch of each worker.
         sent: how many updates there were until now.
     """
 
-    def __init__(self, policies: Sequence[Any], sent: Callable[[], int]) -> None:
+    def __init__(self, policies: Sequence[Any], parts: int, sent: Callable[[], int]) -> None:
         modules = {id(policy): policy for policy in policies if isinstance(policy, nn.Module)}
         parameters = (one for module in modules.values() for one in module.parameters())
         self._parameters = [one for one in parameters if not (is_lazy(one) or one.is_inference())]
         self._sent, self._before = sent, (sent(), self._changes())
-        self._batches = self._found = 0
+        self._parts, self._calls, self._found = parts, 0, 0
 
     def _changes(self) -> list[int]:
         return [one._version for one in self._parameters]
@@ -38,11 +39,12 @@ class UnsentWeights:
     def settled(self) -> bool:
         """Warns if it has to; tells whether it is over, as weights were sent or it has warned.
 
-        To be called before each batch. It looks before the first, the second, the fourth, and so
-        on, and so takes no time.
+        To be called before each batch. It looks when workers have made one, two, four, and so on,
+        batches each, and so takes no time.
         """
-        self._batches += 1
-        if self._batches & (self._batches - 1):
+        rounds, rest = divmod(self._calls, self._parts)
+        self._calls += 1
+        if rest or not rounds or rounds & (rounds - 1):
             return False
         sent, changes = self._before
         if self._sent() != sent:
@@ -51,8 +53,8 @@ class UnsentWeights:
         if self._found < _PATIENCE:
             return False
         warn(
-            "the policy's weights have changed, but workers act with those that it had when the "
-            "collector was made: update_policy_weights_() was never called. Call it after each "
-            "step of the optimiser, or give update_at_each_batch=True"
+            "the policy's weights have changed, but workers act with copies of those that it had "
+            "when the collector was made: update_policy_weights_() was never called. Call it after "
+            "each step of the optimiser, or pass update_at_each_batch=True"
         )
         return True

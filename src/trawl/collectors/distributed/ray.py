@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -145,7 +145,8 @@ class RayCollector(ClusterCollector):
     # --- weights
 
     @override
-    def _note_sent(self, workers: Iterable[int]) -> None:
+    def _note_sent(self, workers: Collection[int]) -> None:
+        super()._note_sent(workers)
         self._handed.note_sent(workers)
 
     @override
