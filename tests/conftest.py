@@ -63,12 +63,13 @@ def cluster() -> Any:
     if _cluster is None:
         options = {"address": "local", "num_cpus": 4, "object_store_memory": 300 << 20}
         options |= {"log_to_driver": False}
-        _cluster = contextlib.ExitStack()
-        interpreter = _cluster.enter_context(forked_workers())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "executable", interpreter)
-            assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
-        _cluster.callback(ray.shutdown)
+        with contextlib.ExitStack() as started:
+            interpreter = started.enter_context(forked_workers())
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "executable", interpreter)
+                assert connect({**DEFAULT_RAY_INIT_CONFIG, **options})
+            started.callback(ray.shutdown)
+            _cluster = started.pop_all()
     return ray
 
 

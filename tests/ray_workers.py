@@ -7,6 +7,7 @@ worker.
 
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,9 +22,13 @@ _MODULES = (
 # Ray reads its settings as it is imported, which TorchRL does as well.
 _RAY = ("ray._private.workers.default_worker", "torchrl.data")
 
-# What is run instead of Python; it runs Python for all that is no worker.
-_CALLER = '''#!{python} -SE
-import json, os, socket, sys
+# What is run instead of Python; it runs Python for all that is no worker. It is a shell's script
+# first, as the path of an interpreter in a first line may have no blanks.
+_HEADER = """#!/bin/sh
+'''exec' {python} -SE "$0" "$@"
+' '''
+"""
+_CALLER = '''import json, os, socket, sys
 
 arguments = sys.argv[1:]
 if os.path.basename(arguments[0]) != "default_worker.py":
@@ -56,6 +61,7 @@ def forked_workers() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         place, caller = os.path.join(folder, "nursery"), os.path.join(folder, "python")
         with open(caller, "w") as file:
+            file.write(_HEADER.format(python=shlex.quote(sys.executable)))
             file.write(_CALLER.format(python=sys.executable, place=place))
         os.chmod(caller, 0o700)
         nursery = Nursery(*_MODULES, place=place, later=_RAY, PYTHONPATH=os.pathsep.join(path))

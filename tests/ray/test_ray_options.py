@@ -151,6 +151,7 @@ def test_resources_that_the_cluster_lacks(asked, told):
         ({"collector_kwargs": [{}] * 3}, ValueError, "collector_kwargs has 3 entries"),
         ({"collector_class": "triple"}, ValueError, "collector_class must be a class, or one of"),
         ({"sync": 1}, TypeError, "sync must be a bool"),
+        ({"update_after_each_batch": "False"}, TypeError, "update_after_each_batch .* the text"),
         ({"num_collectors": 0}, ValueError, "num_collectors must be at least 1, but it is 0"),
         ({"num_collectors": "2"}, TypeError, "num_collectors must be an integer, but it is str"),
         ({"ray_init_config": "auto"}, TypeError, "ray_init_config must be a mapping"),

@@ -296,3 +296,19 @@ def test_an_output_that_its_first_dtype_cannot_hold_is_refused(later):
         pytest.raises(TypeError, match=r"'output1' as .* with values that torch.float32 can't"),
     ):
         collector.next()
+
+
+@pytest.mark.parametrize("later", [torch.tensor(3), torch.tensor(True), torch.tensor(3.0).double()])
+def test_an_output_that_its_first_dtype_can_hold_is_converted(later):
+    calls = []
+
+    def policy(observation):
+        calls.append(0)
+        extra = torch.tensor(1.5) if len(calls) < 6 else later
+        return torch.eye(4, dtype=torch.int64)[0], extra
+
+    with Collector(one(NumberedEnv), policy, frames_per_batch=10) as collector:
+        extra = collector.next()["output1"]
+    assert extra.dtype == torch.float32
+    assert extra[0] == 1.5
+    assert extra[-1] == later

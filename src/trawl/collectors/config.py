@@ -146,7 +146,7 @@ class CollectorConfig:
     post_collect_hook: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        self._check_switches()
+        check_switches(self)
         frames = check_number("frames_per_batch", self.frames_per_batch, least=1)
         object.__setattr__(self, "frames_per_batch", frames)
         for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
@@ -174,13 +174,6 @@ class CollectorConfig:
         self._check_buffer()
         self._check_sink()
         self._check_flow()
-
-    def _check_switches(self) -> None:
-        # Any text would mean True, also "False".
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, str) and field.type in ("bool", "bool | None"):
-                raise TypeError(f"{field.name} must be True or False, but it is the text {value!r}")
 
     def _check_instances(self) -> None:
         used = {"replay_buffer": "extend" if self.extend_buffer else "add", "sink": "write"}
@@ -396,6 +389,14 @@ def _user_level() -> int:
             break
         level, frame = level + 1, frame.f_back
     return level
+
+
+def check_switches(options: Any) -> None:
+    """Raises a ``TypeError`` for a text in the place of True or False: any would mean True."""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, str) and field.type in ("bool", "bool | None"):
+            raise TypeError(f"{field.name} must be True or False, but it is the text {value!r}")
 
 
 def check_callable(name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembly import Part
-from trawl.collectors.config import check_number, warn
+from trawl.collectors.config import check_number, check_switches, warn
 from trawl.collectors.distributed.nested import NestedProgram, inner_options
 from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.fleet import Member
@@ -56,6 +56,7 @@ class ClusterOptions:
     max_weight_update_interval: int = -1
 
     def __post_init__(self) -> None:
+        check_switches(self)
         if not isinstance(self.sync, bool):
             raise TypeError(f"sync must be a bool, but it is {self.sync!r}")
         number = self.num_workers_per_collector
