@@ -43,9 +43,9 @@ def short_table(results: dict[str, Any]) -> str:
             ratios = [_times(case, name) for name in others]
             rows.append([case["title"], f"{_speed(trawl[0]):,.0f}", *ratios])
     about = (
-        "How many times as fast as each of the others Trawl was, in frames per second. Of those "
-        "that were measured in several ways the fastest counts, even if it delivers less than "
-        f"Trawl does. {_measured(results)}"
+        "The last columns show how many times as fast as each alternative Trawl was. If an "
+        "alternative was measured in several configurations, the fastest is shown, even if it "
+        f"delivers less data than Trawl. {_measured(results)}"
     )
     return "\n\n".join([_table(rows, numbers_from=1), about, PICTURE.format("docs/assets")])
 
