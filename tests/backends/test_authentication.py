@@ -24,7 +24,7 @@ from trawl.backends.order_line import OrderLine
 from trawl.backends.remote_packing import Packed, pack, seal, unseal
 
 KEY, OTHER = os.urandom(32), os.urandom(32)
-PATIENCE = 100.0
+PATIENCE = 300.0
 
 
 def sessions(key=KEY, other=KEY, purpose="test"):

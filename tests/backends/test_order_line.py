@@ -26,7 +26,7 @@ def listener():
 
 @pytest.fixture
 def line(listener):
-    line = OrderLine(listener, "worker", KEY, timeout=100.0)
+    line = OrderLine(listener, "worker", KEY, timeout=300.0)
     yield line
     line.close()
     join_pushing()
@@ -146,7 +146,7 @@ def test_what_is_sent_to_one_that_is_gone_is_lost(line, size):
 def test_nothing_stays_open(meets):
     before = descriptors()
     listener = Listener(LOOPBACK)
-    line = OrderLine(listener, "worker", KEY, timeout=100.0)
+    line = OrderLine(listener, "worker", KEY, timeout=300.0)
     if meets:
         orders = met(line)
         # A thread is in the middle of it.

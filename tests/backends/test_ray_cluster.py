@@ -58,7 +58,7 @@ def test_a_child_by_fork_has_one_of_its_own():
             start = lambda: in_lasting_thread(lambda: print(text, flush=True))
             caller = threading.Thread(target=start)
             caller.start()
-            caller.join(timeout=60)
+            caller.join(timeout=300)
             return not caller.is_alive()
 
         assert call("parent")

@@ -33,7 +33,7 @@ SHORT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SHORT)
 def test_a_twin_runs(name: str) -> None:
     command = [sys.executable, str(ONCE), name, "TorchRL", json.dumps(SHORT[name])]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     (line,) = [line for line in made.stdout.splitlines() if line.startswith("result: ")] or [""]
     assert line, made.stderr
     result = json.loads(line.removeprefix("result: "))

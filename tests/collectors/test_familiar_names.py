@@ -218,7 +218,7 @@ def test_a_pause_waits_no_longer_than_it_may():
         ):
             pytest.fail("the batch is not finished")
         gate.open.set()
-        with collector.pause(timeout=60):
+        with collector.pause(timeout=300):
             assert len(buffer) % 10 == 0
 
 

@@ -442,6 +442,6 @@ def test_what_a_program_defines_itself_reaches_its_workers(start_method, tmp_pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
     assert (ran.stdout, ran.stderr) == ("done\n", "")

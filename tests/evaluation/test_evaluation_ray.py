@@ -20,6 +20,7 @@ from trawl.collectors import Evaluator
 from trawl.collectors.distributed import RayEvalWorker
 
 pytestmark = pytest.mark.usefixtures("cluster")
+PATIENCE = 300.0
 
 
 def test_results_are_those_of_a_thread(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_ray_eval_worker() -> None:
     )
     assert worker.poll() is None
     worker.submit(weights, 40)
-    result = worker.poll(timeout=60)
+    result = worker.poll(timeout=PATIENCE)
     assert result is not None
     assert worker.poll() is None
     assert result["reward"] == 0.0, "torch was imported before init_fn was called"
@@ -99,18 +100,18 @@ def test_ray_eval_worker() -> None:
     assert frames.shape[1:] == (4, 6, 3)
     other = RayEvalWorker.from_name("evaluates")
     other.submit(policy, 25, break_when_any_done=False)
-    result = other.poll(timeout=60)
+    result = other.poll(timeout=PATIENCE)
     assert result is not None
     assert len(result["frames"]) == 25
     # What is submitted before the result was asked for is given up.
     worker.submit(weights, 30)
     worker.submit(weights, 1)
-    result = worker.poll(timeout=60)
+    result = worker.poll(timeout=PATIENCE)
     assert result is not None
     assert len(result["frames"]) == 1
     worker.submit({"module.weight": torch.zeros(3)}, 5)
     with pytest.raises((KeyError, ValueError)):
-        worker.poll(timeout=60)
+        worker.poll(timeout=PATIENCE)
     worker.shutdown()
     worker.shutdown()
     with pytest.raises(RuntimeError, match="was shut down"):
@@ -124,7 +125,7 @@ def test_ray_eval_worker_uses_the_weights() -> None:
     rewards = []
     for weights in (zero, big):
         worker.submit(weights, 20, break_when_any_done=False, deterministic=False)
-        result = worker.poll(timeout=60)
+        result = worker.poll(timeout=PATIENCE)
         assert result is not None
         assert result["frames"] is None
         rewards.append(result["reward"])
@@ -136,7 +137,7 @@ def test_a_dead_actor_is_an_error(cluster: Any) -> None:
     worker = RayEvalWorker(None, Kills, lambda env: linear(), num_gpus=0)
     worker.submit(None, 5)
     with pytest.raises(cluster.exceptions.RayActorError):
-        worker.poll(timeout=60)
+        worker.poll(timeout=PATIENCE)
     worker.shutdown()
 
 

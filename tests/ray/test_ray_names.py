@@ -42,7 +42,7 @@ def test_options_are_attributes_and_states_may_be_lists(cluster):
         assert collector.remote_configs is None
         # Two environments each, stepped as a batch.
         assert collector.next().shape == (2, 2, 5)
-        with collector.pause(timeout=60):
+        with collector.pause(timeout=300):
             before = collector.stats("both", timeout=1.0)
         assert before["worker_frames"] == 20
         state = collector.state_dict()
