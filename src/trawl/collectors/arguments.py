@@ -1,8 +1,8 @@
 """The constructor arguments of collectors, as editors, type checkers and ``help()`` see them.
 
-An option is declared once, in the dataclass of a configuration. The dataclasses here add the
-arguments that are no options. They are never instantiated: their constructors show what the
-constructors of the collectors accept.
+Each option is declared once, in a configuration dataclass. The dataclasses here add the arguments
+that are not options. They are never instantiated: their constructors only show which arguments
+the collectors accept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class CollectorArguments(CollectorConfig):
     """The arguments of a :class:`~trawl.collectors.Collector`.
 
     Attributes:
-        backend: where to collect: ``"direct"``, in this process (the default), or by workers:
+        backend: where to collect: ``"direct"``, in this process (the default), or in workers:
             ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
-            ``"distributed"``, ``"submitit"``. With workers the object is no ``Collector``, but
-            one of the class that the backend has.
-        backend_options: options that only the class of the backend has.
-        num_collectors: number of workers, if ``create_env_fn`` is no list.
-        sync: whether batches are made by all workers together. Default: by one each.
+            ``"distributed"``, ``"submitit"``. With workers, the constructor returns an instance
+            of the backend's collector class, which is not a ``Collector``.
+        backend_options: options that only the backend's collector class has.
+        num_collectors: number of workers, if ``create_env_fn`` is not a list.
+        sync: True if all workers together make each batch. By default, each batch comes from one
+            worker.
     """
 
     create_env_fn: EnvSources
@@ -52,11 +53,11 @@ class CollectorArguments(CollectorConfig):
 
 @dataclass(frozen=True)
 class AsyncArguments(MultiConfig):
-    """The arguments of a collector with workers; options may be lists, an entry for each."""
+    """The arguments of a collector with workers; some may be lists, with an entry per worker."""
 
     create_env_fn: EnvSources
     policy: PolicyLike | Sequence[PolicyLike | None] | None = None
-    # A configuration holds what is left of these once they are shared out among the workers.
+    # Wider types than in the configuration: PerWorker resolves lists before that is made.
     frames_per_batch: int | Sequence[int] = field(kw_only=True)  # type: ignore[assignment]
     policy_factory: Factory | Sequence[Factory | None] | None = field(  # type: ignore[assignment]
         default=None, kw_only=True
@@ -90,7 +91,8 @@ class MultiCollectorArguments(MultiArguments):
     """The arguments of a :class:`~trawl.collectors.MultiCollector`.
 
     Attributes:
-        sync: whether batches are made by all workers together, or by one each.
+        sync: True if all workers together make each batch; False if each batch comes from one
+            worker.
     """
 
     sync: bool = field(kw_only=True)
@@ -102,7 +104,7 @@ def accepts(
     """Declares to type checkers which arguments a constructor takes.
 
     Args:
-        arguments: a dataclass whose constructor takes the same.
+        arguments: a dataclass whose constructor takes the same arguments.
     """
 
     def declare(constructor: Constructor) -> Constructor:
@@ -112,12 +114,12 @@ def accepts(
 
 
 def describe(arguments: type[Any]) -> Callable[[Class], Class]:
-    """Decorates a class: ``help()`` and ``inspect.signature`` show its arguments.
+    """Returns a class decorator that makes ``help()`` and ``inspect.signature`` show the arguments.
 
-    The entry for ``**options`` in the docstring makes way for an entry for each option.
+    In the class docstring, an entry for each option replaces the entry for ``**options``.
 
     Args:
-        arguments: a dataclass whose constructor takes the same.
+        arguments: a dataclass whose constructor takes the same arguments.
     """
 
     def decorate(cls: Class) -> Class:
@@ -147,7 +149,7 @@ def _with_options(text: str, arguments: type[Any], signature: inspect.Signature)
 
 
 def _attributes(text: str) -> dict[str, list[str]]:
-    """The lines of each entry of a docstring's section ``Attributes``."""
+    """Returns the lines of each entry in a docstring's ``Attributes`` section."""
     found: dict[str, list[str]] = {}
     for line in _section(text):
         name = re.match(r"(\w+): ", line)

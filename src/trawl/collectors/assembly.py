@@ -1,4 +1,4 @@
-"""One batch of the batches of several workers."""
+"""Combines the batches of several workers into one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MASK = ("collector", "mask")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker is to put a batch.
+    """The place in memory for a worker's batch.
 
     Attributes:
-        lease: the memory, or None if the batch is to be sent.
-        joint: how the memory is divided.
-        part: the worker's part of it.
+        lease: the memory, or None if the worker sends the batch.
+        joint: division of the memory among workers.
+        part: index of the worker's part of the memory.
     """
 
     lease: Lease | None = None
@@ -36,7 +36,7 @@ class Place:
     part: int = 0
 
     def order(self, random: bool, breakable: bool = False) -> Collect:
-        """The order to collect a batch there."""
+        """Returns the request to collect a batch there."""
         return Collect(0, random, part=self.part, breakable=breakable)
 
     @property
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Part:
-    """A worker's batch, and what is known about it."""
+    """A worker's batch: its place, and the worker's answer to the request."""
 
     index: int
     place: Place
@@ -55,11 +55,11 @@ class Part:
 
     @property
     def apart(self) -> bool:
-        """Whether the batch was sent, and is not where it was to be put."""
+        """True if the worker sent the batch instead of writing it to its place."""
         return self.done.batch is not None or self.done.block is not None
 
     def batch(self, ready: Ready) -> TensorDictBase:
-        """The batch itself, of a worker that said this of itself."""
+        """Returns the batch of a worker whose first message was ``ready``."""
         hidden = ready.hidden
         if self.done.block is not None and ready.layout is not None:
             sent_block = Lease(ready.layout, tensors_in(ready.layout, self.done.block))
@@ -76,16 +76,18 @@ class Part:
 
 
 class Assembly:
-    """Gives workers places for their batches, and puts these together.
+    """Assigns places in memory to the workers' batches, and combines the batches.
 
     Args:
-        ready: what the workers said of themselves.
-        how: ``"stack"``, 0 or -1.
-        allocate: makes memory that workers can write to; None if there is no such.
-        whole: whether all workers write into one block, so that nothing is to be put together.
-        recycle: whether memory is used again.
-        after: whether versions are written under ``"next"`` too.
-        masked: whether batches may be incomplete; where they keep their shape, all have a mask.
+        ready: first message of each worker.
+        how: how batches are combined (``cat_results``): ``"stack"``, 0 or -1.
+        allocate: makes memory that workers can write to; None if the backend shares no memory.
+        whole: True if the batch of all workers is one block of memory; False if each worker's
+            batch has a block of its own.
+        recycle: True to reuse memory.
+        after: True to write versions under ``"next"`` too.
+        masked: True if batches may be incomplete. All batches then have a mask, unless they are
+            joined along time.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Assembly:
         if alike and first is not None:
             self._joint = Joint(first, [one.steps for one in ready], how)
         self._whole: SlabPool | None = None
-        # Where batches that were sent are put together.
+        # Memory in which batches that workers sent are combined.
         self._gathered: SlabPool | None = None
         if allocate is None:
             if whole and self._joint is not None:
@@ -135,7 +137,7 @@ class Assembly:
             if layout is not None:
                 pool = next((pool for pool in pools if pool.layout == layout), None)
                 if pool is None:
-                    # One is filled, one waits to be, and one is with the user.
+                    # A worker has up to two requests at a time, and the user holds one batch.
                     keep = 2 * len(ready) + 1
                     pool = SlabPool(layout, recycle, allocate, keep)
                     pools.append(pool)
@@ -144,33 +146,33 @@ class Assembly:
 
     @property
     def in_use(self) -> list[SlabPool]:
-        """The pools of memory."""
+        """The memory pools, each of them once."""
         pools = (self._whole, self._gathered, *self._pools)
         found = {id(pool): pool for pool in pools if pool is not None}
         return list(found.values())
 
     def places(self) -> list[Place]:
-        """A place for each worker, for one batch of all."""
+        """Returns a place for each worker, for one batch of all workers."""
         if self._whole is not None and self._joint is not None:
             lease = self._whole.lease()
             return [Place(lease, self._joint, index) for index in range(len(self._ready))]
         return [self.place(index) for index in range(len(self._ready))]
 
     def place(self, index: int) -> Place:
-        """A place for a batch of one worker."""
+        """Returns a place for a batch of one worker."""
         pool = self._pools[index]
         return Place() if pool is None else Place(pool.lease(), self._joints[index])
 
     def one(self, part: Part) -> TensorDictBase:
-        """The batch of one worker."""
+        """Returns the batch of one worker."""
         return self._stamped(part.batch(self._ready[part.index]), part.done.version)
 
     def of(self, batches: Sequence[TensorDictBase], version: int | str | None) -> TensorDictBase:
-        """Batches of all workers as one; they are not in memory of this assembly."""
+        """Combines batches of all workers that are not in this assembly's memory."""
         return self._stamped(self._joined(dict(enumerate(batches))), version)
 
     def together(self, parts: Sequence[Part]) -> TensorDictBase:
-        """The batch of all workers (of those that have one), which are in order."""
+        """Combines the batches of workers, sorted by worker; some workers may have none."""
         full = len(parts) == len(self._ready) and all(
             part.done.filled == self._ready[part.index].steps for part in parts
         )
@@ -186,10 +188,10 @@ class Assembly:
         return self._incomplete(parts)
 
     def _copied(self, joint: Joint, pool: SlabPool, parts: Sequence[Part]) -> TensorDictBase:
-        """The blocks that workers sent, in one: a TensorDict of each would take longer."""
+        """Copies the blocks that workers sent into one; faster than joining TensorDicts."""
         lease = pool.lease()
         for part in parts:
-            # Each has its own order of entries.
+            # The order of entries may differ between workers.
             layout = self._ready[part.index].layout
             assert layout is not None, "a worker without a layout sends no block"
             sent = tensors_in(layout, part.done.block)
@@ -226,7 +228,11 @@ class Assembly:
         return _named(torch.cat(parts, axis))
 
     def _incomplete(self, parts: Sequence[Part]) -> TensorDictBase:
-        """Where some were broken off: what they have, and where a place must be filled, a mask."""
+        """Combines batches of which some may be incomplete.
+
+        Along time, only the steps that were taken are joined. Otherwise the batch has its full
+        shape, and a mask tells which rows are filled.
+        """
         batches = {part.index: self.one(part) for part in parts}
         steps = {part.index: part.done.filled for part in parts}
         if along_time(self.how, self._ready[0].batch_size):
@@ -256,7 +262,7 @@ def _named(batch: TensorDictBase) -> TensorDictBase:
 
 
 def _differing(layouts: Sequence[Layout | None]) -> str:
-    """The entries in which layouts differ, as the end of a message."""
+    """Describes the entries in which layouts differ, for the end of an error message."""
     known = [layout.leaves for layout in layouts if layout is not None]
     keys = {key for leaves in known for key in leaves}
     found = [key for key in sorted(keys) if len({leaves.get(key) for leaves in known}) > 1]

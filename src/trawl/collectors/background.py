@@ -1,4 +1,4 @@
-"""Collecting in the background, into a replay buffer."""
+"""The thread in which a collector fills a replay buffer in the background."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from weakref import WeakMethod, WeakSet
 
-# Seconds that a batch may take yet when the interpreter ends.
+# Seconds that a batch under way may still take when the interpreter exits.
 _AT_EXIT = 10.0
-# What still runs when the interpreter ends: a thread that is stopped within torch aborts it.
+# Threads to stop at exit: an interpreter that stops a thread inside torch aborts the process.
 _running: WeakSet[Background] = WeakSet()
 
 
 def _stop_all() -> None:
     for background in list(_running):
-        # Who does not stop waits for workers, which are ended after this.
+        # A thread that does not stop in time waits for workers, which are ended after this.
         with suppress(TimeoutError):
             background.stop(_AT_EXIT)
 
 
 class Background:
-    """Runs a function again and again in a thread, until it says that there is no more to do.
+    """Calls a method repeatedly in a thread, until the method returns False.
 
     Args:
-        turn: refers to what does one piece of work, and returns whether there is more. The
-            thread ends when that is gone: it keeps nobody alive.
+        turn: weak reference to the method, which does one piece of work and returns True if there
+            is more. The thread does not keep the method's object alive, and ends when it is gone.
         name: name of the thread.
-        ready: whether the next turn may begin; asked again after :meth:`wake`. It keeps nobody
-            alive that ``turn`` doesn't.
+        ready: returns True if the next turn may begin; called again after :meth:`wake`. It must
+            not keep the method's object alive.
 
     Attributes:
-        running: whether there is more to do.
+        running: True while there is more to do.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Background:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _running.add(self)
-        # Called in reverse order: before what was registered by now, as what closes workers.
+        # Exit handlers run in reverse order: this one must run before those that close workers.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)
         self._thread.start()
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """Within it the thread does nothing; entering waits for the turn it is at.
+        """Holds the thread within a ``with`` block; entering waits for the current turn to end.
 
-        It may be entered again within. What a turn itself calls is not held up by it.
+        Blocks may be nested. In the thread itself, the block has no effect.
 
         Args:
             timeout: seconds to wait for that turn; None to wait as long as it takes.
@@ -76,7 +76,8 @@ class Background:
             return
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            # Who holds again and again would never let it work otherwise.
+            # After a hold, a turn is due first: a caller that holds in a loop would otherwise
+            # keep the thread from working.
             self._wait(
                 lambda: not (self._owed and self.running and self._ready()) or self._stopping,
                 deadline,
@@ -99,7 +100,7 @@ class Background:
             raise TimeoutError("the batch under way was not finished within the time limit")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Ends the thread after the turn that it is at.
+        """Ends the thread after its current turn.
 
         Raises:
             TimeoutError: if that takes longer than ``timeout`` seconds.
@@ -112,18 +113,18 @@ class Background:
             raise TimeoutError(f"collection did not stop within {timeout} s")
 
     def wake(self) -> None:
-        """Says that it may be ready now."""
+        """Makes the thread check again whether the next turn may begin."""
         with self._changed:
             self._changed.notify_all()
 
     def let_go(self) -> None:
-        """Begins no other turn; the one that it is at goes on."""
+        """Keeps the thread from beginning another turn; the current turn goes on."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises what ended the thread, once."""
+        """Raises the error that ended the thread, if there is one; only once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -134,10 +135,10 @@ class Background:
             try:
                 turn = self._turn()
                 more = turn is not None and turn()
-                # Between turns the thread must not keep the collector.
+                # Between turns the thread must not keep the collector alive.
                 del turn
             except BaseException as error:
-                # Shown now, and raised at the next call: nobody is waiting for this thread.
+                # Printed now, as no caller waits for this thread; the next call raises it.
                 self._error, self.running = error, False
                 traceback.print_exception(error)
             finally:
@@ -145,7 +146,7 @@ class Background:
 
     def _begin_turn(self) -> bool:
         with self._changed:
-            # Who wants to hold comes first: the thread would win every race for a lock.
+            # Callers that want to hold come first: the thread would win every race for a lock.
             self._changed.wait_for(lambda: self._stopping or (not self._holders and self._ready()))
             self._owed = False
             self.running = self._busy = self.running and not self._stopping

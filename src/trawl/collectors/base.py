@@ -1,4 +1,4 @@
-"""What all collectors share: iteration, budget, hooks, background collection, access by path."""
+"""Base class of all collectors: iteration, budget, hooks, background thread, access by path."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from trawl.collectors.weights import WeightControl
 from trawl.collectors.whole import STATE, WholeTrajectories
 from trawl.paths import call_path, get_path
 
-# Those that are to be closed before the interpreter ends, and by which process: what a sink writes
-# last are tensors, and the interpreter is aborted if these are made once it has begun to end.
+# Open collectors, each with the process that made it. They are closed at exit: a sink makes tensors
+# when it is closed, and making tensors once the interpreter has begun to end aborts the process.
 _living: WeakKeyDictionary[BaseCollector, int] = WeakKeyDictionary()
 
 
@@ -44,7 +44,7 @@ def _close_all() -> None:
 
 
 class CollectorClosed(Exception):
-    """Somebody else shut the collector down while a batch was being collected."""
+    """Raised if another thread or a signal handler closes the collector during a batch."""
 
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ else:
 
 
 class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], OptionAttributes):
-    """A source of batches of experience.
+    """Base class of collectors, which are sources of batches of experience.
 
     A collector is an iterable of TensorDicts::
 
@@ -64,18 +64,19 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
                 ...  # learn from it
                 collector.update_policy_weights_()
 
-    With a replay buffer, which batches are written into, iteration yields None for each; to type
-    checkers all are TensorDicts. They see a ``Collector`` as well where ``Collector(backend=...)``
-    makes another class: what only that class has needs its own constructor.
+    With a replay buffer, batches are written into the buffer and iteration yields None for each;
+    type checkers see a TensorDict in either case. They also see a ``Collector`` where
+    ``Collector(backend=...)`` returns another class. To use what only that class has, call its
+    own constructor.
 
-    The options can be read as its attributes: ``collector.total_frames``. A subclass collects a
-    batch in ``_collect`` and lets go of what it holds in ``_close``. If whole trajectories are
-    asked for, ``_collect`` only adds frames to what is to become of them.
+    Each option is also an attribute: ``collector.total_frames``. A subclass collects a batch in
+    ``_collect`` and releases its resources in ``_close``. With ``trajs_per_batch``, ``_collect``
+    only adds frames to the trajectories.
 
     Attributes:
         config: the options.
         requested_frames_per_batch: frames in each batch.
-        closed: whether the collector was shut down.
+        closed: True after the collector was shut down.
     """
 
     config: CollectorConfig
@@ -108,13 +109,13 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             self._whole = self._new_whole(config)
 
     def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
-        """What puts the frames of this collector together to whole trajectories."""
+        """Makes the object that assembles this collector's frames into whole trajectories."""
         return WholeTrajectories(config)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # The lookup must not ask itself for what a failed constructor has not set.
+            # If the constructor failed before it set config, self.config would recurse.
             config = self.__dict__.get("config")
             if config is not None and hasattr(config, name):
                 return getattr(config, name)
@@ -124,25 +125,26 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
     @abstractmethod
     def _collect(self) -> Any:
-        """Collects a batch, counts it, and gives what iteration yields.
+        """Collects a batch, counts it, and returns the value that iteration yields.
 
-        With whole trajectories, it adds the batch's frames to these, counts them, and gives None.
+        With ``trajs_per_batch`` it adds the batch's frames to the trajectories, counts them, and
+        returns None.
         """
 
     @abstractmethod
     def _close(self, close_env: bool) -> None:
-        """Lets go of environments, workers and memory."""
+        """Releases environments, workers and memory."""
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds environments, policy sampling and random actions, and resets.
+        """Seeds environments, policy sampling and random actions, and resets the environments.
 
         Args:
-            seed: not negative.
-            static_seed: gives all environments the same seed.
+            seed: a non-negative integer.
+            static_seed: True to give all environments the same seed.
 
         Returns:
-            A seed for another environment (the same, if static).
+            A seed for a further environment (equal to ``seed`` if ``static_seed`` is True).
         """
 
     # --- iteration and budget
@@ -151,12 +153,13 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return self.iterator()
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Returns an iterator of batches until ``total_frames`` are reached; all share one count.
+        """Returns an iterator over batches, which ends when ``total_frames`` are reached.
 
-        With a replay buffer, which batches are written into, it yields None for each.
+        All iterators of a collector share one count of frames. With a replay buffer, batches are
+        written into the buffer and the iterator yields None for each.
 
         Raises:
-            RuntimeError: if the collector was closed before that.
+            RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("iteration")
         return self._iterate()
@@ -171,15 +174,17 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
                 except CollectorClosed:
                     return
             if batch is None and self.config.replay_buffer is None:
-                # Frames ended before there were enough whole trajectories.
+                # The budget ended before there were enough whole trajectories for a batch.
                 return
             yield batch
 
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None if ``total_frames`` are reached.
 
+        With a replay buffer, the batch is written into the buffer and None is returned.
+
         Raises:
-            RuntimeError: if the collector was closed before that.
+            RuntimeError: if the collector was closed before ``total_frames`` were reached.
         """
         self._check_complete("next()")
         with self._held(), suppress(CollectorClosed):
@@ -197,18 +202,22 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
     def _has_budget(self, more: int = 0) -> bool:
-        """Whether there is a batch to collect, when ``more`` frames are delivered yet."""
+        """Returns True if a batch is left to collect once ``more`` frames are delivered."""
         if self.closed:
             return False
         return self.config.endless or self._frames + more < self.config.total_frames
 
     def _has_batch(self) -> bool:
-        """Whether there is something to deliver, or frames that may become it."""
+        """Returns True if a batch is ready to be delivered, or frames are left to collect."""
         waits = self._whole is not None and self._whole.ready and not self.closed
         return waits or self._has_budget()
 
     def _collect_or_close(self) -> Any:
-        """The next batch; None if it went to a replay buffer, or there are no more."""
+        """Collects the next batch; if that fails, shuts the collector down.
+
+        Returns:
+            The batch; None if it went to a replay buffer, or if there are no more.
+        """
         try:
             if self._whole is None:
                 return self._collect_profiled()
@@ -216,9 +225,9 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         except BaseException as error:
             self._failed = True
             if not isinstance(error, CollectorClosed):
-                # Workers' errors have their traceback in the text.
+                # The first line only: the text of a worker's error contains a traceback.
                 self._cause = f" after {type(error).__name__}: {error}".splitlines()[0]
-            # What failed stays the error that the user sees, whatever closing does.
+            # The user sees this error, even if closing fails as well.
             self.shutdown(raise_on_error=False)
             raise
 
@@ -227,7 +236,10 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             return self._collect()
 
     def _collect_whole(self, whole: WholeTrajectories) -> Any:
-        """The same with whole trajectories, of as many batches of frames as it takes."""
+        """Delivers whole trajectories, for which it collects as many batches as they need.
+
+        With a replay buffer, it collects one batch and writes the trajectories that are whole.
+        """
         buffer = self.config.replay_buffer
         if buffer is not None:
             self._collect_profiled()
@@ -249,10 +261,10 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return batch
 
     def _note_whole(self, batch: Any) -> None:
-        """Called with whole trajectories as they are delivered, or were written."""
+        """Called with whole trajectories when they are delivered or written; for subclasses."""
 
     def _fake(self, batch: TensorDictBase) -> Any:
-        """A batch of zeros as one that is delivered, of one as it is collected."""
+        """Converts a batch of zeros from the form that is collected to the one delivered."""
         if self._whole is None:
             return self._delivery.process(batch, batch.shape[-1])
         frames = self._delivery.frames(batch, batch.shape[-1])
@@ -260,7 +272,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return self._delivery.processed(self._whole.like(frames, buffer))
 
     def _load_whole(self, state_dict: Mapping[str, Any], order: int = 0) -> None:
-        """Goes on with the trajectories that were whole and not delivered."""
+        """Restores the whole trajectories that were waiting for delivery."""
         if self._whole is not None:
             self._whole.load_state_dict(state_dict.get(STATE, {}), order)
 
@@ -268,22 +280,22 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return {} if self._whole is None else {STATE: self._whole.state_dict()}
 
     def _record(self, batch: Any) -> None:
-        """Writes what is delivered, or put into the buffer, into the sink."""
+        """Writes a batch that is delivered, or put into the replay buffer, to the sink."""
         if self.config.sink is not None:
             self.config.sink.write(batch)
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        """Sets what is called with each batch as it is delivered."""
+        """Sets the function that is called with each batch as it is delivered; None for none."""
         self.post_collect_hook = hook
 
     # --- background collection
 
     def start(self) -> None:
-        """Collects in the background, into the replay buffer, up to ``total_frames``.
+        """Starts collection in the background, into the replay buffer, up to ``total_frames``.
 
-        While it runs already, this does nothing. What goes wrong there is printed at once, and
-        raised by the next call of ``stats``, ``pause``, ``start``, ``async_shutdown``, or any
-        other that has to wait for the batch being collected.
+        If it is running already, this does nothing. An error in the background is printed at
+        once, and raised by the next call of ``stats``, ``sample``, ``pause``, ``start``,
+        ``async_shutdown``, or any other method that waits for the current batch.
 
         Raises:
             RuntimeError: if there is no replay buffer, or the collector is closed.
@@ -302,26 +314,26 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             self._background = Background(turn, name, flow.room if flow else lambda: True)
 
     def _new_flow(self) -> Flow | None:
-        """What holds collection in the background back, if it is to wait for the learner."""
+        """Makes the limit by which background collection waits for the learner; None for none."""
         config = self.config
         if config.samples_per_insert is None:
             return None
         ahead = config.inserts_ahead
         if ahead is None:
             ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
-        # What was collected before counts for nothing.
+        # Frames that were inserted before need no samples.
         flow = Flow(config.samples_per_insert, ahead + self._inserted)
         flow.inserted = self._inserted
         return flow
 
     @property
     def _inserted(self) -> int:
-        """Frames that were put into the replay buffer; those that wait for an end were not."""
+        """Frames written to the replay buffer, without those of unfinished trajectories."""
         return self._frames if self._whole is None else self._whole.written
 
     @property
     def _frames_at_a_time(self) -> int:
-        """Frames of the batches that are made at the same time."""
+        """Frames of all batches that are collected at the same time."""
         return self.requested_frames_per_batch
 
     def _background_turn(self) -> bool:
@@ -337,14 +349,14 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
         Args:
             *args: arguments of the buffer's ``sample``.
-            **kwargs: the same, by name.
+            **kwargs: keyword arguments of the buffer's ``sample``.
 
         Returns:
-            What the buffer gives.
+            The result of the buffer's ``sample``.
 
         Raises:
             RuntimeError: if there is no replay buffer.
-            Exception: what ended collection in the background, once.
+            Exception: the error that ended background collection, if there is one; only once.
         """
         buffer = self.config.replay_buffer
         if buffer is None:
@@ -359,19 +371,19 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return drawn
 
     def is_running(self) -> bool:
-        """Whether collection goes on in the background."""
+        """Returns True if background collection was started and has not ended."""
         return self._background is not None and self._background.running
 
     def pause(
         self, timeout: float | None = None, *, resume: bool = True
     ) -> AbstractContextManager[None]:
-        """Holds background collection, within a ``with`` block.
+        """Pauses background collection within a ``with`` block.
 
-        Entering waits for the batch that is being collected; no frame is added within.
+        Entering waits for the batch that is being collected; no frame is added in the block.
 
         Args:
             timeout: seconds to wait for that batch; None to wait as long as it takes.
-            resume: whether collection goes on after the block. If not, ``start()`` continues it.
+            resume: True to continue collection after the block. If False, ``start()`` continues it.
 
         Raises:
             RuntimeError: if collection was not started.
@@ -395,21 +407,22 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
                     background.stop()
 
     def _settle(self, timeout: float | None) -> None:
-        """Waits for frames that are under way although the background is held."""
+        """Waits for batches that workers still collect while the background thread is held."""
 
     def _held(self) -> AbstractContextManager[Any]:
-        """Keeps other threads from collecting, and from changing what a batch is made with."""
+        """Returns a context in which no other thread collects, or changes policy or environment."""
         return self._lock if self._background is None else self._background.held()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Ends background collection after the batch it is at, and shuts down.
+        """Ends background collection after the current batch, and shuts the collector down.
 
         Args:
             timeout: seconds to wait for that batch; None to wait as long as it takes.
-            close_env: whether to close the environments.
+            close_env: True to close the environments.
 
         Raises:
-            TimeoutError: if it took longer; nothing is closed then, and this can be called again.
+            TimeoutError: if the batch takes longer. Nothing is closed then, and the method can be
+                called again.
         """
         background = self._background
         if background is not None:
@@ -429,19 +442,20 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         """Closes the collector; may be called any number of times.
 
         Args:
-            timeout: seconds to wait for background collection to end; None: as long as it takes.
-            close_env: whether to close the environments.
-            raise_on_error: whether errors of closing are raised.
+            timeout: seconds to wait for background collection to end; None to wait as long as it
+                takes.
+            close_env: True to close the environments.
+            raise_on_error: True to raise errors that occur while closing.
 
         Raises:
-            TimeoutError: if background collection did not end in time; nothing is closed then.
+            TimeoutError: if background collection does not end in time; nothing is closed then.
         """
         if self.closed:
             return
         try:
             if self._background is not None:
                 self._background.stop(timeout)
-            # What failed in the background has closed the collector already.
+            # An error in the background has closed the collector already.
             if not self.closed:
                 self.closed = True
                 try:
@@ -475,7 +489,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             raise RuntimeError(f"{what} on a collector that was shut down{self._cause}")
 
     def _check_complete(self, what: str) -> None:
-        """Refuses a collector that was closed before its end: nothing would look like the end."""
+        """Raises an error if the collector was closed early, which would look like its end."""
         if self._background is not None:
             self._background.check()
         if self.config.endless or self._frames < self.config.total_frames:
@@ -492,15 +506,15 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
     @property
     def policy_version(self) -> int | str | None:
-        """The version of the policy that collects; None if it is not tracked."""
+        """Version of the policy that collects; None if versions are not tracked."""
         return None if self._version is None else self._version.version
 
     def get_policy_version(self) -> int | str | None:
-        """The same as :attr:`policy_version`."""
+        """Returns :attr:`policy_version`."""
         return self.policy_version
 
     def increment_version(self) -> None:
-        """Goes on to the next version of the policy, if it is tracked."""
+        """Advances to the next version of the policy, if versions are tracked."""
         if self._version is not None:
             with self._held():
                 self._version.increment_version()
@@ -509,10 +523,10 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
     @property
     def worker_idx(self) -> int:
-        """The number of the worker that this collector is.
+        """Number of the worker that this collector belongs to.
 
         Raises:
-            RuntimeError: if it is none.
+            RuntimeError: if the collector is not in a worker.
         """
         if self.config.worker_idx is None:
             raise RuntimeError("worker_idx was not set: this collector is no worker of another")
@@ -527,13 +541,13 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         """Calls the method at path ``method_name``, once for each entry of the lists.
 
         Args:
-            method_name: path of the method, as ``"env.close"``.
+            method_name: path of the method, for example ``"env.close"``.
             list_of_args: positional arguments of each call.
             list_of_kwargs: keyword arguments of each call.
 
         Raises:
             ValueError: if the lists differ in length.
-            AttributeError: if there is nothing to call at that path.
+            AttributeError: if there is no method at that path.
         """
         given = list_of_kwargs if list_of_args is None else list_of_args
         count = 1 if given is None else len(given)
@@ -557,10 +571,10 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return get_path(self, attr)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method at ``attr_path``; returns an attribute that can't be called.
+        """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
 
         Raises:
-            ValueError: if there are arguments for something that can't be called.
+            ValueError: if arguments are given for an attribute that is not callable.
         """
         with self._held():
             return call_path(self, attr_path, args, kwargs)
@@ -569,7 +583,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         """Returns the attribute of the replay buffer at path ``attr``.
 
         Raises:
-            AttributeError: if there is nothing at it, or no replay buffer.
+            AttributeError: if there is no attribute at that path, or no replay buffer.
         """
         if self.config.replay_buffer is None:
             raise AttributeError(f"there is no replay buffer to get {attr!r} from")
@@ -600,15 +614,15 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             save_path: file for the Chrome trace, as
                 :class:`~trawl.collectors.ProfileConfig` takes it.
             activities: ``"cpu"`` and ``"cuda"``; both by default.
-            record_shapes: whether shapes of operators' inputs are recorded.
-            profile_memory: whether allocations are recorded.
-            with_stack: whether source lines are recorded.
-            with_flops: whether operations are counted.
-            on_trace_ready: called with the profiler at the end, instead of saving.
+            record_shapes: True to record the shapes of operators' inputs.
+            profile_memory: True to record allocations.
+            with_stack: True to record source lines.
+            with_flops: True to count floating-point operations.
+            on_trace_ready: function called with the profiler at the end, instead of saving.
 
         Raises:
             RuntimeError: if batches were collected already, or the collector is closed.
-            ValueError: if the options leave nothing to profile.
+            ValueError: if the options leave nothing to profile, or an activity is unknown.
         """
         config = ProfileConfig(
             [0] if workers is None else list(workers),
@@ -635,26 +649,26 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         self._profiler = RolloutProfiler(config, worker) if profiled else None
 
     def disable_profile(self) -> None:
-        """Ends the profile that :meth:`enable_profile` began, and saves what there is."""
+        """Ends the profile that :meth:`enable_profile` began, and saves what was recorded."""
         profiler, self._profiler, self._profile_config = self._profiler, None, None
         if profiler is not None:
             profiler.finish()
 
     @property
     def profile_config(self) -> ProfileConfig | None:
-        """What :meth:`enable_profile` was given; None if there is no profile."""
+        """Options given to :meth:`enable_profile`; None if there is no profile."""
         return self._profile_config
 
     # --- statistics
 
     def stats(self) -> dict[str, Any]:
-        """What the collector has done: flat, by name.
+        """Returns statistics of the collector, as a flat dictionary.
 
         Returns:
-            ``frames`` and ``batches`` delivered, ``requested_frames_per_batch``; with a limit
-            ``total_frames`` and ``completed``; ``policy_version``, if it is tracked and a number;
-            with ``trajs_per_batch`` ``trajectories`` delivered, and ``trajectories_waiting``: whole
-            ones that are not, as yet.
+            ``frames`` and ``batches`` delivered, and ``requested_frames_per_batch``. With a limit
+            on frames, ``total_frames`` and ``completed``. ``policy_version``, if it is tracked and
+            a number. With ``trajs_per_batch``, ``trajectories`` delivered, and
+            ``trajectories_waiting``, the whole trajectories that are not delivered yet.
         """
         if self._background is not None:
             self._background.check()
@@ -673,7 +687,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return facts
 
     def _set_frames_per_batch(self, environments: int) -> int:
-        """Settles the frames of a batch; returns those of one environment."""
+        """Sets ``requested_frames_per_batch``, and returns the frames of each environment."""
         wanted = self.config.frames_per_batch
         each = math.ceil(wanted / environments)
         self.requested_frames_per_batch = requested = each * environments
@@ -686,7 +700,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         return each
 
     def _warn_of_remainders(self) -> None:
-        """Says what becomes of numbers that are no multiples of a batch."""
+        """Warns of numbers of frames that are not a multiple of a batch."""
         requested, total = self.requested_frames_per_batch, self.config.total_frames
         if total > 0 and total % requested and self.config.extend_buffer:
             batches = math.ceil(total / requested)
@@ -704,7 +718,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
 
 
 def _version_tracker(option: Any) -> Any:
-    """What counts the versions; TorchRL's ``PolicyVersion`` does it as well as Trawl's."""
+    """Returns the version counter, or None. TorchRL's ``PolicyVersion`` is accepted, too."""
     if isinstance(option, bool) or option is None:
         return PolicyVersion() if option else None
     if not (hasattr(option, "increment_version") and hasattr(option, "version")):
@@ -716,5 +730,5 @@ def _version_tracker(option: Any) -> Any:
 
 
 def module_of(policy: Any) -> nn.Module | None:
-    """The policy as a module that has parameters and state, or None."""
+    """Returns the policy if it is a module, with parameters and state; else None."""
     return policy if isinstance(policy, nn.Module) else None

@@ -41,65 +41,75 @@ class CollectorConfig:
     Attributes:
         frames_per_batch: frames in a batch, over all environments of the collector. Rounded up
             to a multiple of the number of environments.
-        total_frames: frames after which iteration ends; met by whole batches, so that up to a
-            batch more may come. -1: endless.
-        policy_factory: makes the policy; instead of ``policy``.
-        device: fills those of the next three that are not given.
-        storing_device: where batches are delivered.
-        env_device: where the environment's TensorDicts are.
-        policy_device: where the policy runs. A policy that is elsewhere is copied there.
-        create_env_kwargs: arguments for the function that makes the environment.
-        max_frames_per_traj: steps after which an episode is truncated. None, 0, -1: never.
+        total_frames: frames after which iteration ends. The last batch is not cut short, so up to
+            a batch more may be delivered. -1: no limit.
+        policy_factory: function that makes the policy, in place of ``policy``.
+        device: default of the next three devices.
+        storing_device: device on which batches are delivered.
+        env_device: device of the environment's TensorDicts.
+        policy_device: device on which the policy runs. A policy on another device is copied.
+        create_env_kwargs: keyword arguments for the function that makes the environment.
+        max_frames_per_traj: steps after which an episode is truncated. None, 0 or -1: never.
         init_random_frames: frames collected with random actions, before the policy acts.
-        reset_at_each_iter: resets the environment before each batch.
-        reset_when_done: only True; episodes that end are followed by others.
-        postproc: called with each batch; its result is delivered.
-        split_trajs: delivers trajectories, padded, ``(trajectories, longest)``, with a mask.
-        track_traj_ids: writes ``("collector", "traj_ids")``.
-        trajs_per_batch: delivers batches of so many whole trajectories, in the order in which
-            they end; ``frames_per_batch`` are collected at a time for that. What is not whole at
-            the end, or less than a batch, is dropped. None: batches of frames.
-        traj_format: how these are put together: ``"padded"`` is ``(trajs_per_batch, longest)``
-            with zeros at the end, where ``("collector", "mask")`` is False; ``"cat"`` is one
-            behind the other, ``(frames,)``. In a replay buffer it is always ``"cat"``.
-        trajs_per_write: whole trajectories that the replay buffer is extended by at a time, at
-            most. None: all that there are.
+        reset_at_each_iter: True to reset the environment before each batch.
+        reset_when_done: must be True: when an episode ends, another one begins.
+        postproc: function called with each batch; its result is delivered instead.
+        split_trajs: True to split each batch into trajectories, padded to the shape
+            ``(trajectories, longest)``, with a mask.
+        track_traj_ids: True to write ``("collector", "traj_ids")``.
+        trajs_per_batch: number of whole trajectories in a batch. They are delivered in the order
+            in which they end, and ``frames_per_batch`` are collected at a time until there are
+            enough. At the end, trajectories that are not whole, or too few for a batch, are
+            dropped. None: batches of frames.
+        traj_format: layout of batches of whole trajectories. ``"padded"``: shape
+            ``(trajs_per_batch, longest)``, with zeros at the end, where ``("collector", "mask")``
+            is False. ``"cat"``: one trajectory after the other, shape ``(frames,)``. In a replay
+            buffer it is always ``"cat"``.
+        trajs_per_write: maximum number of whole trajectories by which the replay buffer is
+            extended at a time. None: no maximum.
         exploration_type: how probabilistic policies act: an ``ExplorationType``, or its name.
-        return_same_td: yields the same TensorDict object each time, with new content.
-        compact_obs: leaves the observations out of ``"next"``.
-        interruptor: an object with ``collection_stopped()``, or a function, asked before each
-            step; if true the batch ends early, and rows not filled have trajectory id -1.
-        set_truncated: marks the last step of each batch as truncated.
-        use_buffers: whether memory of batches that nobody holds is used again (default).
-        replay_buffer: anything with ``extend``; batches go there, and iteration yields None.
-        sink: where batches are written on disk, as they are delivered or put into the buffer: a
-            :class:`~trawl.data.Sink`, or anything with ``write(batch)`` and
-            ``close(complete=...)``. The collector closes it as it is shut down.
-        extend_buffer: extends the buffer by batches; False adds single steps.
-        samples_per_insert: samples that a learner draws, by ``collector.sample``, for each frame
-            that ``start()`` collects: collection waits for it. None: it waits for nobody.
-        inserts_ahead: frames that may be collected before the learner has sampled for them; None
-            for those of ``init_random_frames`` and two batches (of each worker that delivers
-            batches of its own).
-        trust_policy: uses the policy as it is: a function of a TensorDict.
-        compile_policy: compiles the policy; a mapping gives arguments of ``torch.compile``.
-        cudagraph_policy: runs the policy as a CUDA graph (policy on a CUDA device).
-        no_cuda_sync: changes nothing: a step needs its action, so there is no waiting to leave out.
-        auto_register_policy_transforms: whether frames say that they begin an episode
-            (``is_init``); None: if the policy reads it.
-        track_policy_version: writes ``"policy_version"`` into each frame; a
-            :class:`~trawl.collectors.PolicyVersion` to share one.
-        weight_updater: a weight updater (deprecated), or what makes one.
-        weight_sync_schemes: by model (``"policy"``, or a path, as ``"env.transform[0]"``), the
-            schemes by which new weights are sent. Default: what suits the place of the workers.
-        weight_recv_schemes: by model, the schemes by which this collector is sent new weights.
-        on_env_error: what to do when an environment's ``step`` or its reset at an episode's end
-            raises: ``"raise"``, or ``"restart"``, which builds that environment anew from its id
-            or function. Its episode ends as truncated, the row of the step that failed is masked
-            out, as ``("collector", "mask")`` says, and ``stats()["env_restarts"]`` counts it.
-        worker_idx: number of the worker that this collector is, for nested collectors.
-        pre_collect_hook: called without arguments before each batch is collected.
-        post_collect_hook: called with each batch as it is delivered.
+        return_same_td: True to yield the same TensorDict object each time, with new content.
+        compact_obs: True to leave the observations out of ``"next"``.
+        interruptor: an object with ``collection_stopped()``, or a function, called before each
+            step but the first. If it returns True, the batch ends early, and rows that were not
+            filled have trajectory id -1.
+        set_truncated: True to mark the last step of each batch as truncated.
+        use_buffers: True (the default) to reuse the memory of a batch when nothing refers to the
+            batch any more.
+        replay_buffer: any object with ``extend`` (with ``extend_buffer=False``: ``add``). Batches
+            are written there, and iteration yields None.
+        sink: writes batches to disk as they are delivered or put into the buffer: a
+            :class:`~trawl.data.Sink`, or any object with ``write(batch)`` and
+            ``close(complete=...)``. The collector closes it on shutdown.
+        extend_buffer: True to extend the replay buffer by batches; False to add single steps.
+        samples_per_insert: samples that the learner draws with ``collector.sample`` for each frame
+            that ``start()`` collects. Collection waits while it is ahead. None: it never waits.
+        inserts_ahead: frames that may be collected before the learner has sampled for them. None:
+            ``init_random_frames`` plus two batches (of each worker, if each delivers batches of
+            its own).
+        trust_policy: True to use the policy as it is, as a function of a TensorDict, without
+            looking at its signature.
+        compile_policy: True to compile the policy, or a mapping of arguments for
+            ``torch.compile``.
+        cudagraph_policy: True to run the policy as a CUDA graph, or a mapping of arguments for
+            ``CudaGraphModule``. The policy must be on a CUDA device.
+        no_cuda_sync: has no effect: a step needs its action, so there is no wait to leave out.
+        auto_register_policy_transforms: True to mark the frames that begin an episode
+            (``is_init``). None: only if the policy reads that entry.
+        track_policy_version: True to write ``"policy_version"`` into each frame, or the
+            :class:`~trawl.collectors.PolicyVersion` that counts the versions.
+        weight_updater: a weight updater (deprecated), or a class or function that makes one.
+        weight_sync_schemes: the schemes that send new weights, by model (``"policy"``, or a path
+            such as ``"env.transform[0]"``). Default: a scheme that suits where the workers run.
+        weight_recv_schemes: the schemes from which this collector receives new weights, by model.
+        on_env_error: reaction to an exception from an environment's ``step``, or from its reset at
+            the end of an episode. ``"raise"`` raises it. ``"restart"`` builds that environment
+            again from its id or function: the episode ends as truncated, the row of the failed
+            step is masked out in ``("collector", "mask")``, and ``stats()["env_restarts"]``
+            counts the restart.
+        worker_idx: number of the worker that this collector belongs to, for nested collectors.
+        pre_collect_hook: function called without arguments before each batch is collected.
+        post_collect_hook: function called with each batch as it is delivered.
     """
 
     frames_per_batch: int
@@ -179,7 +189,7 @@ class CollectorConfig:
         used = {"replay_buffer": "extend" if self.extend_buffer else "add", "sink": "write"}
         for name, method in {**used, "postproc": "__init__"}.items():
             value = getattr(self, name)
-            # A class may do, if its methods need no object.
+            # A class is accepted if its method can be called without an instance.
             if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
                 raise TypeError(
                     f"{name} must be an object, but it is the class {value.__name__}: make one, "
@@ -266,7 +276,7 @@ class CollectorConfig:
         self._check_traj_format()
 
     def _check_traj_format(self) -> None:
-        """Settles how whole trajectories are delivered."""
+        """Checks how whole trajectories are delivered, and sets the default format."""
         if self.replay_buffer is not None:
             return
         if self.trajs_per_write is not None:
@@ -343,17 +353,17 @@ class CollectorConfig:
 
     @property
     def endless(self) -> bool:
-        """Whether there is no limit on frames."""
+        """True if there is no limit on frames."""
         return self.total_frames < 0
 
 
 def option_names() -> list[str]:
-    """The names of all options."""
+    """Returns the names of all options."""
     return [field.name for field in fields(CollectorConfig)]
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """The options whose names are close to unknown ones, as the end of a message."""
+    """Suggests options with names close to unknown ones, for the end of an error message."""
     close = [get_close_matches(name, sorted(known), 1) for name in unknown]
     found = [name for names in close for name in names]
     return f"; did you mean {', '.join(found)}?" if found else ""
@@ -364,7 +374,10 @@ _muted = False
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Within it nothing is warned of: a worker's options are its parent's, which warned already."""
+    """Suppresses warnings by :func:`warn` within a ``with`` block.
+
+    A worker has the options of its driver, which has warned of them already.
+    """
     global _muted
     before, _muted = _muted, True
     try:
@@ -374,13 +387,13 @@ def muted() -> Iterator[None]:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns, unless the user has turned such warnings off by ``RL_WARNINGS=0``."""
+    """Warns the user, unless warnings are muted or turned off by ``RL_WARNINGS=0``."""
     if not _muted and os.environ.get("RL_WARNINGS", "1") != "0":
         warnings.warn(message, category, stacklevel=_user_level())
 
 
 def _user_level() -> int:
-    """How far up the first frame outside of this package is."""
+    """Returns the ``stacklevel`` of the first frame outside this package."""
     import sys
 
     level, frame = 1, sys._getframe(1)
@@ -392,7 +405,7 @@ def _user_level() -> int:
 
 
 def check_switches(options: Any) -> None:
-    """Raises a ``TypeError`` for a text in the place of True or False: any would mean True."""
+    """Raises a ``TypeError`` for a string as a bool option, which would count as True."""
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, str) and field.type in ("bool", "bool | None"):
@@ -400,13 +413,13 @@ def check_switches(options: Any) -> None:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raises a ``TypeError`` for an argument that is neither None nor a function."""
+    """Raises a ``TypeError`` for an argument that is neither None nor callable."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
 
 
 def check_env_kwargs(kwargs: Any) -> None:
-    """Raises a ``TypeError`` for what can be no arguments of environments."""
+    """Raises a ``TypeError`` unless these are None, a mapping, or a list of mappings or None."""
     for value in kwargs if is_list(kwargs) else [kwargs]:
         if value is not None and not isinstance(value, Mapping):
             raise TypeError(
@@ -416,7 +429,7 @@ def check_env_kwargs(kwargs: Any) -> None:
 
 
 def check_number(name: str, value: Any, least: int) -> int:
-    """The value as an integer; ``1e6`` is one as well."""
+    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -428,7 +441,7 @@ def check_number(name: str, value: Any, least: int) -> int:
 
 
 def _check_exploration(value: Any) -> InteractionType:
-    """The value as an ``ExplorationType``; its name is one as well."""
+    """Returns the value as an ``ExplorationType``; its name is accepted, and None for random."""
     kind = value or InteractionType.RANDOM
     with suppress(ValueError):
         if isinstance(kind, str):
@@ -440,14 +453,14 @@ def _check_exploration(value: Any) -> InteractionType:
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """The value as a number of seconds."""
+    """Returns the value as a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
     return float(value)
 
 
 def _check_count(name: str, value: int | None) -> int:
-    """Returns a number of frames; without a limit 0, and -1 for ``total_frames``."""
+    """Returns a number of frames; for no limit -1 if it is ``total_frames``, else 0."""
     if name == "total_frames":
         endless = value is None or value == math.inf
         return -1 if endless else check_number(name, value, least=-1)
@@ -457,7 +470,7 @@ def _check_count(name: str, value: int | None) -> int:
 
 @dataclass(frozen=True)
 class Devices:
-    """Where things are, after the rules of :func:`resolve_devices`."""
+    """Devices of a collector, resolved by :func:`resolve_devices`."""
 
     policy: torch.device | None
     env: torch.device | None
@@ -465,11 +478,14 @@ class Devices:
 
 
 def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
-    """``device`` fills what is not given; batches are stored where both others are the same.
+    """Resolves the devices of policy, environment and stored batches.
+
+    ``device`` is the default of all three. If that leaves no storing device, and policy and
+    environment are on the same device, batches are stored there.
 
     Args:
         config: the options.
-        own: options that take the place of those.
+        own: options that take precedence over those.
     """
 
     def given(name: str) -> torch.device | None:
@@ -495,5 +511,5 @@ def _device(name: str, value: torch.device | str | int | None) -> torch.device |
         raise ValueError(f"{name} is {value!r}, but torch finds no CUDA device")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", 0)
-    # There is one CPU: what torch calls "cpu:0" is where tensors on "cpu" are.
+    # torch takes "cpu:0" and "cpu" for different devices, but there is only one CPU.
     return torch.device("cpu") if device.type == "cpu" else device

@@ -1,4 +1,4 @@
-"""What becomes of a batch between the loop and the user."""
+"""Processes collected batches before they are delivered to the user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _MASK = ("collector", "mask")
 
 
 class Delivery:
-    """Makes of a batch as it was collected what the options ask for.
+    """Converts collected batches to the form that the options ask for.
 
     Args:
         config: the options.
-        storing_device: where batches are delivered; None for no device in particular.
-        truncated_keys: the flags that ``set_truncated`` sets.
+        storing_device: device on which batches are delivered; None for no particular device.
+        truncated_keys: keys of the flags that ``set_truncated`` sets.
 
     Attributes:
-        postproc: the user's function of a batch, on the storing device if it can be moved.
+        postproc: the user's function of a batch, moved to the storing device if it has a method
+            ``to``.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Delivery:
             move(storing_device)
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
-        """The batch as the user wants it; its first ``filled`` rows are frames."""
+        """Applies the options to a batch, of which only the first ``filled`` steps were taken."""
         config = self.config
         batch = self._stored_truncated(batch, filled)
         if config.split_trajs or config.replay_buffer is not None:
@@ -55,7 +56,7 @@ class Delivery:
         return self.processed(batch)
 
     def processed(self, batch: TensorDictBase) -> Any:
-        """What ``postproc`` makes of a batch, without what is private."""
+        """Returns the result of ``postproc``, without private entries."""
         result: Any = batch
         if self.postproc is not None:
             result = self.postproc(batch)
@@ -64,11 +65,14 @@ class Delivery:
         return drop_private(result) if isinstance(result, TensorDictBase) else result
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:
-        """The same as :meth:`process`, as the object that the user is to get."""
+        """Returns the result of :meth:`process`, with ``return_same_td`` always in one object."""
         return self._as_returned(self.process(batch, filled))
 
     def deliver_whole(self, trajectories: TensorDictBase) -> Any:
-        """The same of whole trajectories, which were put together of what :meth:`frames` gave."""
+        """Applies ``postproc`` and ``return_same_td`` to whole trajectories.
+
+        The trajectories were assembled from the results of :meth:`frames`.
+        """
         return self._as_returned(self.processed(trajectories))
 
     def _as_returned(self, processed: Any) -> Any:
@@ -76,9 +80,9 @@ class Delivery:
         return self._returned.put(processed) if same else processed
 
     def frames(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
-        """The frames that trajectories are put together of, in rows as they were collected."""
+        """Returns the frames from which trajectories are assembled, in the collected rows."""
         batch = self._stored_truncated(batch, filled)[..., :filled]
-        # Rows of no trajectory are known by their ids as well.
+        # The mask is not needed: the rows that it excludes have trajectory id -1.
         return batch.exclude(_MASK)
 
     def _stored_truncated(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
@@ -87,7 +91,7 @@ class Delivery:
         return self.stored(batch)
 
     def stored(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch on the storing device; without one it is on no device in particular."""
+        """Moves the batch to the storing device; without one, clears the batch's device."""
         if batch.device == self.storing_device:
             return batch
         if self.storing_device is None:
@@ -95,23 +99,23 @@ class Delivery:
         return batch.to(self.storing_device)
 
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
-        """Says of the last of ``filled`` rows that the episode was cut off there."""
+        """Marks the last of ``filled`` steps as truncated and done."""
         row = batch[..., filled - 1]
         last, mask = row.get("next"), row.get(_MASK, None)
         for key in self._truncated_keys:
             done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
             for flags in (last.get(key), last.get(done_key)):
-                # What is no experience stays as it is.
+                # Masked rows are no experience: their flags stay as they are.
                 flags |= True if mask is None else mask.reshape(_like(mask, flags))
 
 
 def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a mask that fits flags with more dimensions."""
+    """Returns the mask's shape, with trailing dimensions of size 1 up to those of ``flags``."""
     return (*mask.shape, *[1] * (flags.ndim - mask.ndim))
 
 
 def count_frames(batch: TensorDictBase, filled: int) -> int:
-    """Frames of experience in a batch as it was collected."""
+    """Counts the frames of experience in a batch as it was collected."""
     mask = batch.get(_MASK, None)
     if mask is not None:
         return int(mask[..., :filled].sum())
@@ -119,9 +123,10 @@ def count_frames(batch: TensorDictBase, filled: int) -> int:
 
 
 def experience(batch: TensorDictBase) -> TensorDictBase:
-    """What a learner may draw from: steps that an environment spent on resetting are not.
+    """Removes the steps that are masked out, such as those that an environment spent on a reset.
 
-    Without them the rows are of different lengths, so what is left is flat.
+    The rows that remain differ in length, so the result is flat. A batch without a mask is
+    returned as it is.
     """
     mask = batch.get(_MASK, None)
     return batch if mask is None else batch[mask].exclude(_MASK)

@@ -1,4 +1,4 @@
-"""Where a ``Collector`` is to run: the rules for ``backend=`` and its companions."""
+"""Selects where a ``Collector`` runs, from ``backend=`` and the arguments that go with it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _RESERVED = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
 def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
-    """Takes the backend's arguments out of ``options``.
+    """Removes the backend's arguments from ``options``, and returns those that are not None.
 
     Args:
-        options: keyword arguments of the constructor; changed.
-        allowed: whether the class takes them (its subclasses don't).
+        options: keyword arguments of the constructor; modified in place.
+        allowed: True if the class accepts the arguments (subclasses of ``Collector`` don't).
 
     Raises:
-        TypeError: if the class takes none, or a number of collectors is no integer.
-        ValueError: if that number is not positive.
+        TypeError: if the class does not accept them, or ``num_collectors`` is not an integer.
+        ValueError: if ``num_collectors`` is not positive.
     """
     given = {name: options.pop(name) for name in _ARGUMENTS if name in options}
     given = {name: value for name, value in given.items() if value is not None}
@@ -45,10 +45,10 @@ def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
 
 
 def chosen_backend(given: Mapping[str, Any]) -> str:
-    """The backend that the arguments ask for.
+    """Returns the backend that the arguments ask for.
 
     Raises:
-        ValueError: if there is none such, or its companions mean nothing to it.
+        ValueError: if the backend is unknown, or another argument has no meaning with it.
     """
     count = given.get("num_collectors")
     backend, source = given.get("backend"), ""
@@ -70,10 +70,10 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
 
 
 def _backend_of_context() -> str | None:
-    """Returns the backend that an enclosing ``torchrl.service_backend`` chooses, if there is one.
+    """Returns the backend that an enclosing ``torchrl.service_backend`` chooses, or None.
 
-    TorchRL has no public function for it; its context variable is found by name, and only where
-    TorchRL was imported.
+    TorchRL has no public function for this. Its context variable is found by name, and exists
+    only if TorchRL was imported.
     """
     for variable, value in copy_context().items():
         if variable.name == "torchrl_service_backend" and value is not None:
@@ -84,10 +84,10 @@ def _backend_of_context() -> str | None:
 
 
 def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """The collector with workers that the arguments of a ``Collector`` ask for; None for none.
+    """Makes the collector with workers that the arguments ask for; None without workers.
 
     Raises:
-        TypeError, ValueError: if they contradict each other.
+        TypeError, ValueError: if the arguments are invalid, or contradict each other.
     """
     own = dict(options)
     given = backend_arguments(own, allowed=True)
@@ -116,7 +116,7 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
     sync = bool(given.get("sync", False))
     if backend in _REMOTE:
-        # On this machine, unless something else is asked for.
+        # By default workers run on this machine, except with submitit.
         own_launcher = "submitit" if backend == "submitit" else "mp"
         if extra.setdefault("launcher", own_launcher) != own_launcher == "submitit":
             raise ValueError(
@@ -128,7 +128,10 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
 
 
 def _class_of(backend: str) -> Any:
-    """The class of a backend's collectors. They build on ``Collector``, which is made before."""
+    """Returns the class of a backend's collectors.
+
+    The imports are local because these modules import ``Collector``, which imports this module.
+    """
     if backend == _RAY:
         from trawl.collectors.distributed.ray import RayCollector
 
@@ -154,7 +157,7 @@ def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Whether it says no more than what an option is anyway; the backend may not have it."""
+    """Returns True if the value is the option's default: the backend may not have the option."""
     default = {field.name: field.default for field in fields(CollectorConfig)}
     return name in default and (value is default[name])
 

@@ -37,7 +37,7 @@ class FamiliarAttributes:
 
     @property
     def compiled_policy(self) -> bool:
-        """Tells whether the policy is compiled."""
+        """True if the policy is compiled."""
         return getattr(self, "compile_policy", None) not in (False, None)
 
     @property
@@ -47,7 +47,7 @@ class FamiliarAttributes:
 
     @property
     def policy_weights(self) -> TensorDictBase:
-        """Parameters and buffers of the policy; empty if it is no module.
+        """Parameters and buffers of the policy; empty if the policy is not a module.
 
         The tensors are the policy's own, without gradients.
         """
@@ -55,7 +55,7 @@ class FamiliarAttributes:
 
     @property
     def get_weights_fn(self) -> Callable[[], TensorDictBase] | None:
-        """A function that returns the weights of the policy as it was given; None without any."""
+        """Function that returns the weights of the given policy; None if that is not a module."""
         source = getattr(self, "_source", getattr(self, "policy", None))
         if not isinstance(source, nn.Module):
             return None

@@ -1,9 +1,8 @@
-"""Workers under one roof: started, given orders, watched, and replaced when they die.
+"""Pool of workers: starts them, sends them requests, watches them, and replaces dead ones.
 
-A fleet doesn't know what is collected, nor where its workers live. What it promises is that each
-order to collect brings one batch, whatever happens to the worker that had it: the orders of a
-worker that died go to the one that takes its place. (So do calls: one that a worker died of, or
-after, is made again.)
+The pool knows neither what is collected nor where the workers run. It guarantees that each request
+to collect brings one batch: when a worker dies, its pending requests are sent again to its
+replacement. Pending calls are sent again as well, even if such a call made the worker die.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from trawl.collectors.orders import (
 from trawl.collectors.worker import Program
 from trawl.errors import WorkerDied, WorkerError
 
-# Seconds in which workers are to close their environments, before they are killed.
+# Seconds that workers have to close their environments before they are killed.
 _CLOSING = 5.0
 _living: WeakSet[Fleet] = WeakSet()
 
@@ -54,18 +53,18 @@ _living: WeakSet[Fleet] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     for fleet in list(_living):
-        with contextlib.suppress(WorkerError):  # the program has ended: one goes on to the next
+        with contextlib.suppress(WorkerError):  # at exit nothing can handle it: go on with the next
             fleet.close()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may go wrong.
+    """Limits on restarts and on the time that a worker may be silent.
 
     Attributes:
-        each: restarts of any one worker.
-        total: restarts of all workers.
-        timeout: seconds without an answer after which a worker counts as dead, or None.
+        each: maximum number of restarts of any one worker.
+        total: maximum number of restarts of all workers together.
+        timeout: seconds without an answer after which a worker counts as dead; None for no limit.
     """
 
     each: int
@@ -75,19 +74,19 @@ class Limits:
 
 @dataclass
 class Member:
-    """A place in the fleet, whoever fills it at the moment.
+    """A slot of the pool, filled by one worker at a time.
 
     Attributes:
-        orders: orders that have no answer yet, by number, each with the memory it is for.
-        known: names of memory that the worker knows.
-        ready: what the worker said when it was made.
-        trajectory: id of the next trajectory that begins, as far as is known.
-        writing: whether it is writing into a replay buffer that others write into too.
-        written: the answer to the order whose batch it has written there, until that is done.
-        frames: frames of it that were delivered, whoever collected them.
-        batches: how many batches they came in.
-        facts: its latest figures.
-        silent: seconds after which it was given up, or None.
+        orders: pending requests by number, each with the memory for its batch.
+        known: names of memory and of its divisions that the worker knows.
+        ready: first message of the worker; None before it arrives.
+        trajectory: id of the next trajectory to begin, as far as is known.
+        writing: True while the worker writes into a replay buffer that others write into too.
+        written: answer for a batch that is in that replay buffer, until the request is done.
+        frames: number of frames delivered, including those of workers that were replaced.
+        batches: number of batches delivered, including those of workers that were replaced.
+        facts: latest statistics of the worker.
+        silent: seconds of silence for which the worker was killed, or None.
     """
 
     index: int
@@ -107,7 +106,7 @@ class Member:
     _env_restarts: int = 0
 
     def stats(self) -> dict[str, Any]:
-        """What is known of it here. It is not asked: it may be in the middle of a batch."""
+        """Returns the statistics known here: the worker may be busy, and is not asked."""
         facts = {
             "frames": self.frames,
             "batches": self.batches,
@@ -120,26 +119,27 @@ class Member:
         return facts
 
     def forget_worker(self) -> None:
-        """What its worker was is of the past, as that is dead."""
+        """Marks the worker as dead, and keeps its count of environment restarts."""
         self.worker = None
-        # Another one counts from zero.
+        # The replacement counts from zero.
         if "env_restarts" in self.facts:
             self._env_restarts += self.facts["env_restarts"]
             self.facts["env_restarts"] = 0
 
 
 class Fleet:
-    """Workers, and the orders that they have.
+    """Pool of workers and their pending requests.
 
     Args:
-        backend: where they live; the fleet closes it.
-        count: how many there are.
-        program: what worker number ``i`` is made of, now; asked again for one in its place.
-        limits: how much may go wrong.
-        note: called with the number of a worker that was changed by its handle, and the change.
+        backend: place where the workers run; the pool closes it.
+        count: number of workers.
+        program: returns the current program for a slot's worker; called again for a replacement.
+        limits: limits on restarts and silence.
+        note: called with a worker's number and the change, after a call through the worker's
+            handle changed the worker.
 
     Attributes:
-        members: the places, by index.
+        members: the slots, by index.
     """
 
     def __init__(
@@ -200,10 +200,11 @@ class Fleet:
         """Ends all workers: they close their environments, or are killed if that takes too long.
 
         Args:
-            timeout: seconds in which they are to do that.
+            timeout: seconds before workers are killed; None for a default of a few seconds.
 
         Raises:
-            WorkerError: if an environment could not be closed; of the type of the original, too.
+            WorkerError: if an environment could not be closed; the error is also of the type of
+                the original.
         """
         if self._closing or self._owner != os.getpid():
             return
@@ -219,7 +220,7 @@ class Fleet:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                # Deaths may be among what was not looked at when something went wrong.
+                # Events that an error left unhandled may include deaths.
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
                     self._take_last(event)
@@ -237,7 +238,7 @@ class Fleet:
             raise failed[0].content.failure.error(f"worker {failed[0].worker.index}")
 
     def _take_last(self, event: Event) -> None:
-        """Takes in what a worker that was told to end has to say yet."""
+        """Handles an event of a worker that was told to stop."""
         member = self.members[event.worker.index]
         if isinstance(event, Death):
             member.worker = None
@@ -245,7 +246,7 @@ class Fleet:
             self._read(member, event.content)
 
     def _wait_for_waiter(self, deadline: float) -> None:
-        """Another thread may wait for workers. It hears of their end, and goes."""
+        """Waits until no other thread waits for workers; kills the workers at the deadline."""
         if self._waiter in (None, threading.get_ident()):
             return
         if not self._left.wait(max(0.0, deadline - time.monotonic())):
@@ -256,16 +257,16 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """How many workers live, as far as is known."""
+        """Number of workers that are alive, as far as is known."""
         return sum(member.worker is not None for member in self.members)
 
     @property
     def restarts(self) -> int:
-        """How many workers were replaced."""
+        """Number of replacements of workers so far."""
         return sum(member.restarts for member in self.members)
 
     def _check_owner(self) -> None:
-        """Refuses to work in a process that was forked: the workers are not its own."""
+        """Raises an error in a forked process, which does not own the workers."""
         if self._owner != os.getpid():
             raise RuntimeError(
                 "this collector belongs to another process, which this one was forked from: make "
@@ -276,22 +277,22 @@ class Fleet:
 
     @property
     def last_order(self) -> int:
-        """The number of the last order that was given."""
+        """Number of the last request."""
         return self._number
 
     def new_number(self) -> int:
-        """Returns the number of the next order."""
+        """Returns a number for a new request."""
         self._number += 1
         return self._number
 
     def order(self, index: int, order: Collect, memory: Any = None, joint: Any = None) -> None:
-        """Gives a worker an order to collect.
+        """Sends a worker a request to collect.
 
         Args:
-            index: the worker.
-            order: the order, with its number; the names in it are set here.
-            memory: where the batch is to be put, or None.
-            joint: how that is divided.
+            index: number of the worker.
+            order: the request, with its number; its names of memory and division are set here.
+            memory: memory for the batch, or None.
+            joint: division of the memory among workers.
         """
         self._check_owner()
         self.send_told()
@@ -301,13 +302,13 @@ class Fleet:
         self._give(self.members[index], order, (memory, joint))
 
     def interrupt(self, index: int) -> None:
-        """Breaks off all orders of a worker that may be broken off."""
+        """Interrupts the pending requests of a worker that are breakable."""
         member = self.members[index]
         if member.worker is not None:
             member.worker.interrupt(self._number)
 
     def _name(self, thing: Any) -> int:
-        """The name under which workers know a piece of memory, or its arrangement."""
+        """Returns the name under which workers know a piece of memory, or its division."""
         if thing not in self._names:
             self._names[thing] = name = next(self._fresh)
             gone = weakref.finalize(thing, self._gone.append, name)
@@ -315,7 +316,7 @@ class Fleet:
         return self._names[thing]
 
     def _forget(self) -> None:
-        """Lets workers free memory that is not used again."""
+        """Lets workers free memory that the driver has freed."""
         while self._gone:
             name = self._gone.popleft()
             for member in self.members:
@@ -325,14 +326,15 @@ class Fleet:
                 member.known.discard(name)
 
     def tell(self, index: int, content: Any) -> None:
-        """Tells a worker what brings no answer. Who takes its place doesn't hear of it.
+        """Queues a message that brings no answer; it is not sent again to a replacement.
 
-        Any thread may do it: it is sent before the next order, or by :meth:`send_told`.
+        Any thread may call this. The message is sent before the next request, or by
+        :meth:`send_told`.
         """
         self._told.append((index, content))
 
     def send_told(self) -> None:
-        """Sends what workers were told."""
+        """Sends the messages that :meth:`tell` queued."""
         while self._told:
             index, content = self._told.popleft()
             worker = self.members[index].worker
@@ -340,14 +342,14 @@ class Fleet:
                 worker.send(content)
 
     def call(self, calls: dict[int, tuple[Any, ...]], kwargs: Any = None) -> dict[int, Any]:
-        """Calls a function with the collectors of workers, and waits for the results.
+        """Calls functions with the collectors of workers, and waits for the results.
 
         Args:
-            calls: for each worker that is called, the function and its further arguments.
+            calls: for each worker to call, the function and its further arguments.
             kwargs: keyword arguments, by worker.
 
         Raises:
-            WorkerError: if a call raised an exception; it is of that type too.
+            WorkerError: if a call raised an exception; the error is also of its type.
         """
         numbers = self._call_all(calls, kwargs or {})
         waiting = set(numbers.values())
@@ -367,11 +369,11 @@ class Fleet:
         }
 
     def cast(self, calls: dict[int, tuple[Any, ...]]) -> None:
-        """The same, but nobody waits; what goes wrong is raised later."""
+        """Calls functions as :meth:`call` does, without waiting; errors are raised later."""
         self._unheeded.update(self._call_all(calls, {}).values())
 
     def _call_all(self, calls: dict[int, tuple[Any, ...]], kwargs: Any) -> dict[int, int]:
-        # All is packed before any is sent: what can't be packed changes nothing.
+        # Everything is pickled before anything is sent, so that a failure changes nothing.
         packed = {
             index: cloudpickle.dumps((function, args, kwargs.get(index, {})))
             for index, (function, *args) in calls.items()
@@ -388,7 +390,7 @@ class Fleet:
         self, member: Member, order: Collect | Call, place: tuple[Any, Any] = (None, None)
     ) -> None:
         if not member.orders:
-            # It had nothing to answer until now.
+            # Silence counts from now: the worker had nothing to answer before.
             member.heard = time.monotonic()
         member.orders[order.number] = order, place
         self._send(member, order, place)
@@ -403,7 +405,7 @@ class Fleet:
     def _introduce(
         self, member: Member, worker: Worker, order: Collect, place: tuple[Any, Any]
     ) -> None:
-        """Makes known what an order names, if the worker doesn't know it."""
+        """Sends the worker the memory and the division that a request names, if it lacks them."""
         memory, joint = place
         if order.memory is not None and order.memory not in member.known:
             worker.share(order.memory, memory)
@@ -415,14 +417,14 @@ class Fleet:
     # --- answers
 
     def next_done(self, timeout: float | None = None) -> tuple[int, Done] | None:
-        """The next batch that was collected, and by whom.
+        """Returns a worker's number and its answer for the next batch that was collected.
 
         Args:
-            timeout: seconds after which there is None; None waits as long as it takes.
+            timeout: seconds after which None is returned; None to wait as long as it takes.
 
         Raises:
-            WorkerError: if something went wrong in a worker; of the type of the original, too.
-            WorkerDied: if a worker died that is not to be replaced.
+            WorkerError: if a worker failed; the error is also of the type of the original.
+            WorkerDied: if a worker died and may not be replaced.
         """
         if timeout is None:
             self._pump_until(lambda: bool(self._done))
@@ -431,7 +433,10 @@ class Fleet:
         return self.take_done()
 
     def take_done(self) -> tuple[int, Done] | None:
-        """Returns what :meth:`next_done` does, if there is one already; also of a closed fleet."""
+        """Returns the next batch like :meth:`next_done`, but does not wait: None if there is none.
+
+        It may also be called after :meth:`close`.
+        """
         if not self._done:
             return None
         index, done = self._done.popleft()
@@ -440,7 +445,7 @@ class Fleet:
         return index, done
 
     def settle(self, timeout: float | None = None) -> None:
-        """Waits until all orders were carried out.
+        """Waits until no request is pending.
 
         Args:
             timeout: seconds to wait; None to wait as long as it takes.
@@ -462,7 +467,7 @@ class Fleet:
             self._pump(None)
 
     def _pump(self, timeout: float | None) -> None:
-        """Takes in what happens next. What goes wrong in a worker ends here, and for good."""
+        """Handles the next events. After an error in a worker, each later call raises it again."""
         if self._error is not None:
             raise self._error
         self._check_owner()
@@ -485,20 +490,20 @@ class Fleet:
         now = time.monotonic()
         for event in self._events:
             self.members[event.worker.index].heard = now
-        # Who has something to say has said it by now, however many others did.
+        # Only now: a worker whose message has just been read is not silent.
         self._kill_silent(now)
 
     def _listen(self, limit: float | None) -> list[Event]:
-        """What comes from workers next, in this time.
+        """Returns the next events of workers, after ``limit`` seconds at most.
 
         Raises:
-            CollectorClosed: if the fleet was closed meanwhile, by another thread or a signal.
+            CollectorClosed: if another thread or a signal handler closed the pool meanwhile.
         """
         if self._closing:
             raise CollectorClosed
         self._waiter = threading.get_ident()
         try:
-            # If it was this process that did not listen, what workers said is there by now.
+            # If the time passed because this process was held up, messages may be there by now.
             events = self.backend.wait(limit) or self.backend.wait(0)
         except (OSError, RuntimeError, ValueError):
             if self._closing:
@@ -513,7 +518,7 @@ class Fleet:
         return events
 
     def _patience(self) -> float | None:
-        """Seconds until a worker is to be given up."""
+        """Returns the seconds until a silent worker counts as dead, or None."""
         if self._limits.timeout is None:
             return None
         since = [m.heard for m in self.members if m.orders or m.ready is None]
@@ -547,7 +552,7 @@ class Fleet:
             self._note(member.index, content)
             return
         if isinstance(content, NotClosed):
-            # Something else ended the worker, and says why.
+            # Another event ended the worker, and tells the reason.
             return
         if isinstance(content, Writing):
             member.writing = True
@@ -571,7 +576,7 @@ class Fleet:
             self._replies[content.number] = content
 
     def _finish(self, member: Member, done: Done) -> None:
-        """Takes a batch as collected."""
+        """Records a batch as collected."""
         member.orders.pop(done.number, None)
         member.written = None
         member.trajectory = max(member.trajectory, done.trajectory)

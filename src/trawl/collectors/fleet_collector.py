@@ -1,4 +1,4 @@
-"""What all collectors with workers have in common, wherever these live."""
+"""Base class of all collectors with workers, wherever the workers run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.schemes import NoWeightSyncScheme, SharedMemWeightSyncScheme
 
-# What a worker has to know to write into a replay buffer.
+# Options that a worker needs to write into a replay buffer.
 _WRITERS = (
     "replay_buffer",
     "extend_buffer",
@@ -60,18 +60,18 @@ else:
 
 
 class FleetCollector(FleetControl, OptionAttributes):
-    """A collector with workers: each of them a :class:`Collector` somewhere else.
+    """A collector with workers, each of which runs a :class:`Collector`.
 
-    A subclass says where they live (``_new_backend``), and whether batches are made by all
-    together (``sync``).
+    A subclass sets where the workers run (``_new_backend``), and whether all of them together make
+    each batch (``sync``).
 
     Attributes:
         num_workers: number of workers.
-        create_env_fn: what each makes its environment of.
+        create_env_fn: the source of each worker's environment.
         policy: the policy as it was given; workers have copies.
     """
 
-    # Whether weights of the policy are sent even if the user asks for no scheme.
+    # True if weights of the policy are sent even if the user asks for no scheme.
     _sends_weights: ClassVar[bool] = False
     num_workers: int
     trust_policy: bool
@@ -90,7 +90,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._share_options(options)
         self._own = PerWorker(self.num_workers, policy, options)
         config = MultiConfig(**options)
-        # With schemes, a policy beside a factory is where weights come from.
+        # With schemes, a policy may be given beside a factory, as the source of weights.
         made = any(self._own.makes_policy(config, i) for i in range(self.num_workers))
         sends = self._sends_weights or config.weight_sync_schemes is not None
         if policy is not None and made and not sends:
@@ -136,29 +136,29 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     @abstractmethod
     def _new_backend(self) -> Backend:
-        """The place where workers live."""
+        """Makes the backend, the place where workers run."""
 
     def _new_scheme(self) -> WeightSyncScheme:
-        """How weights come to workers if the user doesn't say."""
+        """Makes the weight-sync scheme that is used if the user gives none."""
         if self._backend.shares_memory:
             return SharedMemWeightSyncScheme()
         return MessageWeightSyncScheme()
 
     @abstractmethod
     def _frames_of_workers(self) -> list[int]:
-        """Frames that each worker is asked for at a time."""
+        """Returns the frames that each worker is asked for at a time."""
 
     def _share_options(self, options: dict[str, Any]) -> None:
         """Adds options that were given for the workers' collectors."""
 
     @property
     def _sends_by_itself(self) -> bool:
-        """Tells whether weights are sent without a call of the user's."""
+        """True if weights are sent without a call by the user."""
         return self.config.update_at_each_batch
 
     @property
     def _inner_workers(self) -> int:
-        """Workers that each of the workers has."""
+        """Number of workers that each worker has in turn; 1 if it collects by itself."""
         return 1
 
     @override
@@ -166,7 +166,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         return WholeTrajectories(config, self._inner_workers, self.num_workers)
 
     def _note_parts(self, parts: Sequence[Part]) -> None:
-        """Called with what a batch was made of, when it is counted."""
+        """Called with the workers' batches when they are counted; for subclasses."""
 
     # --- construction
 
@@ -196,12 +196,12 @@ class FleetCollector(FleetControl, OptionAttributes):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
 
     def _has_source(self) -> bool:
-        """Whether there are weights to send if none are given."""
+        """Returns True if there are weights to send when the user gives none."""
         given = self.config.weight_updater is not None
         return given or all(isinstance(policy, nn.Module) for policy in self._own.policies)
 
     def _connect_schemes(self) -> None:
-        """Makes the schemes that bring weights to workers."""
+        """Connects the schemes that send weights to workers."""
         self._weight_sync_schemes.update(self.config.weight_sync_schemes or {})
         self._weight_sync_schemes.setdefault(POLICY, self._new_scheme())
         self._models = LocalModels(weak(self.get_model))
@@ -217,7 +217,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             scheme.connect()
         self._channel = self._weight_sync_schemes[POLICY]
         if isinstance(self._channel, NoWeightSyncScheme):
-            # States that are loaded, and versions, have to come to workers in any case.
+            # Loaded states and versions must reach the workers even without weight updates.
             self._channel = self._new_scheme()
             self._channel.init_on_sender(model_id=POLICY, context=self)
             self._channel.connect()
@@ -257,7 +257,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         )
 
     def _new_assembly(self, ready: Sequence[Ready]) -> Assembly:
-        """Puts batches of workers together that said this of themselves."""
+        """Makes the object that combines the batches of workers with these first messages."""
         config = self.config
         share = config.preemptive_threshold if self.sync else None
         whole = self.sync and share in (None, 1)
@@ -277,7 +277,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         return None if most is None else LagBound(most, self._channel.count, self.num_workers)
 
     def _initialise_buffer(self) -> None:
-        """Gives an empty shared buffer its layout: it can't be shared before it has one."""
+        """Gives an empty shared buffer its layout, without which it can't be shared."""
         buffer = self.config.replay_buffer
         if getattr(buffer.storage, "initialized", True):
             return
@@ -300,7 +300,7 @@ class FleetCollector(FleetControl, OptionAttributes):
                 return
 
     def _check_sendable(self) -> None:
-        """Says which argument can't be sent to another process, if there is one."""
+        """Raises an error that names an argument that can't be pickled, if there is one."""
         for member in self._fleet.members:
             program = self._program(member)
             parts = {"create_env_fn": program.create_env_fn, "init_fn": program.init_fn}
@@ -313,22 +313,23 @@ class FleetCollector(FleetControl, OptionAttributes):
     @property
     @override
     def _workers_write(self) -> bool:
-        """Whether workers write into the replay buffer themselves: if it is one they can share."""
+        """True if workers write into the replay buffer themselves, which has to be shared."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
         return self._backend.isolated and self._exact_there and shared
 
     @property
     def _exact_there(self) -> bool:
-        """Whether each frame is written once also if workers write."""
+        """True if each frame is written exactly once even if workers write."""
         config = self.config
-        # Frames that were added one by one, or by a worker that is late, could not be told apart
-        # from those of the one that takes its place, or of the end. Trajectories that a worker
-        # has finished would be lost with it, or written again by the next.
+        # If a worker adds frames one by one and dies, its frames can't be told from those of its
+        # replacement; nor can those of a late worker from frames that come after the end.
+        # Trajectories that a worker has finished would be lost when it dies, or written again by
+        # its replacement.
         exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
         return exact and config.trajs_per_batch is None
 
     def _program(self, member: Member) -> worker.Program:
-        """What a worker is made of, at this moment."""
+        """Returns the program of a slot's worker, as of now."""
         index, config = member.index, self.config
         options = self._own.options(config, index, self._frames_asked[index]) | self._hooks
         if self._workers_write:
@@ -336,8 +337,8 @@ class FleetCollector(FleetControl, OptionAttributes):
             options["replay_buffer"] = Shared(config.replay_buffer)
         begin = index
         if member.restarts:
-            # One that died before it was ready said nothing of its ids. Of others, a batch that
-            # nobody saw may have used ids up to this.
+            # The dead worker may have used ids in a batch that was lost, or before it was ready:
+            # its replacement skips all of them.
             skipped = self.num_workers * (self._frames_asked[index] + 1)
             begin = max(member.trajectory, index) + skipped
         seed = self._seeds[index]
@@ -360,17 +361,17 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     @property
     def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Where each worker's policy runs; None for where it was."""
+        """Device of each worker's policy; None to leave it where it was."""
         return tuple(devices.policy for devices in self.devices)
 
     @property
     def env_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Where each worker's environment has its data; None for nowhere in particular."""
+        """Device of each worker's environment; None for no particular device."""
         return tuple(devices.env for devices in self.devices)
 
     @property
     def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Where batches are delivered, by worker; None for nowhere in particular."""
+        """Device on which batches are delivered, by worker; None for no particular device."""
         return tuple(devices.storing for devices in self.devices)
 
     # --- collecting
@@ -381,7 +382,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         if unsent is not None and unsent.settled():
             self._unsent = None
         if self.policy_version != self._announced:
-            # A tracker of the user's own may be moved on by others.
+            # The user's own version counter may have been advanced elsewhere.
             self._announce_version()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
@@ -401,22 +402,22 @@ class FleetCollector(FleetControl, OptionAttributes):
         return delivered
 
     def _count_updates(self) -> int:
-        """Counts the updates of weights, and the ways by which others may come."""
+        """Returns the number of weight updates, plus that of other sources of updates."""
         ways = (self.weight_updater is not None) + len(self._receivers)
         return ways + self._sends
 
     def _count(self, parts: Sequence[Part]) -> None:
-        """Counts frames that are delivered, or were written."""
+        """Counts the frames of batches that are delivered or were written."""
         self._frames += sum(part.done.frames for part in parts)
         for part in parts:
-            # Once it is closed nobody knows how many updates there were.
+            # After the collector is closed, the number of updates is unknown.
             if not part.done.random and not self.closed:
                 lag = self._channel.count(part.index) - part.done.weights
                 self._lags.add(lag, part.done.frames)
         self._note_parts(parts)
 
     def _count_written(self) -> None:
-        """Counts what workers have written into the replay buffer beyond what was asked for."""
+        """Counts batches that workers wrote into the replay buffer, beyond those asked for."""
         if "_schedule" in vars(self):
             rest = self._schedule.rest()
             if self._workers_write:
@@ -424,7 +425,7 @@ class FleetCollector(FleetControl, OptionAttributes):
                 self._batches += len(rest)
 
     def _frames_of(self, part: Part) -> TensorDictBase:
-        """What a worker collected, as trajectories are put together of it."""
+        """Returns a worker's frames, from which trajectories are assembled."""
         return self._delivery.frames(self._assembly.one(part), part.done.filled)
 
     def _write(self, parts: Sequence[Part]) -> None:
@@ -435,7 +436,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             if self.config.extend_buffer:
                 buffer.extend(batch)
             elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
-                # Such a buffer has a row for each environment, too.
+                # A buffer with more than one dimension has a row for each environment.
                 for step in batch.split(1, -1):
                     buffer.extend(step)
             else:
@@ -462,18 +463,17 @@ class FleetCollector(FleetControl, OptionAttributes):
         return bool(max(self._frames + self._schedule.frames_under_way, written) < first)
 
     def rollout(self) -> Any:
-        """Collects a batch, which is not counted."""
+        """Raises ``NotImplementedError``: a collector with workers has no ``rollout()``."""
         raise NotImplementedError("a collector with workers has no rollout(): use next()")
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        """Returns the frames that a worker is asked for at a time: by default the first."""
+        """Returns the frames that a worker (by default the first) is asked for at a time."""
         return self._frames_asked[worker_idx or 0]
 
     # --- background collection
 
     @override
     def _settle(self, timeout: float | None) -> None:
-        # Batches that workers are at.
         self._fleet.settle(timeout)
         if self._workers_write:
             self._count_written()
@@ -485,33 +485,34 @@ class FleetCollector(FleetControl, OptionAttributes):
             deadline = None if timeout is None else time.monotonic() + timeout
             background.stop(timeout)
             if not self.closed:
-                # What workers write is theirs to finish.
+                # Workers finish the batches that they are writing.
                 self._settle(None if deadline is None else deadline - time.monotonic())
         super().async_shutdown(timeout, close_env)
 
     # --- statistics
 
     def stats(self, workers: str = "aggregate") -> dict[str, Any]:
-        """What the collector has done: flat, by name.
+        """Returns statistics of the collector, as a flat dictionary.
 
         Args:
-            workers: ``"aggregate"`` tells of all workers together, ``"per_worker"`` of each
-                (``worker_0/frames``, …), ``"both"`` of both. No worker is asked for it: it is as
-                of the last batch that came from each.
+            workers: ``"aggregate"`` for all workers together, ``"per_worker"`` for each worker
+                (``worker_0/frames``, …), ``"both"`` for both. Workers are not asked: a worker's
+                statistics are those that came with its last batch.
 
         Returns:
-            Beside what every collector tells: ``workers``, ``workers_alive``, ``restarts`` (of
-            workers), ``worker_frames`` (the sum of ``worker_0/frames``, …), ``env_time_share``,
-            ``batches_held`` (batches that somebody refers to) and ``memory_bytes`` (of these, and
-            of spare ones); of asynchronous collectors ``policy_lag_mean``, ``policy_lag_max`` and
-            ``policy_lag_0``, … (frames by the updates that their worker was sent between their
-            beginning and their delivery; not those of random actions); with
-            ``on_env_error="restart"`` ``env_restarts``. Of each worker ``frames`` and ``batches``
-            (delivered, those of workers that were there before it included), ``alive``,
-            ``restarts``, and what else a ``Collector`` tells.
+            Besides the statistics of every collector: ``workers``, ``workers_alive``, ``restarts``
+            (of workers), ``worker_frames`` (the sum of ``worker_0/frames``, …),
+            ``env_time_share``, ``batches_held`` (batches that are still referred to) and
+            ``memory_bytes`` (of these batches and of spare memory). For asynchronous collectors,
+            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (numbers of frames by
+            lag: the weight updates that the worker was sent between the batch's beginning and its
+            delivery; frames of random actions are left out). With ``on_env_error="restart"``,
+            ``env_restarts``. For each worker: ``frames`` and ``batches`` (delivered, including
+            those of workers that were replaced), ``alive``, ``restarts``, and the other statistics
+            of a ``Collector``.
 
         Raises:
-            ValueError: for another value of ``workers``.
+            ValueError: if ``workers`` has another value.
         """
         if workers not in _VIEWS:
             raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
@@ -563,13 +564,13 @@ class FleetCollector(FleetControl, OptionAttributes):
         """Ends the workers; may be called any number of times.
 
         Args:
-            timeout: seconds in which they are to close their environments, before they are
-                killed; None for a few.
+            timeout: seconds that workers have to close their environments before they are killed;
+                None for a default of a few seconds.
             close_env: must be True: environments end with their workers.
-            raise_on_error: whether errors of closing are raised.
+            raise_on_error: True to raise errors that occur while closing.
 
         Raises:
-            RuntimeError: with ``close_env=False``.
+            RuntimeError: if ``close_env`` is False.
         """
         if not close_env:
             raise RuntimeError(
@@ -579,21 +580,21 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._closing_time = timeout
         try:
             if self._background is not None and not self.closed:
-                # The thread waits for workers: it goes when they do.
+                # The background thread waits for workers, and ends when they do.
                 self._background.let_go()
                 self._close(close_env)
         except Exception:
             if raise_on_error:
                 raise
         finally:
-            # Whatever an environment raises as it closes, nothing else is left open or uncounted.
+            # If an environment raises as it closes, all else is closed and counted nevertheless.
             try:
                 super().shutdown(timeout, close_env, raise_on_error)
             finally:
                 self._count_written()
 
     def __del__(self) -> None:
-        # Environments are closed, if that is a matter of seconds.
+        # Workers get a few seconds to close their environments.
         if not self.__dict__.get("closed", True):
             self.shutdown(raise_on_error=False)
 
@@ -618,7 +619,7 @@ class FleetCollector(FleetControl, OptionAttributes):
 
 
 def packed_policy(policy: Any, index: int) -> bytes | None:
-    """A copy of the policy, as it is now."""
+    """Returns a pickled copy of the policy as it is now; None if there is no policy."""
     if policy is None:
         return None
     try:

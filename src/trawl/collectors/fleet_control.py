@@ -1,4 +1,4 @@
-"""What can be asked of a collector with workers, and told to it, beside collecting."""
+"""Control of a collector's workers: weights, seeds, state, hooks, calls."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from trawl.weight_update.shipments import Group
 
 
 class FleetControl(BaseCollector):
-    """The part of a collector with workers that talks to them.
+    """The part of a collector with workers that controls them, beside collecting.
 
-    Workers answer between two batches. What they are told is kept for those that take their
-    places later.
+    Workers answer between two batches. Seeds, weights, versions, hooks and loaded environment
+    states are kept for workers that replace dead ones.
 
     Attributes:
         num_workers: number of workers.
@@ -71,7 +71,7 @@ class FleetControl(BaseCollector):
     _env_states: list[Any]
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
-        """What a function gives with each worker's collector."""
+        """Calls a function with each worker's collector, and returns the results."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
             results = self._fleet.call(
@@ -88,12 +88,12 @@ class FleetControl(BaseCollector):
         """Begins new trajectories.
 
         Args:
-            reset_idx: for each worker, whether its environments are reset; None: all are.
+            reset_idx: for each worker, True to reset its environments; None to reset all.
             **kwargs: arguments of the environments' reset.
 
         Raises:
-            TypeError: if the entries are no bools.
-            ValueError: if there is not an entry for each worker.
+            TypeError: if an entry is not a bool.
+            ValueError: if there is not exactly one entry for each worker.
         """
         self._check_open("reset()")
         chosen = [True] * self.num_workers if reset_idx is None else list(reset_idx)
@@ -116,24 +116,24 @@ class FleetControl(BaseCollector):
             )
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds each worker (environments, policy, random actions), and resets.
+        """Seeds each worker (environments, policy, random actions), and resets the environments.
 
-        Two collectors with the same arguments give equal batches from the same seed (with
-        ``sync=False`` each worker's batches are equal, while their order depends on who is
-        faster). What workers had collected before is delivered first.
+        Two collectors with the same arguments give equal batches from the same seed. With
+        ``sync=False``, each worker's batches are equal, but their order depends on the workers'
+        speed. Batches that workers have collected already are delivered first.
 
         Args:
-            seed: not negative.
-            static_seed: gives all environments the same seed.
+            seed: a non-negative integer.
+            static_seed: True to give all environments the same seed.
 
         Returns:
-            A seed for another environment (the same, if static).
+            A seed for a further environment (equal to ``seed`` if ``static_seed`` is True).
         """
         seed = check_seed(seed)
         self._check_open("set_seed()")
         with self._held():
             for index in range(self.num_workers):
-                # Now, and not after: it may be replaced while others are seeded.
+                # Set before the call: the worker may be replaced while others are seeded.
                 self._seeds[index] = seed, static_seed
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._fleet.call({index: call})[index]
@@ -142,7 +142,7 @@ class FleetControl(BaseCollector):
     # --- weights
 
     def _weight_groups(self, model_id: str) -> list[Group]:
-        """Which workers have the same weights of a model, and what these are in this process."""
+        """Returns groups of workers with the same weights, each with their source here."""
         if model_id != POLICY:
             return [Group.of(range(self.num_workers), None)]
         workers: dict[int, list[int]] = {}
@@ -157,12 +157,12 @@ class FleetControl(BaseCollector):
         ]
 
     def _receivers_of(self, index: int) -> dict[str, Receiver]:
-        """Where a worker looks for new weights."""
+        """Returns the receivers from which a worker takes new weights, by model."""
         return {model_id: scheme.receiver(index) for model_id, scheme in self._channels.items()}
 
     @property
     def _channels(self) -> dict[str, WeightSyncScheme]:
-        """What weights of each model are sent by."""
+        """The schemes that send weights to workers, by model."""
         workers = {
             model_id: scheme
             for model_id, scheme in self._weight_sync_schemes.items()
@@ -171,23 +171,23 @@ class FleetControl(BaseCollector):
         return {**workers, POLICY: self._channel}
 
     def _is_here(self, model_id: str) -> bool:
-        """Tells whether a model is in this process, in the buffer, and not in workers."""
+        """Returns True if a model is part of a replay buffer that only this process writes."""
         return model_id.startswith("replay_buffer") and not self._workers_write
 
     @property
     def _workers_write(self) -> bool:
-        """Tells whether workers write into the replay buffer themselves."""
+        """True if workers write into the replay buffer themselves."""
         return False
 
     def _know(self, index: int, ready: Ready) -> None:
-        """Takes in what a worker says of its models."""
+        """Tells the schemes how the weights of a worker's models are packed."""
         for model_id, packing in ready.packings.items():
             self._channels[model_id].know(index, packing)
 
     def _send_weights(self, model_id: str, index: int, packet: Packet) -> None:
         """Sends weights to a worker by a message."""
         self._fleet.tell(index, NewWeights(model_id, packet))
-        # Who collects at this moment sends it.
+        # If another thread is collecting, that thread sends the message.
         if self._background is None and self._lock.acquire(blocking=False):
             try:
                 self._fleet.send_told()
@@ -195,19 +195,19 @@ class FleetControl(BaseCollector):
                 self._lock.release()
 
     def _note_sent(self, workers: Collection[int]) -> None:
-        """Notes that weights of the policy were sent to workers."""
+        """Counts an update of the policy, if its weights were sent to any worker."""
         self._sends += bool(workers)
 
     def _note_change(self, index: int, changed: Changed) -> None:
-        """Called when a worker was changed by a call of its handle."""
+        """Called when a call through a worker's handle has changed the worker."""
         raise NotImplementedError(f"workers of {type(self).__name__} have no handles")
 
     def _chosen(self, worker_ids: WorkerIds) -> list[int]:
         """Returns the numbers of workers that are named by number, or by their policy's device.
 
         Raises:
-            ValueError: if there is no such worker, or none is named.
-            TypeError: if these are neither numbers nor devices.
+            ValueError: if a worker does not exist, or none is named.
+            TypeError: if an entry is neither a number nor a device.
         """
         given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
         if not any(isinstance(one, torch.device) for one in given):
@@ -221,7 +221,7 @@ class FleetControl(BaseCollector):
         return sorted(set(self._channel.chosen(numbers)))
 
     def _acting_devices(self) -> list[torch.device]:
-        """Returns the device of each worker's policy, which is by default where it was given."""
+        """Returns the device of each worker's policy: by default, that of the given policy."""
         return [
             one.policy or next((t.device for t in tensors_of(policy)), torch.device("cpu"))
             for one, policy in zip(self.devices, self._own.policies, strict=True)
@@ -277,17 +277,20 @@ class FleetControl(BaseCollector):
                 for index in acting:
                     self._versions[index] = self.policy_version
                 self._announced = self.policy_version
-                # To others, who have another model by now, only the version is new.
+                # Workers that were sent other models only: for them just the version is new.
                 self._tell_version(set().union(*reached.values()) - acting)
 
         return change if loads or any(sent.values()) else lambda: None
 
     @contextmanager
     def _in_bounds(self, chosen: Sequence[int]) -> Iterator[None]:
-        """Within it an update makes no batch older than it may be when it is delivered.
+        """Waits until an update keeps within ``max_policy_lag``, and holds other threads meanwhile.
+
+        Without ``max_policy_lag`` this does nothing.
 
         Raises:
-            RuntimeError: if it would, and nobody but the caller takes batches.
+            RuntimeError: if the update would make a batch under way too old, and no background
+                thread takes batches, so that waiting is no use.
         """
         bound = getattr(self._schedule, "bound", None)
         if bound is None:
@@ -295,7 +298,7 @@ class FleetControl(BaseCollector):
             return
         batches = -1
         while True:
-            # While batches go to a replay buffer in the background, each try waits for one.
+            # With background collection, each try waits until the thread has taken a batch.
             with self._held():
                 if not bound.broken_by_update(chosen):
                     yield
@@ -310,7 +313,7 @@ class FleetControl(BaseCollector):
         )
 
     def _check_updatable(self, chosen: Sequence[int]) -> None:
-        """Refuses weights for a policy that has none."""
+        """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
         for index in chosen:
             policy = self._own.policies[index]
             made = self._own.makes_policy(self.config, index)
@@ -329,14 +332,14 @@ class FleetControl(BaseCollector):
                 self._tell_version(late)
 
     def _tell_version(self, workers: Collection[int]) -> None:
-        """Tells workers that what they have is of this version."""
+        """Tells workers that their weights have the current version."""
         if self._version is not None:
             for index in workers:
                 self._versions[index] = self.policy_version
             self._channel._post_version(self.policy_version, workers)
 
     def increment_version(self) -> None:
-        """Goes on to the next version of the policy, if it is tracked."""
+        """Advances to the next version of the policy, if versions are tracked."""
         if self._version is not None:
             with self._next_version():
                 self._announce_version()
@@ -346,7 +349,7 @@ class FleetControl(BaseCollector):
         changes: list[Callable[[], None]] = []
 
         def prepare(posted: Posted) -> None:
-            # What doesn't fit is not taken: it is told of each time.
+            # Weights that don't fit are not taken, so each call raises the error again.
             if posted.slot is not None:
                 fresh = posted.version is None
                 changes.append(self._prepare_weights({model_id: posted.copy()}, None, fresh))
@@ -362,7 +365,7 @@ class FleetControl(BaseCollector):
         return posted
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on later: counts, and the state of each worker."""
+        """Returns the state needed to continue later: counts, and the state of each worker."""
         states = self._all(methodcaller("state_dict"))
         state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
         last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
@@ -373,11 +376,11 @@ class FleetControl(BaseCollector):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Goes on from what :meth:`state_dict` gave; new trajectories begin.
+        """Restores the state that :meth:`state_dict` returned; new trajectories begin.
 
         Raises:
-            KeyError: if an entry is missing, as that of a worker.
-            ValueError: if it was made by more workers.
+            KeyError: if an entry is missing, for example that of a worker.
+            ValueError: if the state has more workers than this collector.
         """
         self._check_open("load_state_dict()")
         names = [f"worker{index}" for index in range(self.num_workers)]
@@ -391,8 +394,8 @@ class FleetControl(BaseCollector):
         parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
         with self._held(), self._in_bounds(range(self.num_workers)):
             if self._whole is not None:
-                # What was ordered before is of episodes that the new ones are not to be mixed
-                # with, even under the same ids.
+                # Batches that were requested before belong to old episodes. These must not be
+                # mixed with new ones, which may have the same ids.
                 self._fleet.settle()
             last = self._fleet.last_order
             before = self._versions, list(self._env_states)
@@ -400,7 +403,7 @@ class FleetControl(BaseCollector):
                 self._env_states[index] = state_dict[name].get("env_state_dict")
             if self._version is not None:
                 self._versions = [state_dict[name].get("policy_version", version) for name in names]
-            # Now, and not after: a worker may be replaced while others load.
+            # Sent before the call: a worker may be replaced while others load.
             with self._weights_lock:
                 for index, parcel in parcels.items():
                     self._channel.commit(parcel, self._versions[index])
@@ -434,15 +437,15 @@ class FleetControl(BaseCollector):
         """Calls the method at path ``method_name`` of each worker's collector.
 
         Args:
-            method_name: path of the method, as ``"env.close"``.
+            method_name: path of the method, for example ``"env.close"``.
             list_of_args: positional arguments for each worker.
             list_of_kwargs: keyword arguments for each worker.
 
         Returns:
-            What it gave, for each worker.
+            The result of each worker.
 
         Raises:
-            ValueError: if there is not an entry for each worker.
+            ValueError: if a list does not have exactly one entry for each worker.
         """
         count = self.num_workers
         args = [()] * count if list_of_args is None else list(list_of_args)
@@ -467,7 +470,7 @@ class FleetControl(BaseCollector):
         return self._all(get_path, attr)
 
     def _is_of_buffer(self, path: str) -> bool:
-        """Tells whether a path leads to the replay buffer: one for all workers, and it is here."""
+        """Returns True if a path leads to the replay buffer: the one here, which workers share."""
         buffer = self.config.replay_buffer
         return buffer is not None and path.split(".")[0].split("[")[0] == "replay_buffer"
 
@@ -480,15 +483,15 @@ class FleetControl(BaseCollector):
         return self._one(0, methodcaller("getattr_env", attr))
 
     def get_model(self, model_id: str) -> Any:
-        """The model named ``model_id`` in this process: ``"policy"``, or by its path."""
+        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
         return self.policy if model_id == "policy" else get_path(self, model_id)
 
     def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
-        """Returns the weights of a model that the first worker was sent last.
+        """Returns the weights of a model that were last sent to the first worker.
 
         Returns:
-            A copy; before the first update the weights that the policy's copies began with. None
-            for a model that this process has no weights of.
+            A copy. Before the first update, the weights with which the workers' policies began.
+            None if this process has no weights of the model.
         """
         scheme = self._channels.get(model_id)
         sent = None if scheme is None else scheme.last_sent(0)
@@ -503,7 +506,7 @@ class FleetControl(BaseCollector):
         return found
 
     def fake_tensordict(self) -> Any:
-        """A batch of zeros with the layout of one that is delivered."""
+        """Returns a batch of zeros with the layout of a delivered batch."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
         alone = self._whole is not None or not self.sync
         batch = self._assembly.of(fakes[:1] if alone else fakes, self.policy_version)
@@ -513,7 +516,7 @@ class FleetControl(BaseCollector):
 
     @property
     def pre_collect_hook(self) -> Any:
-        """What each worker calls before it collects a batch."""
+        """Function that each worker calls before it collects a batch."""
         return self._hooks["pre_collect_hook"]
 
     @pre_collect_hook.setter
@@ -522,7 +525,7 @@ class FleetControl(BaseCollector):
 
     @property
     def post_collect_hook(self) -> Any:
-        """What each worker calls with each batch that it has collected."""
+        """Function that each worker calls with each batch that it has collected."""
         return self._hooks["post_collect_hook"]
 
     @post_collect_hook.setter
@@ -550,7 +553,7 @@ class FleetControl(BaseCollector):
 def _seeded(
     chosen: Sequence[bool], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The arguments of each worker's reset: one seed for all would make them alike."""
+    """Yields the arguments of each worker's reset, with a seed of its own for each worker."""
     own = dict(kwargs)
     for index in range(len(chosen)):
         yield index, dict(own)
@@ -559,7 +562,7 @@ def _seeded(
 
 
 def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
-    """Raises an exception if that is no state of so many workers, by their names in it."""
+    """Raises an error if ``state_dict`` is not the state of a collector with these workers."""
     for name in ("frames", "iter", *workers):
         if name not in state_dict:
             raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")

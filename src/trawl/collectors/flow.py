@@ -1,18 +1,18 @@
-"""How far collection in the background may be ahead of a learner that samples what it collects."""
+"""Limits how far background collection runs ahead of a learner that samples its frames."""
 
 from __future__ import annotations
 
 
 class Flow:
-    """Counts frames that were put into a replay buffer, and frames that were sampled from it.
+    """Counts frames inserted into a replay buffer, and frames sampled from it.
 
     Args:
-        ratio: samples that are to be drawn for each frame that is put in.
-        ahead: frames that may be put in before anything is sampled for them.
+        ratio: number of samples to draw for each inserted frame.
+        ahead: number of frames that may be inserted before anything is sampled for them.
 
     Attributes:
-        inserted: frames that were put in.
-        sampled: frames that were sampled; one that is drawn twice counts twice.
+        inserted: number of frames inserted so far.
+        sampled: number of frames sampled so far; a frame that is drawn twice counts twice.
     """
 
     def __init__(self, ratio: float, ahead: int) -> None:
@@ -22,5 +22,5 @@ class Flow:
         self.sampled = 0
 
     def room(self, more: int = 0) -> bool:
-        """Whether a batch may be begun, while so many frames are under way already."""
+        """Returns True if another batch may begin while ``more`` frames are under way."""
         return self.inserted + more < self._ahead + self.sampled / self._ratio
