@@ -15,18 +15,18 @@ from trawl.lean import import_lean
 if TYPE_CHECKING:
     from trawl.cli.arguments import Collect, Evaluate, Show
 
-# Torch, rich and tyro are imported where they are needed: what needs none of them is quick.
+# Torch, rich and tyro are imported only where needed, so that commands without them start fast.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the ``trawl`` command.
 
     Args:
-        argv: its arguments; those of this process without them.
+        argv: the command's arguments; by default those of this process.
 
     Returns:
-        The exit code: 0 if all went well, 2 after an error (one line on stderr tells it), 128
-        and the signal's number if a signal ended it (130 for Ctrl-C).
+        The exit code: 0 after success, 2 after an error (one line on stderr describes it), 128
+        plus the signal's number if a signal ended the command (130 for Ctrl-C).
 
     Example:
         >>> from trawl.cli import main
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding lacks must not be the end of it.
+        # A character that the terminal's encoding lacks must not end the command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CliError as error:
         tell(str(error))
     except BrokenPipeError:
-        # Whoever read the output has gone; Python must not try to flush what is left.
+        # The reader of the output has gone, so Python must not try to flush the rest to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit:  # how rich says the same
+    except SystemExit:  # rich raises this for a broken pipe
         pass
     except OSError as error:
         tell(message_of(error))
@@ -77,7 +77,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> Collect | Evaluate | Show | int:
-    """The command; the exit code, if help or a complaint was all there was to say."""
+    """Returns the command; an exit code if only help or an error was printed."""
     from trawl.cli.arguments import parse
 
     try:

@@ -1,4 +1,4 @@
-"""What the command line takes: a dataclass for each command, whose texts are the help."""
+"""Arguments of the command line: one dataclass per command, whose docstrings are the help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-# --name, without the --no-name beside it.
+# An option --name without a matching --no-name.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 _ORDER = tyro.conf.create_mutex_group(required=False, title="with --workers")
 _POLICY = (
@@ -20,39 +20,41 @@ _POLICY = (
 
 
 def _number(default: str = "") -> Any:
-    """A number; ``default`` says what it is when it is not given."""
+    """Returns the settings of a numeric option; the help shows ``default`` as its default."""
     return tyro.conf.arg(metavar="N", help_behavior_hint=default or None)
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Collect frames of an environment into a dataset on disk.
+    """Collects frames of an environment into a dataset on disk.
 
-    trawl.data.load(DIR) gives the dataset as a TensorDict. Ctrl-C finishes the batch and keeps what
-    there is; a second Ctrl-C stops at once, and keeps the batches before. After that, and after a
-    crash, the same command with --resume goes on.
+    trawl.data.load(DIR) loads the dataset as a TensorDict. Ctrl-C finishes the current batch and
+    keeps all frames; a second Ctrl-C stops at once, and keeps the batches before. To continue after
+    that, or after a crash, run the same command with --resume.
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, as Pendulum-v1; module:id to import a module that registers it; or
-    module:function, or path/to/file.py:function, that makes an environment."""
+    """Gymnasium id, such as Pendulum-v1;
+    module:id, to import the module that registers the id; or
+    module:function, for a function that makes an environment.
+    A module may also be a file: path/to/file.py."""
 
     env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
-    """Arguments of the environment, as '{"g": 9.8}': for the function, or with an id for
-    gymnasium.make and trawl.envs.GymEnv."""
+    """Arguments of the environment as a JSON object, such as '{"g": 9.8}'.
+    The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do."""
 
     policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
         "random"
     )
 
     deterministic: Flag = False
-    """Take a probabilistic policy's most likely action, or the mean, and draw none."""
+    """Take the most likely action of a probabilistic policy, or the mean, instead of sampling."""
 
     frames: Annotated[int, _number()] = 10_000
-    """How many frames to collect; whole batches are, so up to one more may come."""
+    """Number of frames to collect, rounded up to whole batches."""
 
     frames_per_batch: Annotated[int | None, _number("(default: 1000, or --frames if less)")] = None
-    """Frames in a batch."""
+    """Number of frames in a batch."""
 
     seed: Annotated[int | None, _number("(default: one drawn, and recorded)")] = None
     """Seed of environments, policy and random actions."""
@@ -61,119 +63,123 @@ class Collect:
         str | None,
         tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ENV-DATE-TIME)"),
     ] = None
-    """Where the dataset goes; nothing may be there, but for --resume."""
+    """Folder for the dataset. It must not exist, except with --resume."""
 
     format: Annotated[
         Literal["memmap", "minari", "parquet"],
         tyro.conf.arg(help_behavior_hint="(default: memmap, a memory-mapped TensorDict)"),
     ] = "memmap"
-    """What the dataset is on disk. minari: whole episodes, for Minari (needs trawl-rl[minari]);
-    parquet: tables, for pandas and others (needs trawl-rl[parquet]). Text: not memmap."""
+    """Format of the dataset on disk.
+    minari: whole episodes, for Minari (needs trawl-rl[minari]);
+    parquet: tables, for pandas and others (needs trawl-rl[parquet]).
+    memmap can't hold text."""
 
     resume: Flag = False
-    """Go on with the dataset in --out up to --frames, if there is one; else begin it."""
+    """Continue the dataset in --out until it has --frames frames; if there is none, begin it."""
 
     max_frames_per_traj: Annotated[int | None, _number("(default: no limit of ours)")] = None
     """Steps after which an episode is truncated."""
 
     envs: Annotated[int, _number()] = 1
-    """How many environments to step as one batch (each worker, if there are some)."""
+    """Number of environments to step as one batch; with --workers, in each worker."""
 
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
-    """How many processes to collect in."""
+    """Number of worker processes to collect in."""
 
     backend: Annotated[
         Literal["process", "ray"],
         tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
     ] = "process"
-    """Where workers are: processes of this machine, or actors of a Ray cluster (that of
-    RAY_ADDRESS, or that runs here, or else one that is started for it)."""
+    """Place of the workers: processes on this machine, or actors in a Ray cluster.
+    The cluster is the one of RAY_ADDRESS, or one that runs on this machine, or else a new one."""
 
     sync: Annotated[Flag, _ORDER] = False
-    """Batches are made by all workers together, as they are anyway."""
+    """All workers together make each batch, as they do without this option."""
 
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
-    """Batches are made by one worker each, and come as they are finished."""
+    """One worker makes each batch, and batches are written in the order in which they finish."""
 
     unsafe_pickle: Flag = False
     """Load a policy file that is a pickle, which can run any code."""
 
     traceback: Flag = False
-    """Show where an error comes from, beside the line that tells it."""
+    """Show the traceback of an error, in addition to its message."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a policy: whole episodes, their mean return, and how sure that is.
+    """Evaluates a policy over whole episodes: the mean return, and its uncertainty.
 
-    The same seed gives the same episodes, so that two policies can be compared. Results are written
-    as JSON.
+    The same seed gives the same episodes, so that you can compare two policies. The results are
+    written as JSON.
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, as Pendulum-v1; module:id to import a module that registers it; or
-    module:function, or path/to/file.py:function, that makes an environment."""
+    """Gymnasium id, such as Pendulum-v1;
+    module:id, to import the module that registers the id; or
+    module:function, for a function that makes an environment.
+    A module may also be a file: path/to/file.py."""
 
     env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
-    """Arguments of the environment, as '{"g": 9.8}': for the function, or with an id for
-    gymnasium.make and trawl.envs.GymEnv."""
+    """Arguments of the environment as a JSON object, such as '{"g": 9.8}'.
+    The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do."""
 
     policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
         "random"
     )
 
     episodes: Annotated[int, _number()] = 20
-    """How many episodes to run."""
+    """Number of episodes to run."""
 
     seed: Annotated[int, _number()] = 0
-    """Seed of the episodes, and of a policy that is made."""
+    """Seed of the episodes, and of the function that makes the policy."""
 
     out: Annotated[
         str | None,
         tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: runs/ENV-DATE-TIME.json)"),
     ] = None
-    """Where the results go, as JSON; nothing may be there."""
+    """File for the results, as JSON. It must not exist."""
 
     stochastic: Flag = False
-    """Draw the actions of a probabilistic policy, instead of taking the most likely, or the
-    mean."""
+    """Sample the actions of a probabilistic policy.
+    Without this option, the most likely action or the mean is taken."""
 
     max_steps: Annotated[int | None, _number("(default: no limit of ours)")] = None
     """Steps after which an episode is truncated."""
 
     envs: Annotated[int, _number()] = 1
-    """How many environments to step as one batch (each worker, if there are some)."""
+    """Number of environments to step as one batch; with --workers, in each worker."""
 
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
-    """How many processes to evaluate in."""
+    """Number of worker processes to evaluate in."""
 
     backend: Annotated[
         Literal["process", "ray"],
         tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
     ] = "process"
-    """Where workers are: processes of this machine, or actors of a Ray cluster."""
+    """Place of the workers: processes on this machine, or actors in a Ray cluster."""
 
     unsafe_pickle: Flag = False
     """Load a policy file that is a pickle, which can run any code."""
 
     traceback: Flag = False
-    """Show where an error comes from, beside the line that tells it."""
+    """Show the traceback of an error, in addition to its message."""
 
 
 @dataclass(frozen=True)
 class Show:
-    """Show what a dataset holds: its entries, episodes, returns and how it was made."""
+    """Shows a dataset: its entries, episodes and returns, and how it was made."""
 
     directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """The dataset."""
+    """Folder of the dataset."""
 
     plot: Annotated[
         str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
-    """Draw the returns into this file (PNG, PDF or SVG, by its ending); needs trawl-rl[plot]."""
+    """File to draw the returns into: PNG, PDF or SVG, by its ending (needs trawl-rl[plot])."""
 
     traceback: Flag = False
-    """Show where an error comes from, beside the line that tells it."""
+    """Show the traceback of an error, in addition to its message."""
 
 
 _Command = (
@@ -197,10 +203,10 @@ Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (
 
 
 def parse(argv: Sequence[str]) -> Collect | Evaluate | Show:
-    """The command that the arguments give.
+    """Parses the arguments of the command line.
 
     Raises:
-        SystemExit: after printing help (code 0), or what is wrong with the arguments (code 2).
+        SystemExit: after printing help (code 0), or an error in the arguments (code 2).
     """
     command: Collect | Evaluate | Show = tyro.cli(
         _Command,

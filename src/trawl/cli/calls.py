@@ -1,8 +1,8 @@
-"""How a program is called that knows tensors and nothing of environments.
+"""Adapters from an environment's observations to a program that takes and returns tensors.
 
-A program may take a batch of observations (of any size, or of one that was fixed when it was
-exported) or a single one; an environment gives one or a batch. Here they are brought together,
-once, before collection begins.
+A program takes a single observation, or a batch of any size or of a size that was fixed by its
+export. An environment gives a single observation or a batch. These functions match the two once,
+before collection begins.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from trawl.cli.errors import CliError, describe
 from trawl.envs.specs import MultiOneHot
 from trawl.keys import as_key, show_key
 
-# From the observations of the environment to the program's outputs, both with its batch size.
+# Maps observations to the program's outputs, both with the environment's batch size.
 Call = Callable[..., tuple[Tensor, ...]]
 
 
 def export_call(path: str, program: Any, env: Any) -> Call:
-    """How to call a program of torch.export, by the shapes that it was exported for.
+    """Returns a call of a torch.export program that fits the shapes of its export.
 
     Args:
-        path: its file, for messages.
+        path: path of the program's file, for error messages.
         program: the program.
         env: the environment.
 
     Raises:
-        CliError: if its inputs are not the environment's observations.
+        CliError: if the program's inputs do not fit the environment's observations.
     """
     specs = _observations(env)
     inputs = _inputs(path, program)
@@ -62,12 +62,12 @@ def export_call(path: str, program: Any, env: Any) -> Call:
 
 
 def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Call:
-    """The call, for observations of the environment's batch size.
+    """Adapts a call to observations of the environment's batch size.
 
     Args:
-        path: the program's file.
-        call: takes what the program takes.
-        lead: the size of batch that it takes; None for single observations, -1 for any.
+        path: path of the program's file, for error messages.
+        call: calls the program with observations as it takes them.
+        lead: size of the batches that it takes; None for single observations, -1 for any size.
         batch: the batch size of the environment.
     """
     count = max(1, batch.numel())
@@ -85,15 +85,15 @@ def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Cal
 
 
 def plain_call(path: str, module: nn.Module, env: Any) -> Call:
-    """How to call a module whose input shapes are not known: in a batch, if that works.
+    """Returns a call of a module with unknown input shapes: with batches, if that works.
 
     Args:
-        path: its file, for messages.
+        path: path of the module's file, for error messages.
         module: the module.
         env: the environment.
 
     Raises:
-        CliError: if it works neither with a batch of observations nor with a single one.
+        CliError: if the module takes neither a batch of observations nor a single one.
     """
     dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
     dtype = dtypes[0] if dtypes else None
@@ -112,18 +112,18 @@ def plain_call(path: str, module: nn.Module, env: Any) -> Call:
 
 
 class Program(nn.Module):
-    """A program as a module from observations to actions, checked by a call with zeros.
+    """Module that maps observations to actions by a program; a call with zeros checks it.
 
     Args:
-        path: the program's file, for messages.
-        call: calls it.
+        path: path of the program's file, for error messages.
+        call: calls the program with the environment's observations.
         env: the environment.
 
     Attributes:
-        extra: how many outputs there are beside the actions.
+        extra: number of outputs besides the actions.
 
     Raises:
-        CliError: if it can't be called, or gives no actions for this environment.
+        CliError: if the call fails, or its outputs are not actions of this environment.
     """
 
     def __init__(self, path: str, call: Call, env: Any) -> None:
@@ -151,7 +151,7 @@ class Program(nn.Module):
         ]
 
     def forward(self, *observations: Tensor) -> Any:
-        """The actions, and what else the program gives."""
+        """Returns the actions, and any other outputs of the program."""
         outputs = list(self._call(*observations))
         for index, adapt in enumerate(self._adapt):
             if adapt is not None:
@@ -162,7 +162,7 @@ class Program(nn.Module):
 def _action(
     path: str, name: str, output: Tensor, spec: Any, batch: torch.Size
 ) -> Callable[[Tensor], Tensor] | None:
-    """What makes an output the action that the environment takes; None if it is already."""
+    """Returns a function that converts an output to an action; None if none is needed."""
     shape, dtype = output.shape, output.dtype
     whole = not dtype.is_floating_point and not dtype.is_complex
     if isinstance(spec, MultiOneHot):
@@ -190,12 +190,12 @@ def _one_hot(indices: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _observations(env: Any) -> dict[tuple[str, ...], Any]:
-    """The specs of the observations, in the order in which a program takes them."""
+    """Returns the specs of the observations, in the order in which a program takes them."""
     return {as_key(key): spec for key, spec in env.observation_spec.items(True, True)}
 
 
 def _called(function: Callable[..., Any], dtypes: Sequence[torch.dtype | None]) -> Call:
-    """The function of tensors of these dtypes (None: any), with its outputs as a tuple."""
+    """Returns a call that casts inputs to these dtypes (None: as is) and gives a tuple."""
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         given = (x if d is None else x.to(d) for x, d in zip(inputs, dtypes, strict=True))
@@ -225,7 +225,7 @@ def _by_row(call: Call) -> Call:
 
 
 def _inputs(path: str, program: Any) -> list[tuple[str, Any]]:
-    """Names of the program's inputs, and tensors of their shapes and dtypes."""
+    """Returns names of the program's inputs, and tensors of their shapes and dtypes."""
     by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     found = [by_name.get(name) for name in program.graph_signature.user_inputs]
     values = [None if node is None else node.meta.get("val") for node in found]

@@ -1,4 +1,4 @@
-"""``trawl collect``."""
+"""The command ``trawl collect``."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def collect(args: Collect) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if what was asked for can't be done; nothing was written then.
-        Stopped: if it ended before its end; what there is was kept.
+        CliError: if the arguments are not valid, or collection fails. Frames that were committed
+            before are kept, as the message says.
+        Stopped: if a signal stopped the collection; committed frames are kept.
         OSError: if the dataset can't be written.
     """
     _check(args)
@@ -50,7 +51,7 @@ def collect(args: Collect) -> int:
         return _nothing_to_do(args, directory, before)
     drawn = secrets.randbits(31) if args.seed is None else args.seed
     seed = before.get("seed", drawn)
-    # With the same seed the same frames would come once more.
+    # The same seed would give the same frames again.
     stream = derive(seed, "resume", frames) if frames else seed
     info = {
         "env": args.env,
@@ -70,7 +71,7 @@ def collect(args: Collect) -> int:
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
     each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
-    # As many as without a break: whole batches, counted from the first frame on.
+    # As many frames as without a break: whole batches, counted from the first frame on.
     target = -(-args.frames // each) * each if frames else None
     rest = replace(args, frames=(target or args.frames) - frames, frames_per_batch=each)
     with make_collector(rest, seed, stream) as collector:
@@ -78,7 +79,7 @@ def collect(args: Collect) -> int:
 
 
 def _before(args: Collect, directory: Path) -> dict[str, Any]:
-    """What is there of the dataset: ``frames``, and how they were made if there are some."""
+    """Returns the dataset's number of ``frames`` and, if it has any, how they were made."""
     if args.resume:
         return begun(args, directory)
     try:
@@ -89,7 +90,7 @@ def _before(args: Collect, directory: Path) -> dict[str, Any]:
 
 
 def _nothing_to_do(args: Collect, directory: Path, before: dict[str, Any]) -> int:
-    """All is there: a collection may have been killed at its very end."""
+    """Reports that no frames are needed, and completes a dataset that has them all."""
     frames, asked = before["frames"], int((before.get("arguments") or {}).get("frames", 0))
     told = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
     if frames >= asked:
@@ -102,7 +103,7 @@ def _nothing_to_do(args: Collect, directory: Path, before: dict[str, Any]) -> in
 
 
 def _opened(args: Collect, directory: Path, info: dict[str, Any]) -> Sink:
-    """The sink that the arguments ask for."""
+    """Returns the sink that the arguments ask for."""
     try:
         if args.format == "minari":
             told = {"algorithm_name": args.policy}
@@ -126,11 +127,11 @@ class _Run:
     """One collection, from its first batch to the dataset.
 
     Args:
-        args: what was asked for.
-        collector: collects it.
-        directory: the dataset.
-        info: how it is made.
-        target: frames that the dataset is to have, if it was begun before.
+        args: arguments of the command.
+        collector: the collector.
+        directory: path of the dataset.
+        info: facts about the dataset, for its record.
+        target: total number of frames of a resumed dataset; None for a new one.
     """
 
     def __init__(
@@ -192,14 +193,14 @@ class _Run:
             raise CliError(message_of(error)) from error
 
     def _fitting(self, batch: Any) -> Any:
-        """As much of a batch as the dataset lacks: it may have been begun amid a batch."""
+        """Returns the frames of a batch that the dataset lacks; it may end amid a batch."""
         if self.target is None:
             return batch
         rows = flat_frames(batch)
         return rows[: max(0, self.target - self.sink.frames - self.sink.waiting)]
 
     def _finish(self) -> None:
-        """Ends the dataset; a signal meanwhile only ends the wait for the disk."""
+        """Closes the dataset; a signal meanwhile only ends the wait for the disk."""
         self.sink.info.update(self._outcome())
         complete = self.sink.frames + self.sink.waiting >= self.args.frames
         for sync in (not self.hurried, False):

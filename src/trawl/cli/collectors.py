@@ -1,4 +1,4 @@
-"""The collector that the arguments of ``trawl collect`` ask for."""
+"""Construction of the collector for ``trawl collect``."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _FRAMES_PER_BATCH = 1000
 def make_collector(
     args: Collect, seed: int, stream: int | None = None
 ) -> Collector | MultiCollector:
-    """The collector, seeded; whatever a user's environment or policy raises is told in a line.
+    """Makes the collector and sets its seed.
 
     Args:
-        args: what was asked for.
-        seed: of the policy, as it is made, and of all that is drawn.
-        stream: instead of it the seed of all that is drawn.
+        args: arguments of the command.
+        seed: seed for making the policy, and for the collector.
+        stream: seed of the collector, if it is another than ``seed``.
 
     Raises:
-        CliError: if it can't be made.
+        CliError: if the collector can't be made, or the user's environment or policy fails.
     """
     search_here()
     source = env_source(args)
     env = make_env(args, source)
     try:
-        # With workers, so that what is wrong is found before there are any.
+        # Also with workers, so that an error is found before they start.
         policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
         options: dict[str, Any] = {
             "frames_per_batch": args.frames_per_batch or batch_size(args),
@@ -80,7 +80,7 @@ def _with_workers(
 
 @dataclass(frozen=True)
 class PolicyFactory:
-    """Makes the policy in a worker, where it is loaded once more: not all of them can be sent."""
+    """Loads the policy anew in each worker, because not every policy can be sent there."""
 
     policy: str
     source: Any
@@ -88,7 +88,7 @@ class PolicyFactory:
     unsafe_pickle: bool
 
     def __call__(self) -> Any:
-        """The policy."""
+        """Returns the policy."""
         env = build_env(self.source)
         try:
             return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
@@ -97,7 +97,7 @@ class PolicyFactory:
 
 
 def batch_size(args: Collect) -> int:
-    """A whole number of steps of all environments, if it is ours to choose."""
+    """Returns the default size of a batch: a whole number of steps of its environments."""
     frames, environments = args.frames, args.envs
     if args.asynchronous:
         frames = math.ceil(frames / args.workers)

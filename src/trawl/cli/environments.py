@@ -22,11 +22,11 @@ from trawl.keys import show_key
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Makes an environment that a function makes, or whose id a file registers.
+    """Makes an environment by a function, or by an id that a module registers.
 
     Args:
         text: ``module:name``, as the user gave it.
-        kwargs: arguments of the function, or for the id.
+        kwargs: arguments of the function, or of ``GymEnv`` with an id.
 
     Raises:
         CliError: if the module can't be imported, or there is no such function in it.
@@ -36,13 +36,13 @@ class EnvFactory:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
-        """The environment."""
+        """Returns a new environment."""
         name = split(self.text)[1]
         factory = self.find()
         return GymEnv(name, **self.kwargs) if factory is None else factory(**self.kwargs)
 
     def find(self) -> Any:
-        """The function; None for an id that the module registers."""
+        """Returns the function; None for an id that the module registers."""
         what = f"environment {self.text} can't be made"
         module, name = split(self.text)
         loaded = load_module(what, module)
@@ -58,7 +58,7 @@ def env_kwargs(args: Collect | Evaluate) -> dict[str, Any]:
     """Returns the arguments that ``--env-kwargs`` gives.
 
     Raises:
-        CliError: if it is no JSON object.
+        CliError: if they are not a JSON object.
     """
     if args.env_kwargs is None:
         return {}
@@ -83,7 +83,8 @@ def env_source(args: Collect | Evaluate) -> Any:
     """
     module, name = split(args.env)
     kwargs = env_kwargs(args)
-    # Ids have a version, as no name of Python may; without one the module is asked.
+    # Most ids have a version ("-v1"), which is not allowed in a Python name. The module says if any
+    # other name is a function or an id.
     if module.endswith(".py") or (module and all(part.isidentifier() for part in name.split("."))):
         factory = EnvFactory(args.env, kwargs)
         if factory.find() is not None or module.endswith(".py"):
@@ -92,7 +93,7 @@ def env_source(args: Collect | Evaluate) -> Any:
 
 
 def built(args: Collect | Evaluate, source: Any) -> Any:
-    """The environments of the command, as one, whatever they give.
+    """Makes the command's environments as one, and does not check their data.
 
     Raises:
         CliError: if they can't be made.
@@ -107,14 +108,14 @@ def built(args: Collect | Evaluate, source: Any) -> Any:
 
 
 def make_env(args: Collect, source: Any) -> Any:
-    """The environments of the command, as one.
+    """Makes the command's environments as one, and checks that a dataset can hold their data.
 
     Args:
-        args: what was asked for.
-        source: what :func:`env_source` gave.
+        args: arguments of the command.
+        source: the result of :func:`env_source`.
 
     Raises:
-        CliError: if they can't be made, or what they give can't be written.
+        CliError: if they can't be made, or the dataset can't hold their data.
     """
     env = built(args, source)
     try:
@@ -142,7 +143,7 @@ def _check_layout(args: Collect, env: Any) -> None:
 
 
 def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
-    """Keys and spaces of what has no fixed layout."""
+    """Yields keys and spaces of observations and actions without a fixed layout."""
     for part in env.parts:
         if isinstance(part, GymEnv):
             for codec in (part.observation_codec, part.action_codec):
@@ -155,6 +156,6 @@ def env_of_minari(args: Collect) -> Any:
     if isinstance(source, str):
         return source
     env = build_env(source)
-    # It is asked for its spaces and its spec, which it has when it is closed too.
+    # Only its spaces and its spec are used, and a closed environment still has these.
     env.close(raise_if_closed=False)
     return env.env if isinstance(env, GymEnv) and not env.batch_size else None

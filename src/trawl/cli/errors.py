@@ -1,4 +1,4 @@
-"""Errors as one line."""
+"""Error messages of one line."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import reprlib
 from trawl.errors import WorkerError
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-# Characters of a value that are shown.
+# Maximum number of characters that are shown of a value.
 _LONGEST = 500
-# TorchScript tells what went wrong in the last line of its message, not the first.
+# An error that begins like this has its cause in the last line, not the first.
 _SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
 
 
 class CliError(Exception):
-    """What is wrong, in words for the user: shown as one line, without a traceback."""
+    """Error for the user, shown as one line, without a traceback."""
 
 
 class Stopped(Exception):
-    """Collection ended before its end; what there is was kept.
+    """Collection was stopped early; committed frames were kept.
 
     Args:
-        message: says so.
+        message: message for the user.
         code: the exit code.
     """
 
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception, on one line."""
+    """Returns the message of an exception, on one line."""
     # str() of a KeyError is the repr of its message.
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     if isinstance(error, OSError) and error.strerror:
@@ -41,11 +41,11 @@ def message_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The type and message of an exception out of a user's code, and where it happened."""
+    """Returns type, message and place of an exception from a user's code, on one line."""
     noted: BaseException | None = error
     notes = []
     if isinstance(error, WorkerError) and error.message.startswith("in "):
-        # "in worker 1: ValueError: no", and then the traceback of that.
+        # "in worker 1: ValueError: no", followed by that error's traceback.
         where, _, line = one_line(error.message).partition(": ")
         notes, noted = [where], error.original
     else:
@@ -56,7 +56,7 @@ def describe(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text, with escapes for all that a terminal would act on.
+    r"""Returns the text with unprintable characters escaped, such as a terminal's commands.
 
     Example:
         >>> print(printable("red: \x1b[31m"))
@@ -68,13 +68,13 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value out of a dataset, which may be anything, as a few words."""
+    """Returns a short printable text for any value from a dataset."""
     text = value if isinstance(value, str) else reprlib.repr(value)
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def one_line(text: str) -> str:
-    """The first line that says something, without escape codes."""
+    """Returns the line of a message that says what is wrong, without escape codes."""
     lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     if not lines:
         return ""

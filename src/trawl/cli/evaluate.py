@@ -1,4 +1,4 @@
-"""``trawl evaluate``."""
+"""The command ``trawl evaluate``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(args: Evaluate) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if what was asked for can't be done; nothing was written then.
+        CliError: if the arguments are not valid, or the evaluation fails; nothing is written then.
         OSError: if the results can't be written.
     """
     _check(args)
@@ -60,14 +60,14 @@ def evaluate(args: Evaluate) -> int:
 
 @dataclass(frozen=True)
 class PolicyLoader:
-    """Loads the policy where it acts: not all of them can be sent."""
+    """Loads the policy in the process where it acts, because not every policy can be sent."""
 
     policy: str
     seed: int
     unsafe_pickle: bool
 
     def __call__(self, env: Any) -> Any:
-        """The policy for an environment; None for random actions."""
+        """Returns the policy for an environment; None for random actions."""
         return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
 
 
@@ -76,7 +76,7 @@ def _evaluator(args: Evaluate) -> Evaluator:
     env = built(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
     try:
-        # With workers, too: so that what is wrong is found before there are any.
+        # Also with workers, so that an error is found before they start.
         policy = loader(env)
     except CliError:
         raise
@@ -85,7 +85,7 @@ def _evaluator(args: Evaluate) -> Evaluator:
     finally:
         env.close(raise_if_closed=False)
     kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
-    # A thread draws in its own way: what is made with a seed is made here.
+    # The evaluator's thread draws from generators of its own, so the seeded policy is made here.
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
@@ -122,7 +122,7 @@ def _check(args: Evaluate) -> None:
 
 
 def _facts(args: Evaluate, started: datetime, result: EvaluationResult) -> dict[str, Any]:
-    """All that is written: how the evaluation was made, and what came of it."""
+    """Returns the content of the results file: settings of the evaluation, and its results."""
     episodes = result.episodes
     facts: dict[str, Any] = {
         "env": args.env,
@@ -150,7 +150,7 @@ def _facts(args: Evaluate, started: datetime, result: EvaluationResult) -> dict[
 
 
 def _finite(value: float) -> float | None:
-    """A number as JSON can hold it: None for what is none."""
+    """Returns the number, or None if it is not finite: JSON has only finite numbers."""
     return value if math.isfinite(value) else None
 
 
@@ -182,7 +182,7 @@ def _print(facts: dict[str, Any], result: EvaluationResult, out: Path) -> None:
 
 
 def _column(summary: Summary, values: Any) -> dict[str, str]:
-    """The figures of a sample, as they are shown."""
+    """Returns the statistics of a sample, formatted for the table."""
     return {
         "mean": short(summary.mean),
         "standard error": short(summary.sem),

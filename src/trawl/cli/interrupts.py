@@ -1,4 +1,4 @@
-"""Ctrl-C: once to finish, twice to stop."""
+"""Handling of Ctrl-C: once to finish, twice to stop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Within its ``with`` block the first SIGINT or SIGTERM is noted, the second raises.
+    """Records the first SIGINT or SIGTERM within its ``with`` block.
+
+    The second signal raises ``KeyboardInterrupt``.
 
     Args:
-        tell: called at the first one, in the signal handler, with what to tell the user.
+        tell: called with a message for the user at the first signal, in the signal handler.
 
     Attributes:
-        signum: the first signal that came, or None.
+        signum: number of the first signal, or None.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -26,10 +28,10 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        # Python leaves signals to the main thread.
+        # Python allows signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                # A shell's background job is started with Ctrl-C ignored, and goes on so.
+                # A shell starts background jobs with Ctrl-C ignored, and it stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self

@@ -21,20 +21,20 @@ def tell(message: str) -> None:
 
 
 def tell_traceback() -> None:
-    """Prints on stderr where the exception that is being handled comes from."""
+    """Prints the traceback of the current exception on stderr."""
     for line in traceback.format_exc().splitlines():
         print(printable(line), file=sys.stderr)
 
 
 @contextmanager
 def notes() -> Iterator[None]:
-    """Within it a warning is a line on stderr, and not also a line of code."""
+    """Prints warnings within the context as one line on stderr, without a line of code."""
     told: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         note = one_line(str(message))
         text = _WORKER.sub("", note)
-        # Workers make what was made here to be looked at, and would say it all again.
+        # Workers make the environment and policy again, and would repeat warnings of this process.
         if text == note or text not in told:
             tell(f"note: {note}")
         told.add(text)
@@ -44,7 +44,7 @@ def notes() -> Iterator[None]:
             warnings.simplefilter("default")
             for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)
-            # So it says that an environment is out of date.
+            # Gymnasium says with this category that an environment is out of date.
             warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
         warnings.showwarning = show
         yield

@@ -1,4 +1,4 @@
-"""The policy that ``--policy`` names."""
+"""Loading of the policy that ``--policy`` names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trawl.cli.references import find, load_module, split
 
 
 def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
-    """The policy that the text stands for.
+    """Loads the policy that ``--policy`` names.
 
     Args:
         text: ``random``, a file, or ``module:factory``.
         env: the environment that the policy is for.
-        seed: for the first weights that a factory, or its module, may draw.
-        unsafe_pickle: whether a file that is a pickle may be loaded.
+        seed: seed for initial weights, which the factory or its module may draw.
+        unsafe_pickle: True to load a file even if it is a pickle.
 
     Returns:
-        What a collector takes as its policy; None for random actions.
+        A policy for a collector; None for random actions.
 
     Raises:
-        CliError: if there is no such policy.
+        CliError: if there is no such policy, or it can't be loaded.
     """
     if text == "random":
         return None
@@ -44,13 +44,13 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
         )
     _seed(seed)
     found = find(what, load_module(what, module), factory)
-    # Once more: what a module draws when it is imported depends on what was imported before.
+    # Again, because the module draws only if it is imported now, and not if it was before.
     _seed(seed)
     return _made(text, found, env)
 
 
 def fingerprint(text: str) -> str | None:
-    """SHA-256 of a policy's file, so that a dataset says which one it was; None without one."""
+    """Returns the SHA-256 of a policy's file, for the record; None if it is not a file."""
     if text == "random" or not os.path.isfile(text):
         return None
     with open(text, "rb") as file:
@@ -89,7 +89,7 @@ def _made(text: str, factory: Any, env: Any) -> Any:
 
 
 def _takes_env(text: str, factory: Any) -> bool:
-    """Whether the factory asks for an argument: one without a default, or one named env."""
+    """Returns True if the first argument has no default, or is named ``env``."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature to read

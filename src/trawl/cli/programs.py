@@ -1,4 +1,4 @@
-"""Policies out of files: programs of torch.export, TorchScript, and (if asked for) pickles."""
+"""Policies from files: programs of torch.export, TorchScript and, if allowed, pickles."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torch import nn
 from trawl.cli.calls import Call, Program, export_call, plain_call
 from trawl.cli.errors import CliError, describe
 
-# What a program of torch.export may hold beside tensors, by the name of its record: objects
-# that are pickled, though the rest is not.
+# Names of the records in a program of torch.export that hold pickled objects. The other records
+# hold none.
 _PICKLED_RECORDS = ("custom_obj", "opaque_obj")
 
 
 def load_file(path: str, env: Any, unsafe_pickle: bool) -> Any:
-    """The policy in a file.
+    """Loads the policy in a file.
 
     Args:
-        path: the file.
+        path: path of the file.
         env: the environment that the policy is for.
-        unsafe_pickle: whether a pickle may be loaded, which can run any code.
+        unsafe_pickle: True to load a pickle, which can run any code.
 
     Returns:
         A TensorDict module that reads the environment's observations and writes its actions.
 
     Raises:
-        CliError: if the file holds no policy, or none for this environment.
+        CliError: if the file holds no policy, or one that does not fit this environment.
     """
     kind = _kind(path)
     if kind == "pickle" and not unsafe_pickle:
@@ -78,7 +78,7 @@ def _wrapped(path: str, call: Call, env: Any) -> TensorDictModule:
 
 
 def _kind(path: str) -> str:
-    """What a file is, by its content: its name may say anything."""
+    """Returns the kind of a file by its content, because its name may be misleading."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {Path(name).name for name in archive.namelist()}
@@ -121,7 +121,7 @@ def _load_program(path: str, unsafe_pickle: bool) -> Any:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Within it torch loads tensors only: its loader of programs would fall back on pickle."""
+    """Makes torch load only tensors within the context, and not fall back on pickle."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -136,7 +136,7 @@ def _weights_only() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within it nothing is logged: what goes wrong is told by the error, in one line."""
+    """Hides log messages up to warnings within the context; an error says what is wrong."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -15,13 +15,13 @@ from trawl.cli.errors import CliError, describe, message_of
 
 
 def search_here() -> None:
-    """Lets modules of policies and environments be found here too, as ``python -m`` does it."""
+    """Adds the current folder to the module search path, as ``python -m`` does."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 
 
 def split(text: str) -> tuple[str, str]:
-    """The module, or the file, and the name in it; an empty module if there is no colon."""
+    """Returns the module (or file) and the name in it; without a colon the module is empty."""
     module, _, name = text.rpartition(":")
     return module, name
 
@@ -30,11 +30,11 @@ def load_module(what: str, module: str) -> ModuleType:
     """Imports a module, or runs a file as one, once in a process.
 
     Args:
-        what: what names it, for messages.
-        module: its name, or a path that ends with ``.py``.
+        what: beginning of error messages, such as the option that names the module.
+        module: name of the module, or a path that ends with ``.py``.
 
     Raises:
-        CliError: if there is none, or it fails.
+        CliError: if the module does not exist, or its import fails.
     """
     try:
         return _from_file(module) if module.endswith(".py") else importlib.import_module(module)
@@ -45,10 +45,10 @@ def load_module(what: str, module: str) -> ModuleType:
 
 
 def find(what: str, module: ModuleType, name: str) -> Any:
-    """The object of that name in a module.
+    """Returns the object of this name in a module; ``what`` begins the error message.
 
     Raises:
-        CliError: if there is none.
+        CliError: if there is no such object.
     """
     try:
         return operator.attrgetter(name)(module)
@@ -59,13 +59,13 @@ def find(what: str, module: ModuleType, name: str) -> Any:
 def _from_file(path: str) -> ModuleType:
     path = os.path.realpath(path)
     folder, file = os.path.split(path)
-    # A name of its own: the file may be called as a module that there is.
+    # A unique name, because the file may have the name of another module.
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     name = f"trawl_file_{digest}_{file.removesuffix('.py')}"
     if name in sys.modules:
         return sys.modules[name]
     if folder not in sys.path:
-        # The modules beside it are found, as if it were run by itself.
+        # The file can import the modules beside it, as if it were run as a script.
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

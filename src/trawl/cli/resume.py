@@ -1,4 +1,4 @@
-"""Going on with a dataset that a collection before has begun."""
+"""Checks for ``trawl collect --resume``, which continues a dataset."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from trawl.data import info
 
 
 def begun(args: Collect, directory: Path) -> dict[str, Any]:
-    """How the dataset was made that is to be gone on with.
+    """Returns how the dataset to resume was made, after checking it against the arguments.
 
     Returns:
-        Its ``info``; of one that is yet to begin no more than ``frames``, which are 0.
+        The dataset's facts, as :func:`trawl.data.info` returns them; only ``frames``, which is 0,
+        if the dataset does not exist or is empty.
 
     Raises:
-        CliError: if it can't be gone on with, or not with these arguments.
+        CliError: if the dataset can't be resumed, or not with these arguments.
     """
     if args.out is None:
         raise CliError("--resume goes on with the dataset in --out: give that too")
@@ -52,7 +53,7 @@ def begun(args: Collect, directory: Path) -> dict[str, Any]:
 
 
 def _check(directory: Path, facts: dict[str, Any]) -> None:
-    """Checks that what is read of the facts is what the command writes: scripts write others."""
+    """Checks the facts that resuming uses: a script may write others than the command does."""
     for name, fits in _FITS.items():
         value = facts.get(name)
         if value is not None and not fits(value):

@@ -1,4 +1,4 @@
-"""``trawl show``."""
+"""The command ``trawl show``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trawl.keys import Key, show_key
 from trawl.observe import Episodes, EpisodeStats
 from trawl.observe.entries import IDS, done_keys, reward_keys
 
-# Read at a time, frames and bytes: datasets may be larger than memory.
+# Maximum frames and bytes to read at a time, because datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20
 # Dtypes of rewards.
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -48,7 +48,7 @@ def show(args: Show) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if there is no dataset, or its returns can't be plotted.
+        CliError: if there is no dataset, it can't be read, or its returns can't be plotted.
     """
     directory = Path(args.directory)
     try:
@@ -73,14 +73,14 @@ def show(args: Show) -> int:
 def read_episodes(
     batches: Iterator[TensorDictBase], entries: Sequence[Entry]
 ) -> tuple[EpisodeStats | None, Episodes]:
-    """The episodes of a dataset.
+    """Returns the statistics of a dataset's episodes, and the episodes.
 
-    Without trajectory ids, or with entries of other kinds, there are no episodes, and None for
-    their statistics.
+    If the dataset has no trajectory ids, rewards or flags, or if they have other dtypes than
+    expected, there are no episodes, and the statistics are None.
 
     Args:
-        batches: the dataset.
-        entries: those of its frames.
+        batches: frames of the dataset.
+        entries: entries of the frames.
     """
     first = next(batches)
     keys = _episode_keys(entries)
@@ -92,7 +92,7 @@ def read_episodes(
 
 
 def _episode_keys(entries: Sequence[Entry]) -> list[Key]:
-    """Returns the keys of the entries that make up episodes; none if an entry is missing."""
+    """Returns the keys of the entries that make up episodes; no keys if one is unsuitable."""
     dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
     rewards, flags = reward_keys(dtypes), done_keys(dtypes)
     kinds = {IDS: {torch.int64}}
@@ -102,13 +102,13 @@ def _episode_keys(entries: Sequence[Entry]) -> list[Key]:
 
 
 def _chunk(record: Record) -> int:
-    """Frames to read at a time."""
+    """Returns the number of frames to read at a time."""
     row = sum(entry.row for entry in record.entries)
     return max(1, min(_CHUNK, _CHUNK_BYTES // max(1, row)))
 
 
 def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
-    """How the dataset was made; a dataset need not say any of it but frames."""
+    """Returns facts on how the dataset was made, some of which its record may lack."""
     frames = f"{info['frames']:,}"
     if not info["complete"]:
         frames += f", not complete: stopped by {shown(info.get('stopped_by') or 'an error')}"
@@ -138,7 +138,7 @@ def _print_entries(console: Console, record: Record) -> None:
     for entry in sorted(record.entries, key=lambda entry: entry.key):
         shape = f"({', '.join(f'{n:,}' for n in (record.frames, *entry.shape))})"
         size = "" if entry.dtype is None else show_bytes(record.frames * entry.row)
-        # Not as text: rich would take brackets in a key for markup.
+        # Text, because rich takes brackets in a str for markup.
         table.add_row(Text(show_key(entry.key)), shape, entry.kind, size)
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trawl.observe.progress import plural, short
 def print_summary(
     console: Console, directory: Path, info: dict[str, Any], episodes: EpisodeStats
 ) -> None:
-    """Prints what a collection gave.
+    """Prints a summary of a collection.
 
     Args:
-        console: where to.
-        directory: the dataset.
-        info: how it was made.
-        episodes: its episodes.
+        console: console to print to.
+        directory: path of the dataset.
+        info: facts about the dataset.
+        episodes: statistics of the collected episodes.
     """
     seconds, share = info["seconds"], info["env_time_share"]
     rate = episodes.frames / seconds if seconds else 0.0
@@ -47,7 +47,7 @@ def print_summary(
 
 
 def show_resumed(resumed: Any, frames: int) -> str:
-    """In a line, where collection went on after a break.
+    """Returns a line that says after which frames the collection was resumed.
 
     Example:
         >>> show_resumed([{"frames": 400}, {"frames": 1200}], 2000)
@@ -55,13 +55,13 @@ def show_resumed(resumed: Any, frames: int) -> str:
     """
     try:
         places = " and ".join(f"{each['frames']:,}" for each in resumed)
-    except (KeyError, TypeError, ValueError):  # a script, or a stranger, wrote it
+    except (KeyError, TypeError, ValueError):  # not written by trawl collect
         return shown(resumed)
     return f"after {places} frames: {frames:,} in all"
 
 
 def show_workers(workers: Any) -> str:
-    """In a line, how many workers there were, and what each did.
+    """Returns a line with the number of workers and the frames of each.
 
     Example:
         >>> show_workers({"count": 2, "sync": False, "restarts": 1, "frames": [400, 600]})
@@ -75,13 +75,13 @@ def show_workers(workers: Any) -> str:
         parts = [f"{workers['count']}, {order}", f"{each} each"]
         if workers["restarts"]:
             parts.append(plural(workers["restarts"], "restart"))
-    except (KeyError, TypeError, ValueError):  # a script, or a stranger, wrote it
+    except (KeyError, TypeError, ValueError):  # not written by trawl collect
         return shown(workers)
     return "; ".join(parts)
 
 
 def show_environment(info: dict[str, Any]) -> str:
-    """The environment, and what it was made with.
+    """Returns the environment and its arguments, as text.
 
     Example:
         >>> show_environment({"env": "Pendulum-v1", "env_kwargs": {"g": 9.0}})
@@ -91,7 +91,7 @@ def show_environment(info: dict[str, Any]) -> str:
 
 
 def show_policy(info: dict[str, Any]) -> str:
-    """The policy, and how it acted.
+    """Returns the policy, with a note if it was deterministic.
 
     Example:
         >>> show_policy({"policy": "policies:actor", "deterministic": True})
@@ -102,13 +102,13 @@ def show_policy(info: dict[str, Any]) -> str:
 
 
 def run_name(env: str, started: datetime) -> str:
-    """Path below ``runs`` for what is made of an environment at a time."""
+    """Returns the default path for results, from the environment and the time of the start."""
     name = env.replace(os.sep, "-").replace(":", "-")
     return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")
 
 
 def print_facts(console: Console, facts: dict[str, str]) -> None:
-    """Prints names and values, a line each."""
+    """Prints names and values, one pair per line."""
     width = max(map(len, facts))
     for name, value in facts.items():
         console.print(f"{name:>{width}}", style="cyan", markup=False, highlight=False, end="  ")
@@ -134,15 +134,15 @@ def _numbers(moments: Moments) -> list[str]:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of a dataset's frames."""
-    # Those beside its folders, as its record, are no frames. Links are not followed.
+    """Returns the size of a dataset's frames in bytes."""
+    # Files outside its folders, such as its record, hold no frames. Links are not followed.
     inner = ((place, files) for place, _, files in os.walk(directory) if Path(place) != directory)
     found = (os.lstat(os.path.join(place, name)) for place, files in inner for name in files)
     return sum(facts.st_size for facts in found if stat.S_ISREG(facts.st_mode))
 
 
 def show_bytes(size: float) -> str:
-    """A number of bytes, in the unit that suits it.
+    """Formats a number of bytes in a suitable unit.
 
     Example:
         >>> show_bytes(17), show_bytes(123_456), show_bytes(5e9)

@@ -1,4 +1,4 @@
-"""Versions of what is installed."""
+"""Versions of installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = {
 
 
 def version(distribution: str) -> str:
-    """The version of a distribution; "unknown" if it runs from source, not installed."""
+    """Returns a distribution's version; "unknown" if it runs from source, not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -22,6 +22,6 @@ def version(distribution: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that a dataset depends on, by name."""
+    """Returns the versions of Python and of the packages that produce the data, by name."""
     found = {name: version(distribution) for name, distribution in _PACKAGES.items()}
     return {**found, "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Collected frames on disk, whole trajectories out of batches, and functions of batches."""
+"""Datasets on disk, trajectory assembly, batch transforms and a replay buffer for Ray."""
 
 from trawl.data.dataset import info, load
 from trawl.data.postprocs import MultiStep

@@ -1,4 +1,4 @@
-"""Datasets on disk, of any format, read back."""
+"""Functions that read datasets of any format from disk."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ def load(directory: str | os.PathLike[str], batch_size: int) -> Iterator[TensorD
 def load(
     directory: str | os.PathLike[str], batch_size: int | None = None
 ) -> TensorDictBase | Iterator[TensorDictBase]:
-    """The frames of a dataset, whatever its format: as they were collected.
+    """Returns the frames of a dataset, whatever its format.
 
-    A dataset can be read while it is written, and after its process was killed: what was
-    committed is there. It may come from a stranger: reading it runs none of its code, and neither
-    writes nor opens files outside it.
+    You can read a dataset while it is being written, and after the process that wrote it was
+    killed: all committed frames are there. You can also read a dataset that you don't trust:
+    reading it runs none of its code, and neither opens nor writes files outside its directory.
 
     Args:
-        directory: the dataset.
-        batch_size: frames to read at a time, the last time less. None: all of them.
+        directory: path of the dataset.
+        batch_size: number of frames to read at a time; the last batch may have fewer. None reads
+            all frames at once.
 
     Returns:
-        A TensorDict of shape ``(frames,)``, or an iterator of TensorDicts ``(batch_size,)``.
-        Frames that follow each other in time lie side by side, in pieces;
-        ``("collector", "traj_ids")`` says what trajectory each belongs to. The format
-        ``memmap`` is memory-mapped, copy-on-write: nothing is read until it is used, and what you
-        change in it changes in memory only. Of the others all frames asked for come into memory.
-        Those of ``minari`` come episode by episode.
+        A TensorDict of shape ``(frames,)``, or with ``batch_size`` an iterator over TensorDicts of
+        shape ``(batch_size,)``. The frames are in the order in which they were written: batch by
+        batch and, within a batch, environment by environment. With the format ``minari`` they are
+        ordered by episode instead. ``("collector", "traj_ids")`` says which trajectory a frame
+        belongs to. With the format ``memmap`` the frames are memory-mapped copy-on-write: they are
+        read from disk when you access them, and your changes stay in memory. The other formats
+        read all requested frames into memory.
 
     Raises:
         FileNotFoundError: if there is no dataset, or nothing was committed to it.
-        ValueError: if it is damaged or of a later version, or ``batch_size`` is not positive. With
-            ``batch_size`` what is damaged may be found as late as it is read.
+        ValueError: if the dataset is damaged, its format or version is unknown, or ``batch_size``
+            is not positive. With ``batch_size``, damage may be found only when the damaged part
+            is read.
         ImportError: if the library that reads the format is missing.
 
     Example:
@@ -78,17 +81,18 @@ def load(
 
 
 def info(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """How a dataset was made.
+    """Returns the facts that a dataset records about itself.
 
     Args:
-        directory: the dataset.
+        directory: path of the dataset.
 
     Returns:
-        Its ``format``, the format's ``version``, ``frames``, ``complete``, and what the sink was
-        given.
+        The dataset's ``format``, the format's ``version``, the number of ``frames``, ``complete``
+        (False while the dataset is being written, or if writing was cut short), and all entries
+        of the sink's ``info``.
 
     Raises:
         FileNotFoundError: if there is no dataset.
-        ValueError: if it is one of a later version, or its ``_dataset.json`` is damaged.
+        ValueError: if its format or version is unknown, or its ``_dataset.json`` is damaged.
     """
     return read_record(directory).facts()

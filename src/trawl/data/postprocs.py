@@ -1,4 +1,4 @@
-"""What can be made of a batch before it is delivered: functions for ``postproc``."""
+"""Transforms of a batch before it is delivered, for the option ``postproc``."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _MASK = ("collector", "mask")
 
 
 class MultiStep(nn.Module):
-    r"""Turns steps into steps of ``n_steps`` at once, for n-step returns.
+    r"""Combines up to ``n_steps`` successive steps into one, for n-step returns.
 
-    Of the frame at time :math:`t`, the reward becomes the discounted sum of the rewards of
-    :math:`k` steps, and all else under ``"next"``, the flags included, becomes that of the last of
-    them, :math:`k` being ``n_steps`` or, near the end of a trajectory or of the batch, as many as
-    there are:
+    The reward at time :math:`t` becomes the discounted sum of the rewards of :math:`k` steps:
 
     .. math:: r_t + \gamma r_{t+1} + \dots + \gamma^{k-1} r_{t+k-1}
 
-    A value is then bootstrapped by :math:`\gamma^k V(s_{t+k})` (Sutton and Barto, *Reinforcement
-    Learning: An Introduction*, 2nd ed., eq. 7.1). No step crosses an episode, a trajectory id, or
-    what a mask leaves out. With whole trajectories (``trajs_per_batch``) none is cut short by the
-    end of a batch.
+    All other entries under ``"next"``, the flags included, become those of the last of these
+    steps. :math:`k` is ``n_steps``, or the number of steps that are left if the trajectory or the
+    batch ends before.
+
+    A target then bootstraps with :math:`\gamma^k V(s_{t+k})` (Sutton and Barto, *Reinforcement
+    Learning: An Introduction*, 2nd ed., eq. 7.1). A combined step never crosses the end of an
+    episode, a change of trajectory id, or an edge of the mask. With whole trajectories
+    (``trajs_per_batch``), the end of a batch never shortens a combined step.
 
     Args:
-        gamma: the discount of each step, from 0 to 1.
-        n_steps: steps to look ahead, at least 1.
+        gamma: discount of each step, from 0 to 1.
+        n_steps: maximum number of steps to combine, at least 1.
 
     Raises:
-        TypeError: if ``gamma`` is no number, or ``n_steps`` no integer.
-        ValueError: if they are out of range.
+        TypeError: if ``gamma`` is not a number, or ``n_steps`` is not an integer.
+        ValueError: if one of them is out of range.
 
     Example:
         >>> import torch
@@ -64,17 +65,18 @@ class MultiStep(nn.Module):
         self.n_steps = operator.index(n_steps)
 
     def forward(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch with steps of several.
+        """Returns the batch with combined steps.
 
         Args:
-            batch: frames ``(*batch_size, time)``; it is left as it is.
+            batch: frames of shape ``(*batch_size, time)``; it is not modified.
 
         Returns:
-            A batch of the same shape, and beside what is changed under ``"next"``:
-            ``("next", "original_reward")``, the reward of the first step;
-            ``"steps_to_next_obs"`` (int64), how many steps it is to ``"next"``; ``"gamma"``
-            (float32), the discount of what comes after; ``"nonterminal"`` (bool), whether
-            anything does: False where an episode terminated on the way.
+            A batch of the same shape. Its entries under ``"next"`` are those of the combined
+            steps, and it has these new entries: ``("next", "original_reward")``, the reward of the
+            first step; ``"steps_to_next_obs"`` (int64), the number of steps that were combined;
+            ``"gamma"`` (PyTorch's default dtype), the discount of the value after the last step;
+            ``"nonterminal"`` (bool), False in padding and where the episode terminated within
+            the combined steps (or ended, if the batch has no ``"terminated"``).
 
         Raises:
             KeyError: if there is no reward, or no flag of an episode's end.
@@ -91,7 +93,7 @@ class MultiStep(nn.Module):
         return result
 
     def _steps(self, batch: TensorDictBase) -> Tensor:
-        """Steps to look ahead from each frame: int64, of the batch's shape."""
+        """Returns the number of steps to combine from each frame: int64, of the batch's shape."""
         time = batch.shape[-1]
         last = ends(batch)
         for key in (_IDS, _MASK):
@@ -100,7 +102,7 @@ class MultiStep(nn.Module):
                 last[..., :-1] |= marks[..., 1:] != marks[..., :-1]
         last[..., -1:] = True
         at = torch.arange(time, device=last.device).expand(batch.shape)
-        # For each frame, where the trajectory it is of ends: the next end from there.
+        # Time of the next end of a trajectory, at or after each frame.
         end = at.masked_fill(~last, time).flip(-1).cummin(-1).values.flip(-1)
         return (end - at + 1).clamp(max=self.n_steps)
 
@@ -117,7 +119,7 @@ class MultiStep(nn.Module):
         return result
 
     def _sum(self, reward: Tensor, steps: Tensor) -> Tensor:
-        """The discounted sum of so many rewards from each frame on."""
+        """Returns the discounted sum of ``steps`` rewards, beginning with each frame's own."""
         axis = steps.ndim - 1
         extra = [1] * (reward.ndim - steps.ndim)
         total = reward.clone()
@@ -142,7 +144,7 @@ class MultiStep(nn.Module):
 
 
 def _later(frames: TensorDictBase, ahead: Tensor) -> TensorDictBase:
-    """For each frame the one so many steps later."""
+    """Returns, for each frame, the frame that is ``ahead`` steps later."""
     flat: Any = frames.reshape(-1)
     index = torch.arange(len(flat), device=ahead.device).reshape(ahead.shape) + ahead
     later: TensorDictBase = flat[index.reshape(-1)].reshape(frames.shape)

@@ -1,4 +1,4 @@
-"""A replay buffer that lives in an actor of a Ray cluster."""
+"""Replay buffer in an actor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trawl.backends.failure import Failure
 from trawl.backends.ray_cluster import Connection, Place, connect, import_ray, with_defaults
 from trawl.backends.ray_wire import pack, pack_code, unpack
 
-# Given as functions that make them, they are made where the buffer is.
+# Arguments of the buffer that may be functions: the actor calls them, to make the parts there.
 _MADE_THERE = ("storage", "sampler", "writer")
-# Batches of workers that are remembered, to know one that comes a second time.
+# Number of workers' batches whose names the actor remembers, to detect one that is sent twice.
 _REMEMBERED = 10_000
 _TRANSPORTS = ("auto", "ray")
 
 
 class RayBufferClient:
-    """A replay buffer in an actor, as seen from any process of the cluster; it can be sent.
+    """Client of a replay buffer in an actor; it can be pickled and used anywhere in the cluster.
 
     Args:
-        actor: the handle of the actor.
+        actor: handle of the actor.
 
     Attributes:
         service_backend: ``"ray"``.
@@ -35,8 +35,8 @@ class RayBufferClient:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        # What is written by a worker has a name, so that nothing of it is written twice: by the
-        # worker, and by one that takes its place.
+        # Part of the name of each batch that workers write. Pickled copies keep it, so a batch
+        # that a worker and its replacement both send has one name, and is stored once.
         self._writer = uuid.uuid4().hex
         self._order: tuple[int, int] | None = None
 
@@ -54,15 +54,15 @@ class RayBufferClient:
     # --- writing
 
     def write_as(self, number: int) -> None:
-        """What is written from now on is of the order with a number; each is written once.
+        """Names the following batches after a request, so that each is stored only once.
 
         Args:
-            number: of the order that a worker carries out.
+            number: number of the request that the worker carries out.
         """
         self._order = number, 0
 
     def extend(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds a batch; gives the indices of its entries."""
+        """Adds a batch and returns the indices of its entries (None after :meth:`write_as`)."""
         if self._order is None:
             return self._ask("extend", data, *args, **kwargs)
         number, part = self._order
@@ -70,7 +70,7 @@ class RayBufferClient:
         return self._ask("extend_once", (self._writer, number, part), data)
 
     def add(self, data: Any) -> Any:
-        """Adds an entry; gives its index."""
+        """Adds an entry and returns its index."""
         return self._ask("add", data)
 
     def empty(self) -> None:
@@ -82,13 +82,13 @@ class RayBufferClient:
         self._ask("update_priority", index, priority)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Sets the priorities that a sampled batch has in it."""
+        """Sets the priorities that a sampled batch contains."""
         self._ask("update_tensordict_priority", data)
 
     # --- reading
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Draws a batch. Its tensors are those that Ray brought; they can be written to."""
+        """Samples a batch. Its tensors use the memory that Ray delivered, and are writable."""
         return self._ask("sample", *args, **kwargs)
 
     def __len__(self) -> int:
@@ -105,63 +105,63 @@ class RayBufferClient:
 
     @property
     def write_count(self) -> int:
-        """Entries that were written so far, those included that others took the place of."""
+        """Number of entries written so far, including those that were overwritten later."""
         return int(self._ask("get", "write_count"))
 
     @property
     def batch_size(self) -> int | None:
-        """Entries of a batch that is drawn, if the buffer was made with such a number."""
+        """Number of entries in a sampled batch; None if the buffer was made without one."""
         size: int | None = self._ask("get", "_batch_size")
         return size
 
     def stats(self) -> dict[str, Any]:
-        """``size`` and ``write_count``, and what a buffer tells of itself beside."""
+        """Returns ``size``, ``write_count`` and the buffer's own ``stats()``, if it has any."""
         found: dict[str, Any] = self._ask("stats")
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the buffer."""
+        """Returns the state of the buffer."""
         state: dict[str, Any] = self._ask("state_dict")
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from a state."""
+        """Restores a state of the buffer."""
         self._ask("load_state_dict", state_dict)
 
     # --- others
 
     def client(self) -> RayBufferClient:
-        """Another client of the same buffer."""
+        """Returns another client of the same buffer."""
         return RayBufferClient(self._actor)
 
     def clients(self, count: int) -> list[RayBufferClient]:
-        """Several clients of the same buffer."""
+        """Returns several clients of the same buffer."""
         return [self.client() for _ in range(count)]
 
 
 class RayReplayBuffer(RayBufferClient):
-    """A TorchRL replay buffer in an actor, which collectors write into and learners draw from.
+    """A TorchRL replay buffer in a Ray actor; collectors write to it, learners sample from it.
 
-    The actor ends with this object, or with :meth:`close`; clients may be anywhere in the
-    cluster.
+    :meth:`close` ends the actor, and so does the garbage collection of this object. Copies of
+    it in other processes of the cluster are clients, which do not end the actor.
 
     Args:
         *args: arguments of the buffer.
-        replay_buffer_cls: the class of the buffer; by default TorchRL's ``ReplayBuffer``.
-        ray_init_config: arguments of ``ray.init``, if this process is not connected.
+        replay_buffer_cls: class of the buffer; by default TorchRL's ``ReplayBuffer``.
+        ray_init_config: arguments of ``ray.init``, if this process is not connected to a cluster.
         remote_config: options of the actor (``num_cpus``, by default 0, ``memory``,
             ``resources``, …).
-        placement_timeout: seconds that the actor may wait for these; None: as long as it takes.
+        placement_timeout: seconds to wait until the cluster has these resources; None: no limit.
         transport: ``"ray"`` (or ``"auto"``): data goes through Ray's object store.
-        transport_options: None; there are none.
-        delayed_init: whether the buffer is made only when it is first used.
-        **kwargs: more arguments of the buffer; ``storage``, ``sampler`` and ``writer`` are best
-            given as functions that make them.
+        transport_options: None, because this transport has no options.
+        delayed_init: True to make the buffer only when it is first used.
+        **kwargs: more arguments of the buffer. ``storage``, ``sampler`` and ``writer``
+            should be functions that make them: the actor calls these.
 
     Raises:
-        ImportError: if there is no Ray, or no TorchRL and no other class is given.
-        ValueError: for an unknown transport.
-        RuntimeError: if the cluster has no place for the actor.
+        ImportError: if Ray is missing, or if TorchRL is missing and no other class is given.
+        ValueError: if ``transport`` is unknown, or ``transport_options`` is not empty.
+        RuntimeError: if the cluster has no room for the actor.
 
     Example:
         >>> from functools import partial
@@ -195,7 +195,7 @@ class RayReplayBuffer(RayBufferClient):
         connect(ray_init_config)
         self._connection = Connection()
         make, refs = pack_code((replay_buffer_cls, args, kwargs))
-        # It mostly waits, and is not to take the place of a collector.
+        # The actor mostly waits, so it should not take a CPU or a GPU from a collector.
         options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
         place = Place(options, placement_timeout)
         actor = ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
@@ -226,22 +226,23 @@ class RayReplayBuffer(RayBufferClient):
                     import_ray().kill(self._actor)
 
     def shutdown(self) -> None:
-        """The same as :meth:`close`."""
+        """Alias of :meth:`close`."""
         self.close()
 
     def __del__(self) -> None:
         self.close()
 
     def __reduce__(self) -> Any:
-        # Elsewhere it is a client: the actor doesn't end with it.
+        # A copy is only a client, so that the actor does not end with the copy.
         return RayBufferClient, (self._actor,)
 
 
 @contextlib.contextmanager
 def _nameless_locks() -> Iterator[None]:
-    """Locks that are made meanwhile have no name outside, as forked processes would need none.
+    """Sets the start method ``fork`` within the context, so that new locks have no names.
 
-    A name would stay in /dev/shm when the actor is killed, and with it whoever should remove it.
+    With other start methods a lock has a name in /dev/shm. The name would be left behind when the
+    actor is killed together with the process that should remove it.
     """
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
@@ -252,7 +253,7 @@ def _nameless_locks() -> Iterator[None]:
 
 
 class _BufferActor:
-    """The actor."""
+    """Actor that holds the buffer and calls its methods."""
 
     def __init__(self, make: bytes, refs: list[Any], path: Sequence[str]) -> None:
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -261,10 +262,10 @@ class _BufferActor:
         self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def begun(self) -> None:
-        """Has begun, if this can be called."""
+        """Does nothing; a reply shows that the actor has started."""
 
     def call(self, *packed: Any) -> Any:
-        """Calls a method, of this or of the buffer."""
+        """Calls a method of the buffer, or this actor's own version of the method."""
         try:
             return tuple(pack(self._call(*unpack(packed)), copy=False))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Whole trajectories out of successive batches."""
+"""Assembly of whole trajectories from successive batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Place = tuple[Hashable, int, int]
 
 
 class _Run(NamedTuple):
-    """A piece of a trajectory, in one batch."""
+    """Piece of a trajectory within one batch."""
 
     place: _Place
     trajectory: int
@@ -28,15 +28,17 @@ class _Run(NamedTuple):
 
 
 class TrajectoryAssembler:
-    """Gathers the pieces of trajectories until they end.
+    """Assembles whole trajectories from the pieces in successive batches.
 
-    Trajectories come out in the order in which they end, each once and whole; one that was
-    interrupted by a reset, or by the death of its worker, is dropped. What is left of a batch at
-    its end is copied, so that the batch's memory is not kept for a few frames.
+    Trajectories are returned in the order in which they end, each one whole and exactly once. A
+    trajectory that is interrupted by a reset, or by the death of its worker, is dropped. If a
+    trajectory continues after the end of a batch, its frames are copied, so that they do not keep
+    the batch's memory in use.
 
     Args:
-        workers: number of workers of the collector. Ids tell which of them a trajectory is of.
-        stride: trajectories of one worker have ids that differ by ``workers * stride``.
+        workers: number of workers of the collector. A trajectory id tells which worker made the
+            trajectory.
+        stride: ids of trajectories of one worker differ by multiples of ``workers * stride``.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -54,36 +56,37 @@ class TrajectoryAssembler:
     def __init__(self, workers: int = 1, stride: int = 1) -> None:
         self._workers = workers
         self._stride = stride
-        # By source, worker and row: an environment has one trajectory at a time. One that has a
-        # hole has no pieces, but None.
+        # The pieces of each environment's unfinished trajectory, by source, worker and row. None
+        # if frames of the trajectory are missing.
         self._pieces: dict[_Place, list[TensorDictBase] | None] = {}
         self._ids: dict[_Place, int] = {}
         self._whole: deque[TensorDictBase] = deque()
-        # How many of these have memory of their own.
+        # Number of trajectories at the front of the queue that have memory of their own.
         self._own = 0
 
     def __len__(self) -> int:
-        """Whole trajectories that were not taken yet."""
+        """Number of whole trajectories that were not taken yet."""
         return len(self._whole)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Takes a batch of shape ``(*batch_size, time)``, with trajectory ids.
+        """Adds a batch of shape ``(*batch_size, time)`` with trajectory ids.
 
         Raises:
-            KeyError: if the batch has no trajectory ids, or nothing tells where they end.
-            ValueError: if its trajectories are of more workers than was said.
+            KeyError: if the batch has no trajectory ids, or no flag of a trajectory's end.
+            ValueError: if the ids in a row go down, as in batches of more workers than ``workers``.
         """
         self.add_parts([(None, batch)])
 
     def add_parts(self, parts: Iterable[tuple[Hashable, TensorDictBase]]) -> None:
-        """Takes batches that were collected at the same time, each with a name of its source.
+        """Adds batches that were collected at the same time, each with the name of its source.
 
         Args:
-            parts: the batches. The ids of each source may be any, so long as those of an
-                environment differ.
+            parts: pairs of a source's name and its batch. Sources may share ids, and the ids of a
+                source may come in any order, but trajectories of one environment need different
+                ids.
 
         Raises:
-            KeyError: if a batch has no trajectory ids, or nothing tells where they end.
+            KeyError: if a batch has no trajectory ids, or no flag of a trajectory's end.
         """
         found: list[tuple[int, int, int, TensorDictBase]] = []
         for order, (source, batch) in enumerate(parts):
@@ -104,10 +107,10 @@ class TrajectoryAssembler:
         self._whole.extend(trajectory for *_, trajectory in found)
 
     def miss(self, batch: TensorDictBase, source: Hashable = None) -> None:
-        """Notes frames that are not to be gathered: the trajectories they are of have a hole.
+        """Marks the trajectories of these frames as incomplete, so that they are dropped.
 
         Args:
-            batch: the frames, of shape ``(*batch_size, time)``.
+            batch: frames of shape ``(*batch_size, time)`` that are not added.
             source: the name of their source.
         """
         for run in self._runs(source, batch.reshape(-1, batch.shape[-1])):
@@ -117,7 +120,7 @@ class TrajectoryAssembler:
                 del self._pieces[run.place]
 
     def _runs(self, source: Hashable, lanes: TensorDictBase) -> Iterator[_Run]:
-        """The pieces of trajectories in frames ``(lanes, time)``."""
+        """Yields the pieces of trajectories in frames of shape ``(rows, time)``."""
         if lanes.get(_IDS, None) is None:
             raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
         ids: Tensor = lanes.get(_IDS).cpu()
@@ -130,7 +133,7 @@ class TrajectoryAssembler:
                 yield _Run(place, trajectory, start, stop, bool(done[lane, stop - 1]))
 
     def _begun(self, run: _Run) -> list[TensorDictBase] | None:
-        """The pieces of a trajectory so far; None if one is missing."""
+        """Returns the list of the trajectory's pieces so far; None if a piece is missing."""
         before = self._ids.get(run.place, -1)
         if run.place[0] is None and run.trajectory < before:
             raise ValueError(
@@ -140,46 +143,46 @@ class TrajectoryAssembler:
                 "TrajectoryAssembler(workers=collector.num_workers)"
             )
         if before != run.trajectory:
-            # Another trajectory began without this one's end: it was cut off by a reset.
+            # The trajectory before did not end: a reset cut it off.
             self._pieces.pop(run.place, None)
         self._ids[run.place] = run.trajectory
         return self._pieces.setdefault(run.place, [])
 
     def take(self, count: int | None = None) -> list[TensorDictBase]:
-        """The first ``count`` whole trajectories, or all of them."""
+        """Removes and returns the first ``count`` whole trajectories; None: all of them."""
         count = len(self._whole) if count is None else min(count, len(self._whole))
         self._own = max(0, self._own - count)
         return [self._whole.popleft() for _ in range(count)]
 
     def keep(self) -> None:
-        """Copies whole trajectories that lie in the memory of batches, so that this is free."""
+        """Copies whole trajectories out of the memory of batches, which can be freed then."""
         for index in range(self._own, len(self._whole)):
             self._whole[index] = self._whole[index].clone()
         self._own = len(self._whole)
 
     def state(self) -> list[TensorDictBase]:
-        """Copies of the whole trajectories that were not taken yet."""
+        """Returns copies of the whole trajectories that were not taken yet."""
         return [trajectory.clone() for trajectory in self._whole]
 
     def load(self, whole: Iterable[TensorDictBase]) -> None:
-        """Goes on from such copies; other trajectories that began before are dropped."""
-        # Whatever else comes of them is no beginning.
+        """Restores trajectories from :meth:`state`; unfinished trajectories are dropped."""
+        # Later frames of unfinished trajectories lack their beginning.
         self._pieces = dict.fromkeys(self._pieces)
         self._whole = deque(whole)
         self._own = len(self._whole)
 
 
 def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
-    """Several trajectories as one TensorDict.
+    """Joins several trajectories into one TensorDict.
 
     Args:
-        trajectories: at least one, of shape ``(time,)`` each.
-        layout: ``"cat"`` puts one behind the other: ``(frames,)``. ``"padded"`` puts one below
-            the other: ``(trajectories, longest)``, with zeros at the end of the shorter ones and
-            ``("collector", "mask")`` False there.
+        trajectories: at least one trajectory, each of shape ``(time,)``.
+        layout: ``"cat"`` concatenates them to shape ``(frames,)``. ``"padded"`` stacks them to
+            shape ``(trajectories, longest)``: shorter ones end with zeros, where
+            ``("collector", "mask")`` is False.
 
     Raises:
-        TypeError: if they can't be padded, as data without a fixed shape.
+        TypeError: if the trajectories can't be padded, for example data without a fixed shape.
     """
     if layout == "cat":
         result: TensorDictBase = torch.cat(list(trajectories))
@@ -200,10 +203,10 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
 
 
 def ends(batch: TensorDictBase) -> Tensor:
-    """Where trajectories end: bool, of the batch's shape.
+    """Returns a bool tensor of the batch's shape, True where a trajectory ends.
 
     Raises:
-        KeyError: if there are no flags that say so.
+        KeyError: if no flag under ``"next"`` marks the end of a trajectory.
     """
     following = batch.get("next")
     found = leaves_named(following, ENDS)
@@ -215,12 +218,12 @@ def ends(batch: TensorDictBase) -> Tensor:
 
 
 def leaves_named(frames: TensorDictBase, names: Sequence[str]) -> list[Any]:
-    """The keys of entries with one of these names, wherever they are nested."""
+    """Returns the keys of entries with one of these names, at any depth."""
     return [k for k in frames.keys(True, True) if (k if isinstance(k, str) else k[-1]) in names]
 
 
 def runs(ids: Tensor) -> list[tuple[int, int]]:
-    """Where equal ids begin and end; steps that belong to no trajectory are left out."""
+    """Returns the start and stop of each run of equal ids; negative ids are left out."""
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     edges = [0, *cuts.tolist(), len(ids)]
     return [(start, stop) for start, stop in pairwise(edges) if start < stop and ids[start] >= 0]

@@ -1,4 +1,4 @@
-"""Where collected frames go on disk: one sink for each format."""
+"""Sinks, which write collected frames to disk: one for each format."""
 
 from trawl.data.sinks.base import Sink
 from trawl.data.sinks.memmap import MemmapSink

@@ -1,4 +1,4 @@
-"""What sinks of all formats have in common: the directory, its record, commits, full disks."""
+"""Base class of sinks: the dataset's directory, its record, commits and full disks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from trawl.data.sinks.record import (
     to_json,
 )
 
-# What the last steps need on a disk that collection has filled up: two blocks for each entry.
+# Bytes that are reserved on the disk, so that closing still works if collection has filled it up.
+# Each entry needs two blocks.
 _RESERVE = 64 * 1024
 _RESERVE_PER_ENTRY = 8 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -38,39 +39,40 @@ _BEGUN = {f".{RECORD}", _ROOM}
 
 
 class Sink(ABC):
-    """Writes batches, as they come, into a dataset on disk.
+    """Writes batches into a dataset on disk, as they come.
 
-    A dataset is a directory. ``_dataset.json`` in it says how many frames count, and is replaced
-    at each commit: whenever the process is killed, what was committed can be read, and a sink with
-    ``resume=True`` goes on after it. A commit also outlives a power cut: frames are on the disk
-    before ``_dataset.json`` speaks of them. A subclass writes frames of its format in ``_append``,
-    and calls ``_commit`` when the disk has them.
+    A dataset is a directory. Its file ``_dataset.json`` holds the number of valid frames, and each
+    commit replaces this file. If the process is killed, all committed frames can be read, and a
+    sink with ``resume=True`` continues after them. Commits also survive a power cut: frames are on
+    the disk before ``_dataset.json`` counts them. A subclass writes frames of its format in
+    ``_append``, and calls ``_commit`` when the frames are on the disk.
 
-    Leaving the ``with`` block closes the sink. After an exception within, the dataset is marked
-    as not complete. Without any frame there is no dataset.
+    Leaving the ``with`` block closes the sink. If an exception leaves the block, the dataset is
+    marked as not complete. A sink that is closed without any frames removes its directory.
 
     Args:
-        directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``_dataset.json``; may be added to until the end, as
-            :attr:`info`.
-        resume: whether to go on with a dataset of this format that is there. If there is none,
-            it is begun. Trajectory ids go on after those of the dataset, as no trajectory does.
+        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
+            are created.
+        info: facts about the dataset, for ``_dataset.json``. You can add to the attribute
+            :attr:`info` until the sink is closed.
+        resume: True to continue a dataset of this format; if there is none, the sink begins one.
+            Trajectories do not continue: new ones have ids above those in the dataset.
 
     Attributes:
-        directory: the dataset.
-        frames: number of frames committed: those that can be read whatever happens.
-        info: what goes into ``_dataset.json``.
-        closed: whether the sink was closed.
+        directory: path of the dataset.
+        frames: number of committed frames, which can be read even after a crash.
+        info: facts about the dataset, which are written to ``_dataset.json``.
+        closed: True if the sink was closed.
 
     Raises:
-        FileExistsError: if there is something at ``directory``, or with ``resume`` something
-            that is no dataset.
-        BlockingIOError: if another sink writes there.
-        OSError: if it can't be written there.
+        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+            dataset.
+        BlockingIOError: if another sink is writing to the dataset.
+        OSError: if the directory can't be written.
         ValueError: with ``resume``, if the dataset is of another format, or damaged.
     """
 
-    #: The format's name.
+    #: Name of the format.
     format: ClassVar[str]
 
     def __init__(
@@ -86,7 +88,7 @@ class Sink(ABC):
         self.frames = 0
         self._entries: list[Entry] = []
         self._first_id = self._next_id = 0
-        # Where it is even if the process goes to another folder.
+        # Absolute, because the process may change its working directory.
         self._place = self.directory.absolute()
         self._reserve = self._place / _ROOM
         self._frames_at = self._place / FRAMES
@@ -112,61 +114,63 @@ class Sink(ABC):
             self._let_go()
             raise
 
-    # --- what a format does
+    # --- implemented by each format
 
     @abstractmethod
     def _begin(self, entries: list[Entry]) -> None:
-        """Makes place for frames of these entries; there is nothing of them yet."""
+        """Prepares the files for frames with these entries, before the first frames."""
 
     @abstractmethod
     def _append(self, rows: TensorDictBase) -> None:
-        """Takes frames ``(frames,)``, all or none: if it raises, it is as if it was not called."""
+        """Takes frames of shape ``(frames,)``; if it raises, the dataset has none of them."""
 
     @abstractmethod
     def _flush(self, everything: bool) -> None:
-        """Commits what waits: all that can be committed now, or everything, at the end."""
+        """Commits waiting frames: those that can be committed now, or ``everything``."""
 
     @abstractmethod
     def _layout(self) -> dict[str, Any]:
-        """What the format keeps in the record."""
+        """Returns the format's own part of the record."""
 
     @abstractmethod
     def _restore(self, record: Record) -> None:
-        """Goes on after this commit: what lies there beyond it goes.
+        """Continues after the commit that the record describes; later data does not count.
 
         Raises:
-            ValueError: if what was committed is not there; nothing is changed then.
+            ValueError: if committed data is missing or damaged; nothing is changed then.
         """
 
     @abstractmethod
     def _finish(self) -> None:
-        """Called when all is committed, before the record says that it is the end."""
+        """Completes the files, after the last commit and before the final record."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Lets go of files."""
+        """Closes files, and drops frames that were not committed."""
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Number of frames that were taken, and are not committed yet."""
+        """Number of frames that were written, and are not committed yet."""
 
     # --- writing
 
     def write(self, batch: TensorDictBase) -> None:
         """Appends the frames of a batch of any shape, row by row.
 
-        Rows that are no experience (masked out, or with trajectory id -1) are left out. A batch
-        that can't be written is as if it had not been given.
+        Rows without experience (masked out, or with trajectory id -1) are left out. If an error
+        is raised, the dataset has no frame of the batch.
 
         Args:
-            batch: anything that a collector delivers: TensorDicts with the same entries.
+            batch: a TensorDict as a collector delivers it, with the same entries in each call.
 
         Raises:
-            ValueError: if its entries are not those of the batches before.
-            TypeError: if it is no TensorDict, or an entry is no tensor of a fixed shape.
+            ValueError: if the entries differ from those of earlier batches.
+            TypeError: if the batch is not a TensorDict, or an entry is neither a tensor of a fixed
+                shape nor text.
             RuntimeError: if the sink is closed.
-            OSError: if it can't be written, as on a full disk: says where, and how much is free.
+            OSError: if the batch can't be written. If the disk is full, the message has the path
+                and the free space.
         """
         if self.closed:
             raise RuntimeError(f"{type(self).__name__}({str(self.directory)!r}) is closed")
@@ -191,7 +195,7 @@ class Sink(ABC):
             raise
 
     def _with_own_ids(self, rows: TensorDictBase) -> TensorDictBase:
-        """The frames with trajectory ids that the dataset has not, if it was begun before."""
+        """Returns the frames with ids above those that a resumed dataset already has."""
         ids = rows.get(IDS, None)
         if ids is None:
             return rows
@@ -202,20 +206,20 @@ class Sink(ABC):
         return rows
 
     def commit(self) -> None:
-        """Makes sure that all that was taken can be read, whatever happens.
+        """Commits the frames written so far, so that they can be read even after a crash.
 
-        Formats commit by themselves, as often as suits them. Minari's takes whole episodes only:
-        those that have not ended are waiting still.
+        Sinks also commit by themselves, as often as suits their format. The format ``minari``
+        commits whole episodes only: frames of unfinished episodes go on waiting.
 
         Raises:
-            OSError: if it can't be written.
+            OSError: if the frames can't be written.
         """
         if not self.closed and self._entries:
             with self._telling():
                 self._flush(everything=False)
 
     def _commit(self, frames: int) -> None:
-        """The record says from now on that so many frames are there."""
+        """Writes a record that counts this many frames."""
         before, self.frames = self.frames, frames
         try:
             self._write_record(complete=False)
@@ -237,19 +241,19 @@ class Sink(ABC):
         }
         write_json(self._place / RECORD, to_json(facts, self.info), wait=wait)
 
-    # --- the end
+    # --- closing
 
     def close(self, *, complete: bool = True, sync: bool = True) -> None:
-        """Commits what there is, and closes; may be called again, also after it was interrupted.
+        """Commits all frames and closes the sink; may be called again, also after an interruption.
 
         Args:
-            complete: whether all was collected that was meant to be.
-            sync: whether to wait until the disk has also what closing writes. What was committed
-                before outlives a power cut in any case.
+            complete: False to mark the dataset as not complete, because collection was cut short.
+            sync: True to wait until the files that closing writes are on the disk. Frames that
+                were committed before survive a power cut in any case.
 
         Raises:
-            OSError: if something can't be written. What was committed can be read, and the
-                dataset is marked as not complete if that can be written.
+            OSError: if a file can't be written. Committed frames can still be read, and the
+                dataset is marked as not complete if the record can be written.
         """
         if self.closed:
             return
@@ -293,13 +297,13 @@ class Sink(ABC):
     # --- the directory
 
     def _is_there(self) -> bool:
-        """Whether there is a dataset to go on with."""
+        """Returns True if there is a dataset to continue."""
         if not os.path.lexists(self.directory):
             return False
         try:
             found = read_record(self.directory).format
         except FileNotFoundError as error:
-            # A process that is killed as it begins leaves no more than this.
+            # A process that is killed while it begins a dataset leaves at most these files.
             if self.directory.is_dir() and set(os.listdir(self.directory)) <= _BEGUN:
                 return True
             raise FileExistsError(
@@ -321,10 +325,10 @@ class Sink(ABC):
         except FileExistsError as error:
             if error.filename == str(self.directory):
                 raise FileExistsError(_taken(self.directory)) from None
-            # A file, where a directory should be.
+            # The parent of the dataset is a file.
             reason = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, reason, error.filename) from None
-        # One may write into folders that one may not read.
+        # A folder that can't be opened for reading may still be writable.
         with suppress(PermissionError):
             sync(path.parent for path in [self._place, *missing])
 
@@ -332,24 +336,24 @@ class Sink(ABC):
         check_plain(self._place)
         try:
             record = read_record(self._place)
-        except FileNotFoundError:  # as a process leaves it that is killed while it begins
+        except FileNotFoundError:  # the process was killed before it wrote the record
             return
         self.frames = record.frames
         self.info = {**record.given, **self.info}
         self._first_id = self._next_id = record.next_id
-        # Files without frames may be half made.
+        # Without committed frames the files may be incomplete, so the next batch makes them anew.
         if self.frames:
             self._entries = record.entries
             self._restore(record)
 
     def _keep_room(self, size: int) -> None:
         with open(create(self._reserve), "wb") as file:
-            # Zeros might take no room on a disk that compresses.
+            # Random bytes, because zeros may take no space on a disk that compresses.
             file.write(secrets.token_bytes(size))
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Within it a disk that is full is told with its path, and how much is free."""
+        """Adds the path and the free space to errors of a full disk within the context."""
         try:
             yield
         except OSError as error:
@@ -361,10 +365,10 @@ class Sink(ABC):
 
 
 def check_free(directory: str | os.PathLike[str]) -> None:
-    """Checks that there is nothing where a dataset is to go.
+    """Checks that nothing exists at the path of a new dataset.
 
     Raises:
-        FileExistsError: if there is something.
+        FileExistsError: if something exists there.
     """
     if os.path.lexists(directory):
         raise FileExistsError(_taken(directory))
@@ -375,7 +379,7 @@ def _taken(directory: str | os.PathLike[str]) -> str:
 
 
 def _lock(place: Path) -> int:
-    """Holds the directory, until the file is closed or the process ends, however it does."""
+    """Locks the directory until the returned descriptor is closed or the process ends."""
     file = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

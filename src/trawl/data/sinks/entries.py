@@ -1,4 +1,4 @@
-"""The entries of frames, and their values as arrays of numbers or as texts."""
+"""Entries of frames, and conversion of their values to numbers or strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trawl.keys import Key, as_key, show_key, show_keys
 IDS, MASK = ("collector", "traj_ids"), ("collector", "mask")
 
 
-# How a JSON file names the dtypes of entries. Packed and quantized ones are not tensors of numbers.
+# Names of dtypes in a record. Packed and quantized dtypes are left out: they are not plain numbers.
 _NAMES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
@@ -26,18 +26,18 @@ _NAMES = (
 )
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in _NAMES if hasattr(torch, n)}
 _TEXT = "str"
-# Limits on what a record may say: beyond them torch fails, or a stack of calls ends.
+# Limits on the values in a record: beyond them torch fails, or recursion gets too deep.
 _MOST_PARTS, _MOST_DIMS, _MOST_BYTES = 64, 32, 2**63
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of each frame.
+    """Description of an entry that each frame has.
 
     Attributes:
-        key: its key.
-        dtype: its dtype; None of a text.
-        shape: its shape, of one frame.
+        key: key of the entry.
+        dtype: dtype of the entry; None for text.
+        shape: shape of the entry in one frame.
     """
 
     key: Key
@@ -46,10 +46,11 @@ class Entry:
 
     @classmethod
     def of(cls, key: Key, value: Any) -> Entry:
-        """The entry that a value of some frames is of.
+        """Returns the entry that describes a value of several frames.
 
         Raises:
-            TypeError: if it is neither a tensor of a fixed shape nor text.
+            TypeError: if the value is neither text nor a tensor of a fixed shape and a supported
+                dtype.
         """
         if isinstance(value, Tensor) and not value.is_nested:
             if value.dtype not in _DTYPES.values():
@@ -67,7 +68,7 @@ class Entry:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if ``facts`` do not describe an entry.
         """
         facts = facts if isinstance(facts, dict) else {}
         key, name, shape = facts.get("key"), facts.get("dtype"), facts.get("shape")
@@ -88,44 +89,44 @@ class Entry:
         return cls(tuple(key), _DTYPES.get(name), tuple(shape))
 
     def to_json(self) -> dict[str, Any]:
-        """What a JSON file may hold."""
+        """Returns the entry as an object for a JSON file."""
         return {"key": list(self.key), "dtype": self.kind, "shape": list(self.shape)}
 
     @property
     def kind(self) -> str:
-        """The name of the dtype, or ``"str"`` of a text."""
+        """Name of the dtype; ``"str"`` for text."""
         return _TEXT if self.dtype is None else str(self.dtype).removeprefix("torch.")
 
     @property
     def size(self) -> int:
-        """Numbers in one frame; a text is one."""
+        """Number of values in one frame; 1 for text."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Bytes of one frame; of a text, which has no fixed size, 0."""
+        """Number of bytes in one frame; 0 for text, which has no fixed size."""
         return 0 if self.dtype is None else self.size * self.dtype.itemsize
 
     @property
     def column(self) -> str:
-        """The key as the name of a column."""
+        """Name of the entry's column in a table: the parts of its key, joined by dots."""
         return ".".join(self.key)
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Returns whether a value out of a JSON file is a number of things."""
+    """Returns True if a value from a JSON file is an integer from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value < _MOST_BYTES
 
 
 def entries_from_json(facts: Any, frames: int) -> list[Entry]:
-    """The entries of a dataset, out of its record.
+    """Returns the entries that a dataset's record lists.
 
     Args:
-        facts: what the record says.
-        frames: number of frames there are.
+        facts: the record's list of entries, unchecked.
+        frames: number of frames in the dataset.
 
     Raises:
-        ValueError: if no dataset has these entries.
+        ValueError: if a dataset can't have these entries.
     """
     if not isinstance(facts, list):
         raise ValueError(f"entries must be a list, but it is {reprlib.repr(facts)}")
@@ -137,7 +138,7 @@ def entries_from_json(facts: Any, frames: int) -> list[Entry]:
         if any(key[:length] in keys for length in range(1, len(key))):
             raise ValueError(f"entry {reprlib.repr(key)} lies within another entry")
     for entry in entries:
-        # Empty dimensions too: torch multiplies the others.
+        # A dimension of size 0 counts as 1, because torch multiplies the others all the same.
         numbers = math.prod(max(1, size) for size in entry.shape)
         if max(1, frames) * numbers * (entry.dtype or torch.int8).itemsize >= _MOST_BYTES:
             raise ValueError(f"no disk holds {frames} frames of shape {list(entry.shape)}")
@@ -147,14 +148,14 @@ def entries_from_json(facts: Any, frames: int) -> list[Entry]:
 
 
 def bytes_of(rows: TensorDictBase, entries: Sequence[Entry]) -> int:
-    """Bytes of frames, in memory."""
+    """Returns the number of bytes that frames take in memory; a character counts as one."""
     size = len(rows) * sum(entry.row for entry in entries)
     texts = (text for e in entries if e.dtype is None for text in to_texts(rows.get(e.key)))
     return size + sum(map(len, texts))
 
 
 def to_texts(value: Any) -> list[str]:
-    """The texts of an entry, one for each frame."""
+    """Returns the strings of a text entry, one for each frame."""
     texts: list[str] = value.tolist()
     return texts
 
@@ -170,10 +171,10 @@ def _is_text(value: NonTensorData | NonTensorStack) -> bool:
 
 
 def entries_of(rows: TensorDictBase) -> list[Entry]:
-    """The entries of frames.
+    """Returns the entries that frames have.
 
     Raises:
-        TypeError: if one is neither a tensor of a fixed shape nor text.
+        TypeError: if an entry is neither text nor a tensor of a fixed shape and a supported dtype.
     """
     return [Entry.of(as_key(key), value) for key, value in _leaves(rows)]
 
@@ -182,8 +183,8 @@ def check_alike(entries: Sequence[Entry], rows: TensorDictBase) -> None:
     """Checks that frames have these entries.
 
     Raises:
-        ValueError: if they don't.
-        TypeError: if an entry is neither a tensor of a fixed shape nor text.
+        ValueError: if the frames have other entries.
+        TypeError: if an entry is neither text nor a tensor of a fixed shape and a supported dtype.
     """
     found = {as_key(key): value for key, value in _leaves(rows)}
     expected = {entry.key for entry in entries}
@@ -206,7 +207,7 @@ def _shown(entry: Entry) -> str:
 
 
 def _leaves(rows: TensorDictBase) -> list[tuple[Any, Any]]:
-    """All entries, non-tensor ones too."""
+    """Returns keys and values of all entries, including non-tensor ones."""
     return list(rows.items(True, True, is_leaf=_is_leaf))
 
 
@@ -215,11 +216,11 @@ def _is_leaf(kind: type) -> bool:
 
 
 def flat_frames(batch: TensorDictBase) -> TensorDictBase:
-    """The frames of a batch, one after the other, environment by environment.
+    """Returns the frames of a batch in one dimension, environment by environment.
 
     Args:
-        batch: of any shape. Rows where ``("collector", "mask")`` is False or the trajectory id
-            is -1 are no experience, and left out; the mask is too.
+        batch: a batch of any shape. Rows where ``("collector", "mask")`` is False or the
+            trajectory id is -1 are not experience: they are left out, and so is the mask.
 
     Returns:
         A TensorDict of shape ``(frames,)``.
@@ -236,10 +237,10 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
 
 
 def to_numbers(values: Tensor) -> NDArray[Any]:
-    """Frames of an entry as an array ``(frames, numbers)`` of a dtype that everyone knows.
+    """Converts an entry's values to an array ``(frames, numbers)`` of a common dtype.
 
-    Nothing is lost: a complex number is two, and what is narrower than float16 or is bfloat16
-    becomes float32.
+    The conversion is exact: a complex number becomes two numbers, and bfloat16 and floats that
+    are narrower than float16 become float32.
     """
     values = values.detach().cpu()
     if values.is_complex():
@@ -251,7 +252,7 @@ def to_numbers(values: Tensor) -> NDArray[Any]:
 
 
 def from_numbers(entry: Entry, array: NDArray[Any]) -> Tensor:
-    """The inverse of :func:`to_numbers`: of shape ``(frames, *shape)``, and memory of its own."""
+    """Inverse of :func:`to_numbers`: a tensor ``(frames, *shape)`` with memory of its own."""
     frames, dtype = len(array), entry.dtype
     assert dtype is not None
     if dtype.is_complex:

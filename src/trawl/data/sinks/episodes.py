@@ -1,4 +1,4 @@
-"""Trajectories as episodes of Minari, and the way back."""
+"""Conversion of trajectories to episodes of Minari, and back."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _REWARD = ("next", "reward")
 
 
 class EpisodeCodec:
-    """Translates between the frames of a trajectory and an episode of Minari.
+    """Converts between the frames of a trajectory and an episode of Minari.
 
-    An episode has an observation more than steps: the last is what came after the last step.
-    What else the frames hold are infos, by the name of their column. They have a row more too,
-    the last of what was there before a step, the first of what came after: it repeats the row
-    beside it, so that what is the same for a whole episode (its id) is so there.
+    An episode has one observation more than steps: the last one follows the last step. All other
+    entries of the frames are infos, named by their columns. Infos also have one row more than
+    steps. An entry under ``"next"`` repeats its first row at the beginning, any other entry repeats
+    its last row at the end. A value that is constant in an episode, such as its id, stays constant.
 
     Args:
-        entries: of the frames.
-        observations: the space of the environment's observations.
-        actions: the space of its actions.
+        entries: entries of the frames.
+        observations: observation space of the environment.
+        actions: action space of the environment.
 
     Raises:
-        ValueError: if the frames lack something that an episode has, or it is not of its space.
+        ValueError: if the frames lack an entry that an episode needs, or an entry does not fit its
+            space.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class EpisodeCodec:
         self.empty = [entry for entry in entries if entry.key not in taken and not entry.size]
 
     def _codec(self, root: str, space: Space[Any]) -> SpaceCodec:
-        """Of a space, with discrete values as the frames have them: one-hot, or indices."""
+        """Returns a codec of the space; discrete values are one-hot or indices as in the frames."""
         codecs = [SpaceCodec(space, root, categorical) for categorical in (False, True)]
         for codec in codecs:
             if all(_is_of(self.entries.get(leaf.key), leaf) for leaf in codec.leaves):
@@ -79,11 +80,12 @@ class EpisodeCodec:
     # --- to Minari
 
     def encode(self, rows: TensorDictBase, cut: bool) -> dict[str, Any]:
-        """The arguments of an ``EpisodeBuffer``.
+        """Returns the arguments of Minari's ``EpisodeBuffer`` for a trajectory.
 
         Args:
-            rows: a trajectory, ``(steps,)``.
-            cut: whether it ends because collection did: as truncated.
+            rows: the trajectory, of shape ``(steps,)``.
+            cut: True if the trajectory was cut after these rows. The last step is then marked as
+                truncated, unless it is done.
         """
         leaves = self.observations.leaves
         before = [self._array(rows, leaf.key, leaf) for leaf in leaves]
@@ -121,7 +123,7 @@ class EpisodeCodec:
         return array.astype(leaf.dtype, copy=False)
 
     def _ends(self, rows: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Where the trajectory is done, terminated and truncated."""
+        """Returns the flags done, terminated and truncated of each step."""
         done = to_numbers(rows.get(("next", "done"))).reshape(-1).copy()
         flags: dict[str, NDArray[Any]] = {}
         for name in ("terminated", "truncated"):
@@ -142,7 +144,7 @@ class EpisodeCodec:
     # --- from Minari
 
     def decode(self, episode: Any) -> TensorDictBase:
-        """The frames of an ``EpisodeData``, ``(steps,)``."""
+        """Returns the frames of an ``EpisodeData``, of shape ``(steps,)``."""
         steps = len(episode.rewards)
         tensors: dict[Key, Any] = {}
         encoded = self.observations.encode(episode.observations)
@@ -179,7 +181,7 @@ class EpisodeCodec:
 
 
 def _values(rows: TensorDictBase, entry: Entry) -> NDArray[Any]:
-    """The values of an entry: numbers ``(steps, numbers)``, or texts ``(steps,)``."""
+    """Returns an entry's values: numbers ``(steps, numbers)``, or strings ``(steps,)``."""
     value = rows.get(entry.key)
     if entry.dtype is None:
         return np.array(to_texts(value), dtype=object)
@@ -187,7 +189,7 @@ def _values(rows: TensorDictBase, entry: Entry) -> NDArray[Any]:
 
 
 def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
-    """Whether an entry holds what a leaf of a space does; a lone number may have any shape."""
+    """Returns True if an entry fits a leaf of a space; shapes of size 1 fit each other."""
     shape = tuple(leaf.spec.shape)
     if entry is None or (entry.dtype is None) != isinstance(leaf.space, spaces.Text):
         return False
@@ -195,12 +197,13 @@ def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
 
 
 def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:
-    """Spaces of observations and of actions, without bounds, as the entries tell them.
+    """Returns spaces of observations and actions, without bounds, that fit the entries.
 
-    Observations are the entries that a step has before and after it.
+    Observations are the entries that are also under ``"next"``, except for ``done``,
+    ``terminated`` and ``truncated``.
 
     Raises:
-        ValueError: if there is no observation or no action, or one that no space is of.
+        ValueError: if there is no observation or no action, or no space fits one of them.
     """
     keys = {entry.key for entry in entries}
     flags = {(name,) for name in _FLAGS}

@@ -1,7 +1,7 @@
-"""Files of a dataset: opened inside it only, and written so that they outlive a power cut.
+"""Files of a dataset: opened only inside its directory, and synced to survive a power cut.
 
-A dataset may come from a stranger. Nothing in it is followed out of its directory: no link, no
-path with ``..``, no device and no pipe. The directory itself may be reached through a link.
+A dataset may come from an untrusted source. Links, paths with ``..``, devices and pipes in it are
+refused. The directory itself may be reached through a link.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# A file system waits for the disk once for several files, if they are asked for together.
+# Number of files to sync at the same time, so that a file system can wait for the disk only once.
 _SYNCED_TOGETHER = 16
 _NO_REGULAR_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
-# File systems that can't sync a directory say so.
+# Errors of file systems that can't sync a directory.
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP)
-# Of a JSON file; none of ours comes near it.
+# Maximum size of a JSON file in bytes; those that sinks write are far smaller.
 _LONGEST = 64 << 20
 _HERE = os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def damaged(path: str | os.PathLike[str], what: str) -> ValueError:
-    """The error that says what is wrong with a file of a dataset."""
+    """Returns the error that says what is wrong with a file of a dataset."""
     name = str(path)
     return ValueError(f"{name if name.isprintable() else repr(name)} is damaged: {what}")
 
 
 def is_inside(name: str) -> bool:
-    """Returns whether a path, as a dataset tells it, stays in the directory it is relative to."""
+    """Returns True if a relative path from a dataset stays inside its directory."""
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -45,16 +45,16 @@ def open_inside(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
     """Opens a regular file of a dataset.
 
     Args:
-        directory: the dataset.
-        name: the file's path in it.
-        flags: of ``os.open``.
+        directory: path of the dataset.
+        name: path of the file within the dataset.
+        flags: flags for ``os.open``.
 
     Returns:
-        Its descriptor.
+        The file's descriptor.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no regular file, or is reached through a link.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it is not a regular file, or is reached through a link.
         OSError: if it can't be opened.
     """
     *folders, last = name.split("/")
@@ -65,7 +65,7 @@ def open_inside(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
             inner = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | _HERE, dir_fd=place)
             os.close(place)
             place = inner
-        # A pipe without a reader must not hold us.
+        # O_NONBLOCK, because opening a pipe could block otherwise.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(last, flags, dir_fd=place)
     except OSError as error:
@@ -84,7 +84,7 @@ def open_frames(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
     """Opens a file that holds frames, as :func:`open_inside` does.
 
     Raises:
-        ValueError: also if it is not there, since the record says that it is.
+        ValueError: also if the file is missing, because the record says that it exists.
     """
     try:
         return open_inside(directory, name, flags)
@@ -96,11 +96,11 @@ def read_json(file: int, path: Path) -> dict[str, Any]:
     """Returns the object that a JSON file holds, and closes the file.
 
     Args:
-        file: its descriptor.
-        path: its path, for messages.
+        file: descriptor of the file.
+        path: path of the file, for error messages.
 
     Raises:
-        ValueError: if it holds no object.
+        ValueError: if the file does not hold a JSON object.
     """
     with open(file, "rb") as opened:
         content = opened.read(_LONGEST + 1)
@@ -118,10 +118,10 @@ def read_json(file: int, path: Path) -> dict[str, Any]:
 
 
 def check_plain(directory: Path) -> None:
-    """Checks that a dataset, which is to be written into, consists of files and folders.
+    """Checks, before a dataset is written to, that it has only regular files and folders.
 
     Raises:
-        ValueError: if there is a link, a device or a pipe.
+        ValueError: if it has a link, a device or a pipe.
     """
     for place, folders, files in os.walk(directory, onerror=_raise):
         for name in (*folders, *files):
@@ -139,19 +139,19 @@ def _no_file(path: Path) -> ValueError:
 
 
 def create(path: Path) -> int:
-    """Opens a new file for writing, in the place of one that an attempt before may have left."""
+    """Opens a new file for writing, and replaces one that a failed attempt may have left."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o666)
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, wait: bool = True) -> None:
-    """Puts a JSON file into the place of one that may be there, at once.
+    """Writes a JSON file, and atomically replaces one that exists.
 
     Args:
-        path: the file.
-        content: what it holds.
-        wait: whether to wait until the disk has it.
+        path: path of the file.
+        content: object to write.
+        wait: True to wait until the file is on the disk.
     """
     text = json.dumps(content, indent=2, allow_nan=False)
     new = path.with_name(f".{path.name}")
@@ -166,13 +166,13 @@ def write_json(path: Path, content: Mapping[str, Any], *, wait: bool = True) -> 
 
 
 def sync(paths: Iterable[int | str | os.PathLike[str]]) -> None:
-    """Waits until the disk has files or directories, given by their paths or descriptors."""
+    """Waits until files or directories, given as paths or descriptors, are on the disk."""
     several = list(paths)
     if len(several) > 1:
         with ThreadPoolExecutor(min(len(several), _SYNCED_TOGETHER)) as pool:
             try:
                 waits = [pool.submit(_sync, path) for path in several]
-            except RuntimeError:  # no thread begins while the interpreter ends
+            except RuntimeError:  # no thread can start while the interpreter exits
                 waits = []
             for wait in waits:
                 wait.result()
@@ -183,7 +183,7 @@ def sync(paths: Iterable[int | str | os.PathLike[str]]) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Waits until the disk has a directory, and all that is under it."""
+    """Waits until a directory and everything in it are on the disk."""
     sync([*directory.rglob("*"), directory])
 
 

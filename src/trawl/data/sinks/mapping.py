@@ -1,4 +1,4 @@
-"""Files in memory, of which changes stay in memory."""
+"""Memory-mapped files, of which changes stay in memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import weakref
 from typing import Any
 
-# Python knows it from 3.13 on; the value is that of x86-64 and ARM. Without it the kernel refuses
-# to map files that are larger than memory, as it would have to keep each page that is changed.
+# Python defines it since 3.13; the value is that of x86-64 and ARM. Without this flag the kernel
+# refuses to map files larger than memory, because it reserves memory for all pages to be changed.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,19 +22,20 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_private(file: int, nbytes: int) -> Any:
-    """Maps the beginning of a file, copy-on-write: what is changed in memory is not in the file.
+    """Maps the beginning of a file copy-on-write: changes in memory do not reach the file.
 
-    Unlike ``mmap.mmap`` before Python 3.13 it keeps no descriptor, of which a process has few.
+    Unlike ``mmap.mmap`` before Python 3.13, this function keeps no descriptor open. The number of
+    descriptors of a process is limited.
 
     Args:
-        file: its descriptor, which may be closed afterwards.
-        nbytes: how much of it, more than 0 and not more than it has.
+        file: descriptor of the file; it may be closed afterwards.
+        nbytes: number of bytes to map, more than 0 and at most the size of the file.
 
     Returns:
         A writable buffer, which is unmapped when nothing refers to it any more.
 
     Raises:
-        OSError: if it can't be mapped.
+        OSError: if the file can't be mapped.
     """
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NO_RESERVE
     address = _libc.mmap(None, nbytes, protection, flags, file, 0)
@@ -42,6 +43,6 @@ def map_private(file: int, nbytes: int) -> Any:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at exit: tensors may be read until the very end.
+    # Not at exit, because tensors may still be read then.
     weakref.finalize(buffer, _libc.munmap, address, nbytes).atexit = False
     return buffer

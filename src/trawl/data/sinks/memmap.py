@@ -1,4 +1,4 @@
-"""Memory-mapped TensorDicts: a file for each entry, which frames are appended to."""
+"""The format ``memmap``: a memory-mapped TensorDict, with a file for each entry."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from trawl.keys import Key, nested, show_key
 class MemmapSink(Sink):
     """Writes a memory-mapped TensorDict: quick to write and to read, of any size and any dtype.
 
-    The dataset's ``frames/`` is what ``TensorDict.load_memmap`` reads once the sink was closed.
-    Each batch is committed as it is written, and :meth:`write` waits for the disk: some
-    milliseconds, so that small batches are better written several at a time. Text it can't hold.
+    After the sink is closed, ``TensorDict.load_memmap`` can read the dataset's ``frames/``. Each
+    batch is committed as it is written: :meth:`write` waits some milliseconds for the disk, so
+    use batches of at least a few hundred frames. This format can't hold text.
 
     Args:
-        directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``_dataset.json``.
-        resume: whether to go on with a dataset that is there.
+        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
+            are created.
+        info: facts about the dataset, for ``_dataset.json``.
+        resume: True to continue a dataset of this format; if there is none, the sink begins one.
 
     Raises:
-        FileExistsError: if there is something at ``directory``.
-        OSError: if it can't be written there.
+        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+            dataset.
+        OSError: if the directory can't be written.
 
     Example:
         >>> import os, tempfile
@@ -77,7 +79,7 @@ class MemmapSink(Sink):
                 )
         if not any(entry.row for entry in entries):
             raise ValueError("frames whose entries are all empty leave nothing to write")
-        # What an attempt before may have left.
+        # A failed attempt may have left files.
         self._release()
         shutil.rmtree(self._frames_at, ignore_errors=True)
         laid_out = _lay_out(self._frames_at, entries, 1)
@@ -87,7 +89,7 @@ class MemmapSink(Sink):
             for path, entry in zip(paths, entries, strict=True)
         ]
         for entry, name in zip(entries, self._files, strict=True):
-            if name is not None:  # of what is empty there is no file
+            if name is not None:  # an empty entry has no file
                 if not is_inside(name):
                     raise ValueError(f"entry {show_key(entry.key)} has a name that is no file's")
                 self._open[entry.key] = open_frames(self._frames_at, name, os.O_WRONLY)
@@ -96,8 +98,8 @@ class MemmapSink(Sink):
     @override
     def _append(self, rows: TensorDictBase) -> None:
         for entry in self._entries:
-            # At the place that the count of whole batches says: what a failed call has left
-            # there is written over, or cut off in the end.
+            # Right after the committed frames: bytes that a failed call has left there are
+            # overwritten, or cut off when the sink is closed.
             if entry.row:
                 _write(self._open[entry.key], rows.get(entry.key), self.frames * entry.row)
         sync(self._open.values())
@@ -105,7 +107,7 @@ class MemmapSink(Sink):
 
     @override
     def _flush(self, everything: bool) -> None:
-        """Nothing waits."""
+        """Does nothing, because each batch is committed as it is written."""
 
     @property
     @override
@@ -117,7 +119,7 @@ class MemmapSink(Sink):
         for entry in self._entries:
             if entry.row:
                 os.ftruncate(self._open[entry.key], self.frames * entry.row)
-        # TensorDict lays out an empty dataset of this size, and says so in files of its own.
+        # TensorDict's own JSON files are taken from an empty dataset of the final size.
         layout = self._place / "layout"
         shutil.rmtree(layout, ignore_errors=True)
         _lay_out(layout, self._entries, self.frames)
@@ -144,28 +146,29 @@ class MemmapSink(Sink):
 
 
 def read(record: Record) -> TensorDictBase:
-    """The frames of a dataset, memory-mapped, of shape ``(frames,)``."""
+    """Returns the frames of a dataset, memory-mapped, of shape ``(frames,)``."""
     tensors = {
         entry.key: _map(record.directory, name, entry, record.frames)
         for entry, name in zip(record.entries, _files(record), strict=True)
     }
-    # The files' own description is of the last time that a sink was closed.
+    # TensorDict's own JSON files are only up to date after a sink was closed.
     result: TensorDictBase = TensorDict(nested(tensors), [record.frames], device="cpu")
     return result.lock_()
 
 
 def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """The frames of a dataset, so many at a time."""
+    """Yields the frames of a dataset, ``size`` at a time."""
     whole = read(record)
     for start in range(0, len(whole), size):
         yield whole[start : start + size]
 
 
 def _files(record: Record) -> list[str | None]:
-    """The file of each entry, in ``frames/``; None for an empty one.
+    """Returns the file of each entry, relative to ``frames/``; None for an empty entry.
 
     Raises:
-        ValueError: if the record names others than files that lie there.
+        ValueError: if the record's files are not one inside ``frames/`` for each entry, or an entry
+            is text.
     """
     names = record.layout.get("files")
     if not isinstance(names, list) or len(names) != len(record.entries):
@@ -187,13 +190,13 @@ def _files(record: Record) -> list[str | None]:
 
 
 def _open_entry(directory: Path, name: str, entry: Entry, frames: int, flags: int) -> int:
-    """Opens the file of an entry, which must have all frames."""
+    """Opens the file of an entry, and checks that it has all frames."""
     file = open_frames(directory, f"{FRAMES}/{name}", flags)
     found, needed = os.fstat(file).st_size, frames * entry.row
     if found < needed:
         os.close(file)
-        # To read beyond the end of a mapped file would kill the process; to write there would
-        # make a hole of zeros.
+        # Reading beyond the end of a mapped file would kill the process, and writing there would
+        # leave a hole of zeros.
         raise damaged(directory / FRAMES / name, f"it has {found} bytes, but {needed} were written")
     return file
 
@@ -212,13 +215,13 @@ def _map(directory: Path, name: str | None, entry: Entry, frames: int) -> Tensor
 
 
 def _lay_out(path: Path, entries: list[Entry], frames: int) -> TensorDictBase:
-    """The files of a memory-mapped TensorDict, without content."""
+    """Creates the files of a memory-mapped TensorDict without content, and returns it."""
     rows = {entry.key: torch.zeros((1, *entry.shape), dtype=entry.dtype) for entry in entries}
     template = TensorDict(nested(rows), [1])
     try:
         laid_out: TensorDictBase = template.expand(frames).memmap_like(str(path))
     except RuntimeError as error:
-        # What torch makes of a full disk: it tells the error's number in its message.
+        # For a full disk torch raises a RuntimeError whose message ends with the error's number.
         number = re.search(r"\((\d+)\)$", str(error))
         if number is None:
             raise
@@ -227,7 +230,7 @@ def _lay_out(path: Path, entries: list[Entry], frames: int) -> TensorDictBase:
 
 
 def _write(file: int, rows: Tensor, offset: int) -> None:
-    # As bytes, since numpy doesn't know all of torch's dtypes.
+    # As bytes, because numpy doesn't know all of torch's dtypes.
     flat = rows.detach().cpu().contiguous().reshape(-1)
     left = memoryview(flat.view(torch.uint8).numpy().data)
     while left:

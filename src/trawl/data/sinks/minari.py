@@ -1,4 +1,4 @@
-"""Datasets of Minari: whole episodes, each a folder of its own."""
+"""The format ``minari``: whole episodes, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -36,44 +36,50 @@ from trawl.data.sinks.stored_episodes import (
 
 __all__ = ["MinariSink", "batches", "default_id", "read"]
 
-# Of an episode in Arrow files Minari 0.5 reads the first record batch only: so many rows, of
-# which an episode has one more than steps.
+# Maximum number of steps in an episode. Minari 0.5 reads only the first record batch of an
+# episode's Arrow file: one row more than this, as an episode has one row more than steps.
 LONGEST = 32_767
 _SEVERAL = ("author", "author_email")
 _VERSIONED = re.compile(r"-v\d+$")
 
 
 class MinariSink(Sink):
-    """Writes a dataset of Minari, by whole episodes.
+    """Writes a dataset of Minari, which consists of whole episodes.
 
-    ``data/`` in the dataset is what ``minari.MinariDataset`` opens. If the dataset lies in
-    Minari's own folder (``MINARI_DATASETS_PATH``, or ``~/.minari/datasets``) and its name ends
-    with a version, as ``pendulum/random-v0``, ``minari.load_dataset`` and ``minari show`` find it
-    by its name. It needs ``pip install 'trawl-rl[minari]'``.
+    ``minari.MinariDataset`` opens ``data/`` in the dataset. If the dataset lies in Minari's own
+    folder (``MINARI_DATASETS_PATH``, or ``~/.minari/datasets``) and its name ends with a version,
+    such as ``pendulum/random-v0``, ``minari.load_dataset`` and ``minari show`` find it by its name.
+    The sink needs ``pip install 'trawl-rl[minari]'``.
 
-    Episodes are committed with the batch that they end in. Those that have not ended are held in
-    memory; what is left of them when the sink is closed becomes episodes that are truncated, so
-    that all frames are there. So does the first part of one that gets too long: of 32,767 steps,
-    as many as Minari reads of one, or more than ``open_bytes``.
+    An episode is committed with the batch that it ends in. Until then its frames are held in
+    memory. Episodes that are unfinished when the sink is closed are written as truncated episodes,
+    so that no frame is lost. An unfinished episode is also cut, and its frames so far are written
+    as a truncated episode, if it reaches 32,767 steps, the most that Minari reads of an episode,
+    or if the unfinished episodes together take more than ``open_bytes``.
 
     Args:
-        directory: where the dataset goes. It must not exist; its parents are made.
-        env: the environment's Gymnasium id, its spec or itself: for its spaces, and for Minari to
-            make it again. None: spaces without bounds, of the frames' shapes and dtypes.
-        info: how it is made, for ``_dataset.json``.
-        resume: whether to go on with a dataset that is there.
-        dataset_id: what Minari calls it, as ``"pendulum/random-v0"``. Default: its place in
-            Minari's folder, or its own name.
-        metadata: what else Minari is told: ``author``, ``algorithm_name``, ``description``, …
-        open_bytes: bytes of episodes that have not ended; beyond it the oldest are cut.
+        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
+            are created.
+        env: the environment, its Gymnasium id or its ``EnvSpec``. It defines the spaces, and Minari
+            can make the environment again from its spec. None: spaces without bounds, with the
+            frames' shapes and dtypes.
+        info: facts about the dataset, for ``_dataset.json``.
+        resume: True to continue a dataset of this format; if there is none, the sink begins one.
+        dataset_id: Minari's name of the dataset, such as ``"pendulum/random-v0"``. Default: its
+            path within Minari's folder, or else the name of its directory, with a version.
+        metadata: more metadata for Minari: ``author``, ``algorithm_name``, ``description``, …
+        open_bytes: maximum size of unfinished episodes in memory, in bytes. Beyond it, the
+            episodes without new frames for the longest time are cut.
 
     Raises:
         ImportError: if Minari is missing.
         gymnasium.error.Error: if the id is unknown.
         TypeError: if ``env`` is none of the above.
-        ValueError: if ``dataset_id`` is none, or ``open_bytes`` not positive.
-        FileExistsError: if there is something at ``directory``.
-        OSError: if it can't be written there.
+        ValueError: if ``dataset_id`` is not valid, ``open_bytes`` is not positive, or the spec of
+            ``env`` can't be written.
+        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+            dataset.
+        OSError: if the directory can't be written.
 
     Example:
         >>> import os, tempfile
@@ -119,7 +125,7 @@ class MinariSink(Sink):
             ) from None
         _check_env(env)
         self._given = {
-            # Of these Minari wants several.
+            # Minari expects these as sets.
             **{k: {v} if k in _SEVERAL and isinstance(v, str) else v for k, v in told.items()},
             "dataset_id": name,
             "minari_version": minari.__version__,
@@ -144,7 +150,7 @@ class MinariSink(Sink):
         spec, spaces = _spaces(self._env, entries)
         self._codec = EpisodeCodec(entries, *spaces)
         shutil.rmtree(self._data, ignore_errors=True)
-        # Minari makes the description of a dataset in a folder that is not ours yet.
+        # Minari creates the metadata in a staging folder, from which it is copied.
         storage = self._storage()
         made = storage.new(
             self._staging(), *spaces, env_spec=spec, data_format="arrow", jpeg_encoding=False
@@ -162,12 +168,12 @@ class MinariSink(Sink):
             stored.check(number)
         stored.check_steps()
         self._codec = stored.codec
-        # Minari may have been told of one commit more than the record.
+        # Minari's metadata may be one commit ahead of the record.
         self._metadata = {**stored.metadata, **stored.totals}
         self._drop_uncommitted()
 
     def _drop_uncommitted(self) -> None:
-        # First what Minari reads: it must not speak of what is gone.
+        # Minari's metadata first, so that it never counts episodes that are gone.
         write_json(self._data / METADATA, self._metadata)
         shutil.rmtree(self._place / "unfinished", ignore_errors=True)
         for path in self._data.iterdir():
@@ -185,7 +191,7 @@ class MinariSink(Sink):
         return MinariStorage
 
     def _staging(self) -> Path:
-        """A folder that is empty."""
+        """Creates an empty staging folder and returns its path."""
         path = self._place / "unfinished"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
@@ -207,8 +213,8 @@ class MinariSink(Sink):
             if bool(piece.get(("next", "done"))[-1].any()):
                 ended.append((whole, False))
             else:
-                # Of its own: the user may change the batch before the episode ends. At the end
-                # of the dict: what has not been seen for longest comes first.
+                # A copy, because the user may change the batch before the episode ends. It goes
+                # to the end of the dict, so that those without new frames come first.
                 pieces[name] = [*whole[:-1], piece.clone()]
         ended += self._too_long(pieces)
         self._store(ended)
@@ -217,7 +223,7 @@ class MinariSink(Sink):
     def _too_long(
         self, pieces: dict[int, list[TensorDictBase]]
     ) -> list[tuple[list[TensorDictBase], bool]]:
-        """Takes out the pieces that must not wait any longer."""
+        """Removes and returns the trajectories that must not wait any longer."""
         sizes = {
             name: sum(bytes_of(part, self._entries) for part in parts)
             for name, parts in pieces.items()
@@ -241,7 +247,7 @@ class MinariSink(Sink):
 
     @override
     def _flush(self, everything: bool) -> None:
-        # Episodes that have ended are committed as they do.
+        # Finished episodes are committed with the batch that they end in.
         if everything:
             self._store([(parts, True) for parts in self._open.values()])
             self._open = {}
@@ -251,7 +257,7 @@ class MinariSink(Sink):
         self._open = {}
 
     def _store(self, trajectories: Sequence[tuple[Sequence[TensorDictBase], bool]]) -> None:
-        """Commits trajectories, each in its parts and whether it was cut."""
+        """Commits trajectories, each given as its parts and a flag that is True if it was cut."""
         episodes = []
         for parts, cut in trajectories:
             rows = parts[0] if len(parts) == 1 else torch.cat(list(parts))
@@ -279,7 +285,7 @@ class MinariSink(Sink):
         size = before.get("dataset_size", 0)
         sync_tree(staging)
         for buffer in buffers:
-            # One of this number may be there already: of a commit that came to nothing.
+            # A failed commit may have left an episode of this number.
             target = self._data / str(buffer.id)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(staging / str(buffer.id), target)
@@ -300,7 +306,7 @@ class MinariSink(Sink):
 
 
 def default_id(directory: Path) -> str:
-    """What Minari calls a dataset: its path in Minari's folder, or its name, with a version."""
+    """Returns the default ``dataset_id``: path in Minari's folder, or name, with a version."""
     place = directory.absolute()
     root = Path(
         os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
@@ -311,7 +317,7 @@ def default_id(directory: Path) -> str:
 
 
 def _spaces(env: Any, entries: Sequence[Entry]) -> tuple[Any, tuple[Space[Any], Space[Any]]]:
-    """The spec of an environment, and the spaces of its observations and actions."""
+    """Returns the environment's spec, and its observation and action spaces."""
     if env is None:
         return None, spaces_of(entries)
     made = env if isinstance(env, gymnasium.Env) else gymnasium.make(env)
@@ -323,7 +329,7 @@ def _spaces(env: Any, entries: Sequence[Entry]) -> tuple[Any, tuple[Space[Any], 
 
 
 def _check_env(env: Any) -> None:
-    """Checks that spaces can be had of what was given as environment, and its spec be written."""
+    """Checks that ``env`` is of a kind that has spaces, and that its spec can be written."""
     if isinstance(env, str):
         module, _, name = env.rpartition(":")
         if module:
@@ -340,7 +346,7 @@ def _check_env(env: Any) -> None:
 
 
 def _check_spec(spec: EnvSpec) -> None:
-    """Checks that an environment can be named on disk."""
+    """Checks that an environment's entry point has a name, which can be written."""
     if callable(spec.entry_point):
         raise ValueError(
             f"env={spec.id!r} is registered with an object as its entry_point, which can't be "
@@ -350,12 +356,12 @@ def _check_spec(spec: EnvSpec) -> None:
 
 
 def _runs(rows: TensorDictBase) -> list[tuple[int, int]]:
-    """Where equal trajectory ids begin and end."""
+    """Returns the start and stop of each run of equal trajectory ids."""
     ids = rows.get(IDS).reshape(-1)
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     return list(pairwise([0, *cuts.tolist(), len(ids)]))
 
 
 def _megabytes(directory: Path) -> float:
-    """As Minari counts it: folders too."""
+    """Returns a directory's size in MB, counted as Minari does: with its folders."""
     return sum(path.stat().st_size for path in [directory, *directory.rglob("*")]) / 1e6

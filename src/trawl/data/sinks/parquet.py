@@ -1,4 +1,4 @@
-"""Parquet files, one after the other: a row for each frame."""
+"""The format ``parquet``: Parquet files, with a row for each frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trawl.keys import Key, nested, show_key
 
 # Readers of Parquet folders skip names that begin with a dot.
 _UNFINISHED = ".unfinished.parquet"
-# Measured: quicker than the defaults, and smaller for floats. The checksums tell of damage.
+# Measured: faster than the defaults, and smaller for floats. The checksums detect damage.
 _WRITING: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": False,
@@ -42,27 +42,29 @@ _WRITING: dict[str, Any] = {
 class ParquetSink(Sink):
     """Writes Parquet files, which pandas, Polars, DuckDB and Hugging Face's datasets read.
 
-    A frame is a row. ``("next", "reward")`` is the column ``next.reward``; an entry of a single
-    number is a column of numbers, a text one of strings, any other a column of lists of a fixed
-    length. The schema's
-    metadata (``trawl``) tells keys, dtypes and shapes, so that frames are read back as they were.
-    It needs ``pip install 'trawl-rl[parquet]'``.
+    Each frame is a row. The entry ``("next", "reward")`` is in the column ``next.reward``. A column
+    holds numbers if its entry is a single number, strings if it is text, and otherwise lists of a
+    fixed length. The schema's metadata (``trawl``) holds keys, dtypes and shapes, so that frames
+    are read back as they were. The sink needs ``pip install 'trawl-rl[parquet]'``.
 
-    A file is written, and so a commit made, when ``commit_bytes`` or ``commit_seconds`` are
-    reached: the frames since the last one are held in memory until then.
+    Frames are held in memory until ``commit_bytes`` or ``commit_seconds`` is reached. They are then
+    written to a new file and committed.
 
     Args:
-        directory: where the dataset goes. It must not exist; its parents are made.
-        info: how it is made, for ``_dataset.json``.
-        resume: whether to go on with a dataset that is there.
-        commit_bytes: bytes of frames after which a file is written.
-        commit_seconds: seconds after which a file is written with the next batch.
+        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
+            are created.
+        info: facts about the dataset, for ``_dataset.json``.
+        resume: True to continue a dataset of this format; if there is none, the sink begins one.
+        commit_bytes: size of the frames in memory, in bytes, at which a file is written.
+        commit_seconds: seconds since the last commit after which the next batch causes a file to
+            be written.
 
     Raises:
         ImportError: if pyarrow is missing.
         ValueError: if ``commit_bytes`` or ``commit_seconds`` is negative.
-        FileExistsError: if there is something at ``directory``.
-        OSError: if it can't be written there.
+        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+            dataset.
+        OSError: if the directory can't be written.
 
     Example:
         >>> import os, tempfile
@@ -96,7 +98,7 @@ class ParquetSink(Sink):
                 raise ValueError(f"{name} must not be negative, but it is {value!r}")
         self._commit_bytes, self._commit_seconds = commit_bytes, commit_seconds
         self._waiting: list[TensorDictBase] = []
-        self._bytes = 0  # of those that wait
+        self._bytes = 0  # of the waiting frames
         self._files = 0
         self._committed_at = time.monotonic()
         super().__init__(directory, info, resume=resume)
@@ -109,7 +111,7 @@ class ParquetSink(Sink):
 
     @override
     def _append(self, rows: TensorDictBase) -> None:
-        # Of its own: the user may change the batch before it is written.
+        # A copy, because the user may change the batch before it is written.
         waiting = [*self._waiting, rows.clone()]
         size = self._bytes + bytes_of(rows, self._entries)
         late = time.monotonic() - self._committed_at >= self._commit_seconds
@@ -133,7 +135,7 @@ class ParquetSink(Sink):
             parquet.write_table(table, file, **_WRITING)
             file.flush()
             os.fsync(file.fileno())
-        # A file of this number may be there already: of a commit that came to nothing.
+        # This may replace a file that a failed commit has left.
         os.replace(new, self._frames_at / _name(self._files))
         sync([self._frames_at])
         self._files += 1
@@ -175,7 +177,7 @@ class ParquetSink(Sink):
 
 
 def read(record: Record) -> TensorDictBase:
-    """The frames of a dataset, in memory, of shape ``(frames,)``."""
+    """Returns the frames of a dataset, in memory, of shape ``(frames,)``."""
     pa = _import_pyarrow()
     tables = []
     for path, file in _files(record):
@@ -186,12 +188,12 @@ def read(record: Record) -> TensorDictBase:
 
 
 def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """The frames of a dataset, so many at a time."""
+    """Yields the frames of a dataset, ``size`` at a time."""
     pa = _import_pyarrow()
     parts: list[Any] = []
     for path, part in _parts(record, size):
         parts.append(part)
-        # What is read ends with a file, whatever its size.
+        # The last part of a file may have fewer rows than ``size``.
         while sum(map(len, parts)) >= size:
             with _telling(path):
                 table = pa.concat_tables(parts)
@@ -205,7 +207,7 @@ def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
 
 
 def _parts(record: Record, size: int) -> Iterator[tuple[Path, Any]]:
-    """Tables of at most so many frames, and the file of each."""
+    """Yields tables of at most ``size`` frames, each with the path of its file."""
     pa = _import_pyarrow()
     for path, file in _files(record):
         parts = file.iter_batches(batch_size=size)
@@ -219,11 +221,11 @@ def _parts(record: Record, size: int) -> Iterator[tuple[Path, Any]]:
 
 
 def _files(record: Record) -> Iterator[tuple[Path, Any]]:
-    """The files of a dataset, opened one after the other, and their paths.
+    """Yields the path and the opened file of each Parquet file, in order.
 
     Raises:
-        ValueError: if one is missing or damaged, or holds other columns than the record says; at
-            the end, if the frames are not as many.
+        ValueError: if a file is missing or damaged, or lacks the record's columns; after the last
+            file, if the number of frames is not the record's.
     """
     _import_pyarrow()
     from pyarrow import parquet
@@ -243,7 +245,7 @@ def _files(record: Record) -> Iterator[tuple[Path, Any]]:
 
 
 def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
-    """Checks that the columns of a file are those of the entries."""
+    """Checks that a file has the entries' columns, with their types."""
     for entry in entries:
         if not entry.size:
             continue
@@ -257,7 +259,7 @@ def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
 
 
 def _arrow_type(entry: Entry) -> tuple[Any, int]:
-    """The type of an entry's numbers in a table, and how many there are in a row."""
+    """Returns the type of an entry's values in a table, and their number in a row."""
     pa = _import_pyarrow()
     if entry.dtype is None:
         return pa.string(), 1
@@ -267,7 +269,7 @@ def _arrow_type(entry: Entry) -> tuple[Any, int]:
 
 def _count(record: Record) -> int:
     count = record.layout.get("files")
-    # None of them is empty.
+    # No file is empty, so there can't be more files than frames.
     if not is_count(count) or count > record.frames:
         raise record.damaged(f"files must be a number of files, but it is {reprlib.repr(count)}")
     return count
@@ -275,12 +277,12 @@ def _count(record: Record) -> int:
 
 @contextmanager
 def _telling(path: Path) -> Iterator[None]:
-    """Within it what is wrong with a file is told as such."""
+    """Reports errors of pyarrow within the context as a damaged file."""
     pa = _import_pyarrow()
     try:
         yield
     except OSError as error:
-        # pyarrow's own, about the content, have no number.
+        # An OSError that pyarrow raises because of the file's content has no errno.
         if error.errno is not None:
             raise
         raise damaged(path, str(error)) from None
@@ -289,12 +291,12 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
-    """Frames as a pyarrow table."""
+    """Returns frames as a pyarrow table."""
     pa = _import_pyarrow()
     columns, fields = [], []
     for entry in entries:
         if not entry.size:
-            continue  # Parquet has no empty lists of a fixed length; the metadata tell of it
+            continue  # Parquet has no fixed-length lists of length 0; the metadata list the entry
         values = _column(rows.get(entry.key), entry)
         columns.append(values)
         facts = entry.to_json()

@@ -1,7 +1,7 @@
-"""The record of a dataset, ``_dataset.json``: its format, and how much of what lies there counts.
+"""The record of a dataset, ``_dataset.json``: its format, and the number of valid frames.
 
-It is replaced as a whole, so that a reader finds a state or the one after, never half of each.
-Nothing that it says is taken on trust: a dataset may be damaged, or come from a stranger.
+The file is replaced atomically, so a reader never sees a mix of two states. The reader checks its
+content, because a dataset may be damaged or come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from trawl.data.sinks.entries import Entry, entries_from_json, is_count
 from trawl.data.sinks.files import damaged, open_inside, read_json
 
-# Readers of Parquet folders skip names that begin like this.
+# Readers of Parquet folders skip names that begin with an underscore.
 RECORD, FRAMES = "_dataset.json", "frames"
-# Its name in datasets of Trawl 0.1, which are read as well.
+# Name of the record in datasets of Trawl 0.1, which can be read as well.
 _FIRST_RECORD = "dataset.json"
 FORMATS = ("memmap", "minari", "parquet")
 VERSION = 1
-# How the frames lie there: for those who read and write them, and not for users.
+# Key of the description of the dataset's files, which is not shown to users.
 LAYOUT = "layout"
 _OWN = ("format", "version", "frames", "complete", LAYOUT)
-# Ids of a collection are added to it.
+# Far below the limit of int64, because ids of a collection are added to it.
 _LARGEST_ID = 2**62
 
 
@@ -34,15 +34,15 @@ class Record:
     """The checked content of a dataset's record.
 
     Attributes:
-        directory: the dataset.
-        path: the file that says it.
+        directory: path of the dataset.
+        path: path of the record's file.
         format: name of the format.
-        frames: number of frames that count.
-        complete: whether all was collected that was meant to be.
-        given: what the writer was given.
-        entries: those of each frame.
-        next_id: trajectory ids below it are used.
-        layout: what the format keeps, unchecked.
+        frames: number of valid frames.
+        complete: False while the dataset is being written, or if writing was cut short.
+        given: the sink's ``info``.
+        entries: entries that each frame has.
+        next_id: first trajectory id for new trajectories; all ids in the dataset are below it.
+        layout: the format's own part of the record, unchecked.
     """
 
     directory: Path
@@ -56,21 +56,21 @@ class Record:
     layout: dict[str, Any]
 
     def damaged(self, what: str) -> ValueError:
-        """The error that says what is wrong with the record."""
+        """Returns the error that says what is wrong with the record."""
         return damaged(self.path, what)
 
     def facts(self) -> dict[str, Any]:
-        """Returns what a user may want to know."""
+        """Returns the facts that are shown to users: the sink's ``info``, format and frames."""
         own = {"format": self.format, "version": VERSION, "frames": self.frames}
         return {**own, "complete": self.complete, **self.given}
 
 
 def read_record(directory: str | os.PathLike[str]) -> Record:
-    """The record of a dataset.
+    """Reads and checks the record of a dataset.
 
     Raises:
         FileNotFoundError: if there is no dataset.
-        ValueError: if the record is damaged, or of a format that this version doesn't know.
+        ValueError: if the record is damaged, or its format or version is unknown.
     """
     place = Path(directory)
     for name in (RECORD, _FIRST_RECORD):
@@ -84,13 +84,13 @@ def read_record(directory: str | os.PathLike[str]) -> Record:
 
 
 def drop_first_record(directory: Path) -> None:
-    """Removes what only a dataset of Trawl 0.1 has, once it has a record of today's name."""
+    """Removes files that only a dataset of Trawl 0.1 has, once the new record is written."""
     for name in (_FIRST_RECORD, f".{_FIRST_RECORD}", "reserve", "unfinished.parquet"):
         (directory / name).unlink(missing_ok=True)
 
 
 def to_json(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the file, from what a sink says and what it was given."""
+    """Returns the content of the file, from a sink's record and its ``info``."""
     head = {name: record[name] for name in _OWN if name != LAYOUT}
     return {**head, **given, **record}
 

@@ -1,4 +1,4 @@
-"""Episodes of Minari, read back from disk, where they may be damaged or a stranger's."""
+"""Reader of Minari's episodes in a dataset, which may be damaged or untrusted."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from trawl.data.sinks.files import damaged, open_frames, read_json
 from trawl.data.sinks.record import Record
 
 DATA, METADATA = "data", "metadata.json"
-# What the record knows of the commits that Minari was told of.
+# Totals in Minari's metadata that the record repeats for the committed episodes.
 TOTALS = ("total_episodes", "total_steps", "dataset_size")
 _EPISODE = "part-0.arrow"
 _SPACES = ("observation_space", "action_space")
 
 
 class StoredEpisodes:
-    """The episodes of a dataset that were committed.
+    """The committed episodes of a dataset.
 
     Args:
-        record: that of the dataset.
+        record: record of the dataset.
 
     Attributes:
-        count: how many episodes there are.
-        totals: what the record says that Minari was told.
-        metadata: what Minari was told.
-        codec: makes frames of episodes.
+        count: number of committed episodes.
+        totals: the record's copy of totals in Minari's metadata.
+        metadata: Minari's metadata of the dataset.
+        codec: converts episodes to frames.
 
     Raises:
         ImportError: if Minari is missing.
-        ValueError: if what Minari was told is missing or damaged.
+        ValueError: if the record's totals or Minari's metadata are missing or damaged.
     """
 
     def __init__(self, record: Record) -> None:
@@ -49,7 +49,7 @@ class StoredEpisodes:
         self._path = record.directory / DATA
         path = self._path / METADATA
         self.metadata = read_json(open_frames(record.directory, f"{DATA}/{METADATA}"), path)
-        # Without its spaces Minari would make the environment, by whatever code is named there.
+        # Without spaces in it, Minari would make the environment, by any code that it names.
         if not all(isinstance(self.metadata.get(name), str) for name in _SPACES):
             raise damaged(path, f"{' and '.join(_SPACES)} must be texts")
         if self.metadata.get("data_format") != "arrow":
@@ -62,12 +62,12 @@ class StoredEpisodes:
         self._steps = 0
 
     def frames(self) -> Iterator[TensorDictBase]:
-        """The frames of each episode, ``(steps,)``.
+        """Yields the frames of each episode, of shape ``(steps,)``.
 
         Raises:
             ValueError: if an episode is missing or damaged.
         """
-        # One at a time: Minari reads several into one another if one is long.
+        # One at a time, because Minari mixes up several episodes if one of them is long.
         for number in range(self.count):
             self.check(number)
             with _telling(self._path / str(number)):
@@ -77,10 +77,10 @@ class StoredEpisodes:
         self.check_steps()
 
     def check(self, number: int) -> None:
-        """Checks the files of an episode, before Minari reads them.
+        """Checks the files of an episode before Minari reads them.
 
         Raises:
-            ValueError: if one is missing, is damaged, or does not belong there.
+            ValueError: if a file is missing, is damaged, or does not belong to the episode.
         """
         import pyarrow as pa
 
@@ -88,7 +88,7 @@ class StoredEpisodes:
         path = self._record.directory / folder / _EPISODE
         os.close(open_frames(self._record.directory, f"{folder}/{_EPISODE}"))
         for name in os.listdir(path.parent):
-            # Arrow reads every other file of the folder.
+            # Arrow would read any other file in the folder, too.
             if name not in (_EPISODE, METADATA) and not name.startswith((".", "_")):
                 raise damaged(path.parent, f"{name!r} does not belong there")
         with _telling(path), pa.memory_map(str(path)) as file:
@@ -98,15 +98,15 @@ class StoredEpisodes:
                     f"it holds {reader.num_record_batches} record batches, but must hold one"
                 )
             batch = reader.get_batch(0)
-            # What lies outside of its memory would be read otherwise.
+            # Otherwise a damaged file could make Arrow read outside the batch's memory.
             batch.validate(full=True)
             self._steps += len(batch) - 1
 
     def check_steps(self) -> None:
-        """Checks that the episodes were as many frames as were committed.
+        """Checks that the episodes have as many frames as were committed.
 
         Raises:
-            ValueError: if they were not.
+            ValueError: if the numbers differ.
         """
         steps, self._steps = self._steps, 0
         if steps != self._record.frames:
@@ -116,13 +116,13 @@ class StoredEpisodes:
 
 
 def read(record: Record) -> TensorDictBase:
-    """The frames of a dataset, in memory, of shape ``(frames,)``, episode by episode."""
+    """Returns a dataset's frames in memory, of shape ``(frames,)``, episode by episode."""
     result: TensorDictBase = torch.cat(list(StoredEpisodes(record).frames()))
     return result
 
 
 def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
-    """The frames of a dataset, so many at a time."""
+    """Yields the frames of a dataset, ``size`` at a time."""
     parts: list[TensorDictBase] = []
     for rows in StoredEpisodes(record).frames():
         parts.append(rows)
@@ -137,10 +137,10 @@ def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
 
 
 def import_minari() -> Any:
-    """Minari.
+    """Imports Minari and returns the module.
 
     Raises:
-        ImportError: if it is missing, or pyarrow is.
+        ImportError: if Minari or pyarrow is missing.
     """
     try:
         import minari
@@ -157,7 +157,7 @@ def _totals(record: Record) -> dict[str, Any]:
     totals = record.layout.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     episodes, steps, size = (totals.get(name) for name in TOTALS)
-    # An episode has a frame at least.
+    # Each episode has at least one frame.
     if not is_count(episodes) or not 0 < episodes <= record.frames or steps != record.frames:
         raise record.damaged(
             f"{record.frames} frames can't be {reprlib.repr(episodes)} episodes of "
@@ -170,7 +170,7 @@ def _totals(record: Record) -> dict[str, Any]:
 
 @contextmanager
 def _telling(path: Path) -> Iterator[None]:
-    """Within it whatever Minari, or Arrow, makes of a damaged file is told as such."""
+    """Reports any error of Minari or Arrow within the context as a damaged file."""
     try:
         yield
     except Exception as error:
