@@ -1,4 +1,4 @@
-"""What goes on in a collection: statistics of episodes, progress, plots."""
+"""Statistics of episodes, progress displays and plots for a collection."""
 
 from trawl.observe.episodes import Episodes, EpisodeStats
 from trawl.observe.progress import CollectionProgress

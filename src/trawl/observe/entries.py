@@ -13,7 +13,7 @@ DONE: Key = ("next", "done")
 
 
 def reward_keys(keys: Iterable[Key]) -> list[Key]:
-    """Returns the key of the reward, or those of the rewards of groups of agents.
+    """Returns the key of the reward, or the keys of the rewards of groups of agents.
 
     Args:
         keys: keys of all entries.
@@ -23,7 +23,7 @@ def reward_keys(keys: Iterable[Key]) -> list[Key]:
 
 
 def done_keys(keys: Iterable[Key]) -> list[Key]:
-    """Returns the keys of the flags that end an episode, each of which begins a new trajectory.
+    """Returns the keys of all ``done`` flags; any of them ends the episode.
 
     Args:
         keys: keys of all entries.

@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, out of batches."""
+"""Statistics of episodes, computed from batches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Episodes:
     """Episodes that ended, in the order of their ends.
 
     Attributes:
-        traj_ids: their trajectories' ids, int64.
-        returns: sums of their rewards, float64; of several agents, the mean of their sums.
-        lengths: numbers of their frames, int64.
-        ends: for each, the number of frames seen when it ended, itself included, int64.
+        traj_ids: trajectory id of each episode, int64.
+        returns: sum of the rewards of each episode, float64; with several agents, the mean of
+            their sums.
+        lengths: number of frames of each episode, int64.
+        ends: number of frames seen when each episode ended, including its own, int64.
     """
 
     traj_ids: NDArray[np.int64]
@@ -41,7 +42,7 @@ class Episodes:
 
     @classmethod
     def concatenate(cls, parts: list[Episodes]) -> Episodes:
-        """The episodes of several batches."""
+        """Joins the episodes of several batches."""
         if not parts:
             none = np.empty(0, np.int64)
             return cls(none, np.empty(0), none, none)
@@ -53,13 +54,13 @@ _FIELDS = tuple(each.name for each in fields(Episodes))
 
 @dataclass
 class Moments:
-    """Mean, standard deviation and range of the numbers that come by.
+    """Mean, standard deviation and range of numbers that are added over time.
 
     Attributes:
-        count: how many.
-        mean: their mean; NaN if there are none, as the others.
-        low: the least.
-        high: the greatest.
+        count: number of values.
+        mean: mean of the values; NaN if there are none.
+        low: smallest value; NaN if there are none.
+        high: largest value; NaN if there are none.
     """
 
     count: int = 0
@@ -69,9 +70,9 @@ class Moments:
     _squares: float = field(default=0.0, repr=False)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Takes in more numbers.
+        """Adds numbers.
 
-        The moments of both parts are joined by the formula of Chan, Golub and LeVeque (1979).
+        The moments of both parts are combined by the formula of Chan, Golub and LeVeque (1979).
         """
         if not len(values):
             return
@@ -89,19 +90,19 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Their standard deviation (of the whole, not an estimate from a sample)."""
+        """Standard deviation of the values as a population, not estimated from a sample."""
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
 
 class EpisodeStats:
-    """Follows trajectories through successive batches, and tells their returns and lengths.
+    """Follows trajectories through successive batches, and computes their returns and lengths.
 
     An episode counts when it ends. Its frames may come in any number of batches, of any shape,
-    among those of others: trajectory ids keep them apart.
+    mixed with the frames of other episodes: trajectory ids keep them apart.
 
     Args:
-        recent: how many of the last episodes :attr:`recent_return` and :attr:`recent_length`
-            speak of.
+        recent: number of the last episodes that :attr:`recent_return` and :attr:`recent_length`
+            average.
 
     Attributes:
         frames: number of frames seen.
@@ -126,26 +127,26 @@ class EpisodeStats:
         self._open = Episodes.concatenate([])
 
     def update(self, batch: TensorDictBase) -> Episodes:
-        """Takes in a batch.
+        """Adds a batch.
 
         Args:
-            batch: with ``("collector", "traj_ids")``, ``("next", "reward")`` and
-                ``("next", "done")``. Rows masked out, or with id -1, are left out. Groups of
-                agents may have rewards and flags of their own, such as
-                ``("next", "agents", "reward")``. If a frame has several rewards, their mean counts,
-                and any of several flags ends the episode.
+            batch: batch with ``("collector", "traj_ids")``, ``("next", "reward")`` and
+                ``("next", "done")``. Rows that are masked out, or have id -1, are ignored. Groups
+                of agents may have rewards and flags of their own, such as
+                ``("next", "agents", "reward")``. If a frame has several rewards, their mean counts.
+                If it has several flags, any of them ends the episode.
 
         Returns:
-            The episodes that ended in it.
+            The episodes that ended in the batch.
 
         Raises:
-            KeyError: if one of these is missing.
+            KeyError: if one of these entries is missing.
         """
         ids, rewards, done = _columns(batch)
         if not len(ids):
             return Episodes.concatenate([])
-        # Sorted by trajectory, and in it by time, what belongs together is a run of rows: up to
-        # the next trajectory, or to an end.
+        # Rows are sorted by trajectory, and within a trajectory by time. A run of rows then
+        # belongs together, up to an end or to the next trajectory.
         order = np.argsort(ids, kind="stable")
         ids, rewards, done = ids[order], rewards[order], done[order]
         starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]) | done[:-1]])
@@ -167,7 +168,7 @@ class EpisodeStats:
         return ended
 
     def _join_open(self, runs: Episodes) -> None:
-        """Adds what trajectories had before to their first runs in this batch."""
+        """Adds returns and lengths from earlier batches to the first runs of trajectories."""
         before = self._open
         first = np.searchsorted(runs.traj_ids, before.traj_ids)
         goes_on = runs.traj_ids[np.minimum(first, len(runs) - 1)] == before.traj_ids
@@ -197,9 +198,9 @@ class EpisodeStats:
         return _mean([length for _, length in self._recent])
 
     def summary(self) -> dict[str, Any]:
-        """``count``, and mean, std, min and max of ``return`` and ``length``, for JSON.
+        """Returns ``count``, and mean, std, min and max of ``return`` and ``length``, for JSON.
 
-        What isn't a finite number (there was no episode, or a reward was NaN) is None.
+        Values that are not finite (no episode has ended, or a reward was NaN) are None.
         """
         return {
             "count": self.count,
@@ -209,15 +210,15 @@ class EpisodeStats:
 
 
 def _columns(batch: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Trajectory ids, rewards and ends, a number for each frame, row after row.
+    """Returns trajectory ids, rewards and done flags, with one value for each frame.
 
-    A batch with time last is read in the order of its rows, so that within a batch of several
-    environments the ends are in the order of the environments.
+    The batch is read row after row. In a batch of several environments, with time last, the
+    frames of the first environment therefore come before those of the second.
     """
     following = batch.get("next", None)
     keys = [] if following is None else [next_of(as_key(key)) for key in following.keys(True, True)]
     ids = _column(batch, IDS)[:, 0].numpy()
-    # Several values in a row are those of agents, in one group or in several.
+    # Several values for one frame are those of agents, in one group or in several.
     agents = [_column(batch, key).double() for key in reward_keys(keys) or [REWARD]]
     rewards = torch.cat(agents, -1).mean(-1).numpy()
     flags = [_column(batch, key).any(-1) for key in done_keys(keys) or [DONE]]
@@ -231,7 +232,7 @@ def _columns(batch: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray
 
 
 def _column(batch: TensorDictBase, key: Key) -> Tensor:
-    """The values of an entry, a row for each frame."""
+    """Returns the values of an entry, with one row for each frame."""
     value = batch.get(key, None)
     if value is None:
         hint = " (track_traj_ids=True gives it)" if key == IDS else ""

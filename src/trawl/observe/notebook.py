@@ -14,10 +14,10 @@ _HTML = (
 
 
 class CellOutput:
-    """One output of the cell that runs, whose content can be replaced.
+    """Output of the running notebook cell; its content can be replaced.
 
     Args:
-        content: the content that is shown first.
+        content: content that is shown first.
         width: number of columns.
     """
 
@@ -26,7 +26,7 @@ class CellOutput:
         self._handle = display(self._bundle(content), raw=True, display_id=True)
 
     def replace(self, content: RenderableType) -> None:
-        """Shows other content instead."""
+        """Replaces the content."""
         self._handle.update(self._bundle(content), raw=True)
 
     def _bundle(self, content: RenderableType) -> dict[str, str]:

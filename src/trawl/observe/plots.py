@@ -1,4 +1,4 @@
-"""Pictures of a collection."""
+"""Plots of a collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trawl.observe.episodes import Episodes
 
-# The running mean is over a tenth of the episodes, and no more than this.
+# The running mean covers a tenth of the episodes, but no more than this many.
 _LONGEST_MEAN = 100
 _MOST_POINTS = 20_000
 
@@ -19,13 +19,13 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
     """Draws the return of each episode, and their running mean, over the frames collected.
 
     Args:
-        episodes: the episodes.
-        file: where the picture goes; its ending (``.png``, ``.pdf``, ``.svg``) says what it is.
-        title: stands over it.
+        episodes: the episodes to plot.
+        file: path of the file to write; its suffix (``.png``, ``.pdf``, ``.svg``) sets the format.
+        title: title of the plot.
 
     Raises:
         ImportError: if matplotlib is missing (``pip install 'trawl-rl[plot]'``).
-        ValueError: if there is no episode, or matplotlib can't write such a file.
+        ValueError: if there is no episode, or matplotlib does not support the format.
         OSError: if the file can't be written.
 
     Example:
@@ -56,7 +56,7 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw(axes, episodes)
-    # As it is: a dollar sign begins no formula.
+    # A dollar sign in the title doesn't begin a formula.
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     figure.savefig(os.fspath(file))
 
@@ -96,7 +96,7 @@ def _draw(axes: Any, episodes: Episodes) -> None:
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Means of each ``window`` values in a row.
+    """Returns the means of all runs of ``window`` successive values.
 
     Example:
         >>> running_mean(np.array([1.0, 3.0, 5.0]), 2).tolist()

@@ -1,4 +1,4 @@
-"""How a collection gets on, shown on the terminal."""
+"""Progress of a collection, shown on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from tensordict import TensorDictBase
 from trawl.observe.episodes import EpisodeStats
 
 if TYPE_CHECKING:
-    # It needs IPython, which a notebook has.
+    # This import needs IPython, which is installed wherever a notebook runs.
     from trawl.observe.notebook import CellOutput
 
-# Without a terminal: a line for each tenth of the frames, and one when that takes long.
+# Without a terminal: a line for each tenth of the frames, and one after 30 s without a line.
 _LINES, _SECONDS = 10, 30.0
 _PER_SECOND = 4
-# The rate shown is that of the last batches.
+# Number of recent batches over which the rate is computed.
 _RATE_BATCHES = 20
 
 
 class CollectionProgress:
-    """Shows how a collection gets on.
+    """Shows the progress of a collection.
 
-    On a terminal and in a notebook that is a bar with the figures under it, which moves while the
-    ``with`` block lasts; of a collector with workers, also a line for each of them. Elsewhere it
-    is a line now and then, without escape codes.
+    On a terminal and in a notebook, it shows a bar with figures below it, which is updated while
+    the ``with`` block lasts. If the collector has workers, a line for each worker follows.
+    Elsewhere, it prints a line now and then, without escape codes.
 
     Args:
-        collector: what collects; its ``stats()`` are shown. Workers are not asked for theirs,
-            and so not held up.
-        title: stands before the bar.
-        console: where to show it; the standard error stream without it.
+        collector: the collector, whose ``stats()`` are shown. Workers are not asked for their own
+            statistics, so they are not held up.
+        title: text before the bar.
+        console: console to print to; by default the standard error stream.
 
     Attributes:
         episodes: statistics of the episodes seen.
-        seconds: time between the start and the last batch.
+        seconds: time in seconds between the start and the last batch.
 
     Example:
         >>> from trawl import Collector
@@ -89,7 +89,7 @@ class CollectionProgress:
         self._task = self._bar.add_task(title, total=self._total, frames=self._count())
 
     def update(self, batch: TensorDictBase) -> None:
-        """Takes in a batch that the collector gave."""
+        """Adds a batch that the collector delivered."""
         self.episodes.update(batch)
         self._facts = self._stats()
         now, frames = time.perf_counter(), int(self._facts["frames"])
@@ -109,7 +109,7 @@ class CollectionProgress:
         """Shows a note at once; safe to call from a signal handler."""
         self._note = note
         if self._live is None and self._cell is None:
-            # Past all buffers, one of which may be at work just where the signal came.
+            # Bypasses all buffers, since the signal may have interrupted a write to one of them.
             os.write(2, f"{note}\n".encode())
 
     @property
@@ -123,11 +123,11 @@ class CollectionProgress:
         return facts
 
     def _of(self, index: int, name: str) -> Any:
-        """A figure of a worker, or None."""
+        """Returns a figure of a worker, or None if it is not known."""
         return self._facts.get(f"worker_{index}/{name}")
 
     def workers(self) -> list[list[str]]:
-        """What is shown of each worker: number, frames, rate, the environment's share, faults."""
+        """Returns a line per worker: number, frames, rate, share of time in the env, restarts."""
         return [self._line(index) for index in range(self._workers)]
 
     def _line(self, index: int) -> list[str]:
@@ -142,7 +142,7 @@ class CollectionProgress:
         ]
 
     def figures(self) -> list[str]:
-        """What is shown beside the count of frames."""
+        """Returns the figures that are shown beside the count of frames."""
         parts = [f"{self.rate:,.0f} frames/s"]
         share = self._facts.get("env_time_share")
         if share:
@@ -162,7 +162,7 @@ class CollectionProgress:
     # --- on a terminal, and in a notebook
 
     def render(self) -> RenderableType:
-        """The bar, and the figures under it."""
+        """Returns the bar, and the figures below it."""
         parts: list[RenderableType] = [self._bar]
         figures = "  ".join(self.figures())
         parts.append(Text(figures, style="dim", overflow="ellipsis", no_wrap=True))
@@ -173,7 +173,7 @@ class CollectionProgress:
         return Group(*parts)
 
     def _table(self) -> Table:
-        """A line for each worker; what the terminal has no room for is left out at the end."""
+        """Returns a table with a line for each worker; its end is cut off if there is no room."""
         table = Table.grid(padding=(0, 2, 0, 0))
         for justify in ("left", "right", "right", "right", "left"):
             table.add_column(justify=justify, no_wrap=True, style="dim")
@@ -223,7 +223,7 @@ class CollectionProgress:
 
 
 def _marks(now: float, frames: int) -> deque[tuple[float, int]]:
-    """When there were how many frames, of late."""
+    """Returns a record of recent times and frame counts, with a first entry."""
     return deque([(now, frames)], maxlen=_RATE_BATCHES)
 
 
@@ -233,13 +233,13 @@ def _rate(marks: deque[tuple[float, int]]) -> float:
 
 
 def _whole_batches(facts: dict[str, Any]) -> int | None:
-    """The frames that will be collected: whole batches; None if there is no end."""
+    """Returns the number of frames to collect, in whole batches; None without a limit."""
     total, batch = facts.get("total_frames"), facts["requested_frames_per_batch"]
     return None if total is None else math.ceil(total / batch) * batch
 
 
 def short(value: float) -> str:
-    """A number as one would say it: four digits or so.
+    """Formats a number for readers, with about four digits.
 
     Example:
         >>> [short(number) for number in (-1234.56, 21.5, 0.01234, float("nan"))]
@@ -253,7 +253,7 @@ def short(value: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Formats a count with its noun.
 
     Example:
         >>> plural(1, "batch"), plural(1200, "frame")

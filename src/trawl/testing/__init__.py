@@ -1,6 +1,6 @@
-"""Environments whose frames can be checked, and the check; and the suite that a backend must pass.
+"""Test environments, a check of the frames they yield, and a conformance suite for backends.
 
-All of it is for tests of what collects, or of places where workers live.
+The environments and the check are for tests of collectors.
 """
 
 import importlib
@@ -29,7 +29,8 @@ __all__ = [
     "SelfResettingVectorEnv",
 ]
 
-# Where each name lives. A worker of the suite is a fresh process which needs nothing else of this.
+# Module of each name. Imports are lazy because a worker of the suite is a fresh process, which
+# needs nothing else of this package.
 _HOMES = dict.fromkeys(__all__, "trawl.testing.envs") | {
     "BackendConformance": "trawl.testing.backends",
     "Ledger": "trawl.testing.ledger",

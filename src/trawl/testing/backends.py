@@ -1,4 +1,4 @@
-"""The conformance suite of places where workers can live."""
+"""Conformance suite for backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MB = 1 << 20
 
 
 def needs(*abilities: str) -> Callable[[_Test], _Test]:
-    """Marks a test as one for backends with certain abilities."""
+    """Marks a test as one for backends with certain abilities only."""
 
     def mark(test: _Test) -> _Test:
         test.__dict__["abilities"] = abilities
@@ -34,20 +34,21 @@ def needs(*abilities: str) -> Callable[[_Test], _Test]:
 class BackendConformance:
     """Tests of all that :mod:`trawl.backends.base` promises, for any backend.
 
-    A subclass says how a backend is made, and what it can do; pytest finds the tests in it. What
-    a backend can't do, by what the subclass says, has no tests there. pytest itself is not needed
-    to import this, and shows what was compared in a failed test after
+    A subclass makes the backend and states its abilities; pytest finds the tests in the subclass.
+    Tests of abilities that the backend lacks are left out. The suite can be imported without
+    pytest. To see the compared values in a failed test, call
     ``pytest.register_assert_rewrite("trawl.testing.backends")`` in ``conftest.py``.
 
     Attributes:
         isolated: whether each worker has an interpreter of its own, so that messages are copies.
-        shares_memory: whether workers can write to memory that is allocated here.
+        shares_memory: whether workers can write to memory that the backend allocates in this
+            process.
         concurrent: whether workers work while this process does something else.
         kills_by_signal: whether a worker is a process of this machine, so that the reason of its
             death can be the name of a signal.
-        patience: seconds after which a test fails that waits for an event. No test takes longer
-            for a larger number.
-        many: workers in the test of many workers.
+        patience: seconds after which a test that waits for an event fails. A larger number slows
+            no passing test down.
+        many: number of workers in the test of many workers.
 
     Example:
         >>> from trawl.backends import InlineBackend
@@ -72,7 +73,7 @@ class BackendConformance:
     patience: float = 300.0
     many: int = 16
 
-    #: Tests that a subclass leaves out, with the ability that it lacks.
+    #: Tests that a subclass leaves out, by name, with the ability that its backend lacks.
     left_out: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -85,7 +86,7 @@ class BackendConformance:
             setattr(cls, name, None)
 
     def new_backend(self) -> Backend:
-        """A backend, newly made; the suite closes it."""
+        """Returns a new backend; the suite closes it."""
         raise NotImplementedError
 
     def setup_method(self) -> None:
@@ -97,44 +98,44 @@ class BackendConformance:
         """Closes the backend."""
         self.backend.close()
 
-    # --- what tests are made of
+    # --- parts of tests
 
     def launch(self, index: int = 0, make: MakeService = Puppet) -> Worker:
         """Starts a worker."""
         return self.backend.launch(index, make)
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Takes in events until a condition holds."""
+        """Collects events until a condition holds."""
         deadline = time.monotonic() + self.patience
         while not reached():
             left = deadline - time.monotonic()
             assert left > 0, f"nothing more in {self.patience} s; until then: {dict(self._events)}"
             for event in self.backend.wait(left):
                 before = self._events[event.worker]
-                # The last is enough: nothing may come after it.
+                # Nothing may come after a death, so it is enough to look at the last event.
                 last = before[-1] if before else None
                 assert not isinstance(last, Death), f"{event} after {last}"
                 before.append(event)
 
     def messages(self, worker: Worker, count: int) -> list[Any]:
-        """The contents of the next so many messages of a worker."""
+        """Returns the contents of the next ``count`` messages of a worker."""
         events = self._events[worker]
         self.wait_until(lambda: len(events) >= count or self._ended(worker))
         taken, events[:count] = events[:count], []
         return [e.content if isinstance(e, Message) else e for e in taken]
 
     def message(self, worker: Worker) -> Any:
-        """The content of the next message of a worker."""
+        """Returns the content of the next message of a worker."""
         (content,) = self.messages(worker, 1)
         return content
 
     def ask(self, worker: Worker, *order: Any) -> Any:
-        """Sends an order that brings one answer; the answer."""
+        """Sends a request that brings one answer, and returns the answer."""
         worker.send(order)
         return self.message(worker)
 
     def end(self, worker: Worker) -> tuple[list[Any], Failed | None, Death]:
-        """The last of a worker: contents of messages, how it failed, and its death."""
+        """Waits for a worker's death; returns its last messages, its failure and its death."""
         self.wait_until(lambda: self._ended(worker))
         *events, death = self._events.pop(worker)
         assert isinstance(death, Death)
@@ -150,29 +151,29 @@ class BackendConformance:
     # --- messages
 
     def test_abilities_are_as_told(self) -> None:
-        """What the suite was told about the backend is what the backend tells."""
+        """The backend has the abilities that the subclass states."""
         assert self.backend.isolated == self.isolated
         assert self.backend.shares_memory == self.shares_memory
 
     def test_a_worker_knows_its_index(self) -> None:
-        """The number under which a worker is launched is kept."""
+        """A worker keeps the number with which it is launched."""
         assert self.launch(7).index == 7
 
     def test_messages_come_in_order(self) -> None:
-        """Messages arrive in the order in which they were sent, both ways."""
+        """Messages arrive in the order in which they were sent, in both directions."""
         worker = self.launch()
         for i in range(300):
             worker.send(("echo", i))
         assert self.messages(worker, 300) == list(range(300))
 
     def test_messages_wait_for_the_service(self) -> None:
-        """What is sent before there is a service comes after what its making sends."""
+        """Messages sent before there is a service wait until the service is made."""
         worker = self.launch(make=Maker("made"))
         worker.send(("echo", 1))
         assert self.messages(worker, 2) == ["made", 1]
 
     def test_each_worker_has_its_own_order(self) -> None:
-        """Messages of several workers may mix, but not those of one."""
+        """Messages of several workers may mix, but those of one worker stay in order."""
         workers = [self.launch(i) for i in range(3)]
         for worker in workers:
             worker.send(("count", 50))
@@ -181,7 +182,7 @@ class BackendConformance:
             assert self.messages(worker, 51) == [*range(50), worker.index]
 
     def test_many_workers(self) -> None:
-        """Many workers live, and answer, and end at the same time."""
+        """Many workers run, answer and end at the same time."""
         workers = [self.launch(i, Maker(i)) for i in range(self.many)]
         for worker in workers:
             assert self.message(worker) == worker.index
@@ -203,7 +204,7 @@ class BackendConformance:
             assert self.ask(worker, "echo", content) == content
 
     def test_large_messages_both_ways_at_once(self) -> None:
-        """Two sides that send much while neither receives don't wait for each other."""
+        """Two sides that both send large messages before either receives don't deadlock."""
         worker = self.launch()
         content = bytes(3 * _MB)
         for _ in range(8):
@@ -212,7 +213,7 @@ class BackendConformance:
         assert all(got == content for got in self.messages(worker, 16))
 
     def test_a_flood_of_messages_both_ways(self) -> None:
-        """The same with many small messages: more than any buffer of the system takes."""
+        """Many small messages don't deadlock, even if they exceed all buffers of the system."""
         worker = self.launch()
         worker.send(("count", 1500))
         content = "x" * 500
@@ -223,7 +224,7 @@ class BackendConformance:
 
     @needs("concurrent")
     def test_sending_does_not_wait_for_a_worker_at_work(self) -> None:
-        """A worker may be sent more than there is room for, before it takes anything."""
+        """A busy worker may be sent more messages than there is buffer space for."""
         worker = self.launch()
         assert self.ask(worker, "job", "spin", 1) == "spinning"
         for i in range(1500):
@@ -235,7 +236,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_messages_are_copies(self) -> None:
-        """What happens to an object after it was sent doesn't matter."""
+        """A change of an object after it was sent does not reach the other side."""
         worker = self.launch()
         content = [1]
         worker.send(("echo", content))
@@ -244,7 +245,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_what_can_not_be_pickled_is_refused_here(self) -> None:
-        """An error at the sender, and the worker lives on."""
+        """A message that can't be pickled is an error here, and the worker goes on."""
         worker = self.launch()
         error = _raised(worker.send, ("echo", lambda: None))
         assert error is not None
@@ -252,7 +253,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_what_can_not_be_pickled_is_refused_there(self) -> None:
-        """The same in the other direction."""
+        """A message that can't be pickled is an error in the worker, which goes on."""
         worker = self.launch()
         verb, _ = self.ask(worker, "send_unpicklable")
         assert verb == "refused"
@@ -260,7 +261,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_what_can_not_be_read_there_is_a_failure(self) -> None:
-        """A message that makes no sense to a worker is its end, and not silently."""
+        """A message that a worker can't unpickle ends the worker with a failure."""
         worker = self.launch()
         worker.send(("echo", puppet.Unreadable()))
         _, failed, death = self.end(worker)
@@ -270,7 +271,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_what_can_not_be_read_here_is_a_failure(self) -> None:
-        """Nor does a worker stay that sends what makes no sense; others' messages do."""
+        """A message that can't be unpickled here ends its sender with a failure, and no other."""
         worker, other = self.launch(0), self.launch(1)
         worker.send(("send_unreadable",))
         other.send(("echo", 1))
@@ -283,7 +284,7 @@ class BackendConformance:
     # --- turns
 
     def test_messages_are_handled_between_two_pieces_of_work(self) -> None:
-        """A busy service gets its messages all the same."""
+        """A busy service gets its messages between two pieces of work."""
         worker = self.launch()
         worker.send(("run", True))
         assert self.messages(worker, 3) == [("piece", 1), ("piece", 2), ("piece", 3)]
@@ -296,7 +297,7 @@ class BackendConformance:
 
     @needs("concurrent")
     def test_messages_come_before_work(self) -> None:
-        """All that is there is handled before the next piece of work."""
+        """All messages that have arrived are handled before the next piece of work."""
         worker = self.launch()
         assert self.ask(worker, "job", "spin", 1) == "spinning"
         worker.send(("job", "tell", "handled"))
@@ -306,7 +307,7 @@ class BackendConformance:
         assert self.messages(worker, 2) == [1, 22]
 
     def test_work_is_done_while_there_is_some(self) -> None:
-        """One piece for each job, and none when there is none."""
+        """A worker does one piece of work for each job, and none without a job."""
         worker = self.launch()
         for i in range(5):
             worker.send(("job", "echo", i))
@@ -325,13 +326,13 @@ class BackendConformance:
         return failed
 
     def test_an_exception_while_the_service_is_made(self) -> None:
-        """It is told, with its traceback, before the death of the worker."""
+        """The exception is reported, with its traceback, before the death of the worker."""
         worker = self.launch(make=puppet.make_failing)
         failed = self._check_failure(worker, ["before"], "no service", "make_failing")
         assert failed.failure.summary == "ValueError: no service"
 
     def test_an_exception_in_handle(self) -> None:
-        """It is told after all that was sent before, and the service is closed."""
+        """The exception is reported after all earlier messages, and the service is closed."""
         worker = self.launch()
         worker.send(("count", 100))
         worker.send(("fail", "in handle"))
@@ -343,27 +344,27 @@ class BackendConformance:
         assert "worker 0" in str(error)
 
     def test_an_exception_in_work(self) -> None:
-        """The same."""
+        """The exception is reported, and the service is closed."""
         worker = self.launch()
         worker.send(("job", "fail", "in work"))
         self._check_failure(worker, ["closed"], "in work", "in fail")
 
     def test_an_exception_of_a_class_of_its_own(self) -> None:
-        """An exception that can't be had here is told nevertheless."""
+        """An exception that can't be unpickled is reported nevertheless."""
         worker = self.launch()
         worker.send(("fail_oddly", 5))
         failed = self._check_failure(worker, ["closed"], "OwnError: code 5")
         assert "code 5" in str(failed.failure.error("worker 0"))
 
     def test_an_exception_in_close(self) -> None:
-        """A stop that goes wrong is a failure."""
+        """An exception in ``close`` makes a stop a failure."""
         worker = self.launch(make=puppet.BadlyClosed)
         assert self.ask(worker, "echo", 1) == 1
         worker.stop()
         self._check_failure(worker, ["closed"], "ArithmeticError: in close")
 
     def test_an_exception_in_close_after_another(self) -> None:
-        """The traceback has both, and the service is closed once."""
+        """The failure shows both exceptions, and the service is closed once."""
         worker = self.launch(make=puppet.BadlyClosed)
         worker.send(("fail", "the first"))
         self._check_failure(worker, ["closed"], "ArithmeticError: in close", "the first")
@@ -384,33 +385,33 @@ class BackendConformance:
             assert death.reason == "was killed by SIGKILL"
 
     def test_kill_an_idle_worker(self) -> None:
-        """The service isn't closed, and the death not expected."""
+        """A killed worker doesn't close its service, and its death is not expected."""
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
         self._check_killed(worker, [])
 
     @needs("concurrent")
     def test_kill_a_worker_at_work(self) -> None:
-        """The same, whatever it does."""
+        """A worker can be killed while it works."""
         worker = self.launch()
         assert self.ask(worker, "job", "hang") == "hanging"
         self._check_killed(worker, [])
 
     @needs("concurrent")
     def test_kill_a_worker_that_is_being_made(self) -> None:
-        """The same before there is a service."""
+        """A worker can be killed before it has a service."""
         worker = self.launch(make=puppet.make_hanging)
         assert self.message(worker) == "making"
         self._check_killed(worker, [])
 
     def test_kill_a_worker_at_once(self) -> None:
-        """The same before there is anything."""
+        """A worker can be killed right after its launch."""
         for _ in range(3):
             self._check_killed(self.launch(), [])
 
     @needs("isolated")
     def test_kill_a_worker_that_sends(self) -> None:
-        """What comes of it is a beginning of what it sent, each message whole."""
+        """The first messages of a killed worker arrive, without gaps, and each complete."""
         worker = self.launch()
         worker.send(("count", 100_000))
         assert self.messages(worker, 10) == list(range(10))
@@ -421,7 +422,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_what_was_sent_comes_before_a_sudden_death(self) -> None:
-        """Nothing that a worker sent is lost with it."""
+        """All messages of a worker arrive, even if it then ends without notice."""
         worker = self.launch()
         worker.send(("count", 100))
         worker.send(("blow", _MB))
@@ -435,7 +436,7 @@ class BackendConformance:
 
     @needs("kills_by_signal")
     def test_a_crash_is_named(self) -> None:
-        """A worker that dies of a signal has its name in the reason."""
+        """The reason of a death by a signal has the signal's name."""
         worker = self.launch()
         worker.send(("crash",))
         _, failed, death = self.end(worker)
@@ -444,7 +445,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_a_worker_that_dies_while_messages_are_sent_to_it(self) -> None:
-        """It is no error, and brings one death."""
+        """Sending to a worker that dies is no error, and the death is reported once."""
         worker = self.launch()
         worker.send(("vanish", 1))
         for i in range(1500):
@@ -454,7 +455,7 @@ class BackendConformance:
         assert contents == []
 
     def test_a_dead_worker_takes_anything(self) -> None:
-        """Orders to a worker that is dead, and known to be, do nothing."""
+        """Calls to a worker that is known to be dead do nothing."""
         worker, other = self.launch(0), self.launch(1)
         worker.kill()
         self.end(worker)
@@ -469,7 +470,7 @@ class BackendConformance:
         assert worker not in self._events
 
     def test_another_takes_the_place_of_a_dead_worker(self) -> None:
-        """The same index, again and again; the others are not concerned."""
+        """An index can be launched again after each death, without an effect on other workers."""
         other = self.launch(1)
         seen = []
         for i in range(4):
@@ -489,41 +490,41 @@ class BackendConformance:
         assert (contents, failed, death.expected) == (before, None, True)
 
     def test_stop_an_idle_worker(self) -> None:
-        """The service is closed, once."""
+        """A stop closes the service of an idle worker, once."""
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
         self._check_stopped(worker, ["closed"])
 
     @needs("concurrent")
     def test_stop_a_worker_at_work(self) -> None:
-        """What it does is broken off."""
+        """A stop breaks off the work of a worker."""
         worker = self.launch()
         assert self.ask(worker, "job", "hang") == "hanging"
         self._check_stopped(worker, ["closed"])
 
     @needs("concurrent")
     def test_stop_a_worker_with_a_message(self) -> None:
-        """Also while it handles a message."""
+        """A stop breaks off the handling of a message."""
         worker = self.launch()
         assert self.ask(worker, "hang") == "hanging"
         self._check_stopped(worker, ["closed"])
 
     @needs("concurrent")
     def test_stop_a_worker_that_is_being_made(self) -> None:
-        """There is nothing to close then."""
+        """A stop ends a worker whose service is still being made, and closes nothing."""
         worker = self.launch(make=puppet.make_hanging)
         assert self.message(worker) == "making"
         self._check_stopped(worker, [])
 
     @needs("concurrent")
     def test_stop_a_worker_that_catches_everything(self) -> None:
-        """Code in which a stop gets lost doesn't keep the worker from ending."""
+        """A worker ends even if its code catches the exception by which it is stopped."""
         worker = self.launch()
         assert self.ask(worker, "job", "resist") == "hanging"
         self._check_stopped(worker, [("caught", False), "closed"])
 
     def test_stop_a_worker_at_once(self) -> None:
-        """Whether there is a service yet or not, it ends as it was told to."""
+        """A worker that is stopped right after its launch ends as expected."""
         for _ in range(3):
             worker = self.launch()
             worker.stop()
@@ -532,7 +533,7 @@ class BackendConformance:
             assert (failed, death.expected) == (None, True)
 
     def test_stop_in_the_middle_of_a_message(self) -> None:
-        """Neither the order nor what is said meanwhile gets lost: it ends soon, and as told to."""
+        """A stop that meets a message in progress is not lost, and the death is expected."""
         for _ in range(5):
             worker = self.launch()
             assert self.ask(worker, "echo", 1) == 1
@@ -543,7 +544,7 @@ class BackendConformance:
             assert (failed, death.expected) == (None, True)
 
     def test_stop_twice(self) -> None:
-        """The second time is as good as none."""
+        """A second stop does nothing."""
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
         worker.stop()
@@ -552,7 +553,7 @@ class BackendConformance:
     # --- interruptions
 
     def test_interruptions_are_seen(self) -> None:
-        """The last number counts; it is 0 at first."""
+        """A worker sees the last interruption number, which is 0 at first."""
         worker = self.launch()
         assert self.ask(worker, "interrupted") == 0
         worker.interrupt(3)
@@ -563,7 +564,7 @@ class BackendConformance:
 
     @needs("concurrent")
     def test_interruptions_are_seen_at_work(self) -> None:
-        """A worker need not take messages to see one."""
+        """A worker sees an interruption during its work, and other workers don't."""
         worker, other = self.launch(0), self.launch(1)
         assert self.ask(worker, "job", "spin", 5) == "spinning"
         worker.interrupt(2)
@@ -575,7 +576,7 @@ class BackendConformance:
 
     @needs("shares_memory")
     def test_memory_is_zero_at_first(self) -> None:
-        """And of the size that was asked for, or a little more."""
+        """Allocated memory is zero, and has at least the size that was asked for."""
         for nbytes in (0, 1, 1000, 3 * _MB):
             memory = self.backend.allocate(nbytes)
             found = bytes(memory.buffer)
@@ -584,7 +585,7 @@ class BackendConformance:
 
     @needs("shares_memory")
     def test_memory_is_shared(self) -> None:
-        """What one side writes, the other sees; also with several workers."""
+        """Each side sees the other's writes, with several workers, too."""
         memory = self.backend.allocate(1000)
         here = np.frombuffer(memory.buffer, np.uint8)
         workers = [self.launch(i) for i in range(2)]
@@ -597,7 +598,7 @@ class BackendConformance:
 
     @needs("shares_memory")
     def test_memory_has_names(self) -> None:
-        """Each name is a piece of memory; unknown ones are errors, and so are old ones."""
+        """Each name leads to its memory; unknown and forgotten names are errors."""
         worker = self.launch()
         for name in (1, 2):
             memory = self.backend.allocate(10)
@@ -617,7 +618,7 @@ class BackendConformance:
 
     @needs("shares_memory")
     def test_memory_is_there_as_long_as_it_is_used(self) -> None:
-        """A view of it, on either side, is enough."""
+        """A view of the memory, on either side, keeps it alive."""
         memory = self.backend.allocate(100)
         here = np.frombuffer(memory.buffer, np.uint8)
         worker = self.launch()
@@ -635,7 +636,7 @@ class BackendConformance:
     # --- waiting
 
     def test_a_wait_may_bring_nothing(self) -> None:
-        """An empty list, when time is up, with workers or without."""
+        """A wait returns an empty list if nothing happens in time, with workers or without."""
         assert self.backend.wait(0) == []
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
@@ -644,7 +645,7 @@ class BackendConformance:
 
     @needs("concurrent")
     def test_a_wait_is_not_cut_short(self) -> None:
-        """An empty list means that the time is up."""
+        """A wait returns an empty list only after its whole time."""
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
         began = time.monotonic()
@@ -652,7 +653,7 @@ class BackendConformance:
         assert time.monotonic() - began >= 0.1
 
     def test_there_is_nothing_to_wait_for(self) -> None:
-        """An error, rather than for ever."""
+        """A wait without a time-out is an error if no event can come."""
         assert isinstance(_raised(self.backend.wait), RuntimeError)
         worker = self.launch()
         worker.kill()
@@ -662,7 +663,7 @@ class BackendConformance:
     # --- the end
 
     def test_close_ends_all(self) -> None:
-        """Whatever workers do, and as often as it is called."""
+        """Closing ends all workers, and may be done again."""
         idle, killed, stopped = (self.launch(i) for i in range(3))
         assert self.ask(idle, "echo", 1) == 1
         killed.kill()
@@ -673,7 +674,7 @@ class BackendConformance:
 
     @needs("concurrent")
     def test_close_does_not_wait_for_work(self) -> None:
-        """Workers that are at work, or being made, or have much to read or to send, are ended."""
+        """Closing ends workers that work, are being made, or have much to read or to send."""
         workers = [self.launch(i) for i in range(3)]
         self.launch(3, puppet.make_hanging)
         assert self.ask(workers[0], "job", "hang") == "hanging"
@@ -684,7 +685,7 @@ class BackendConformance:
         self.backend.close()
 
     def test_nothing_is_launched_after_close(self) -> None:
-        """It is an error, and brings no worker."""
+        """A launch after close is an error."""
         self.backend.close()
         assert isinstance(_raised(self.launch), RuntimeError)
 
@@ -696,11 +697,11 @@ class BackendConformance:
         assert self.ask(worker, "echo", 1) == 1
 
     def test_made_by_a_lambda(self) -> None:
-        """A function without a name."""
+        """A lambda can make a service."""
         self._check_maker(lambda port: Maker("lambda")(port), "lambda")
 
     def test_made_by_a_closure(self) -> None:
-        """A function within a function, and what it refers to."""
+        """A closure can make a service, together with the variables it refers to."""
         array, one = np.arange(5), 1
 
         def make(port: Port) -> Puppet:
@@ -709,7 +710,7 @@ class BackendConformance:
         self._check_maker(make, [1, 2, 3, 4, 5])
 
     def test_made_by_a_part_of_a_function(self) -> None:
-        """A function with some of its arguments."""
+        """A ``functools.partial`` can make a service."""
 
         def make(what: str, port: Port) -> Puppet:
             return Maker(what)(port)
@@ -717,7 +718,7 @@ class BackendConformance:
         self._check_maker(functools.partial(make, "partial"), "partial")
 
     def test_made_by_a_local_class(self) -> None:
-        """A class within a function, and a subclass of it with what ``super`` needs."""
+        """A local class can make a service, as can a subclass of it that uses ``super``."""
 
         class Local(Puppet):
             def __init__(self, port: Port) -> None:
@@ -734,7 +735,7 @@ class BackendConformance:
         self._check_maker(More, "local class")
 
     def test_made_by_what_main_defines(self) -> None:
-        """Classes and functions of the script that runs, which no other process can import."""
+        """Classes and functions of ``__main__``, which workers can't import, can make a service."""
         main = sys.modules["__main__"].__dict__
         source = (
             "class _Named:\n"
@@ -753,7 +754,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_a_maker_that_can_not_be_pickled(self) -> None:
-        """An error here, and no worker."""
+        """A maker that can't be pickled is an error here, and starts no worker."""
         lock = threading.Lock()
         assert _raised(self.launch, 0, Maker(lock)) is not None
         assert isinstance(_raised(self.backend.wait), RuntimeError)
@@ -762,7 +763,7 @@ class BackendConformance:
 
     @needs("isolated")
     def test_workers_have_interpreters_of_their_own(self) -> None:
-        """What one does to its modules is not seen by others, before or after."""
+        """Changes that a worker makes to its modules are not seen by other workers."""
         workers = [self.launch(i) for i in range(2)]
         for worker in workers:
             assert [self.ask(worker, "tally") for _ in range(3)] == [1, 2, 3]

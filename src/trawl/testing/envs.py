@@ -1,8 +1,8 @@
 """Deterministic environments that number their own steps.
 
-An observation says which environment it comes from, and when: a frame that is lost, doubled,
-mixed up or flagged wrongly shows. :class:`~trawl.testing.Ledger` does the comparing. The
-variants give the same numbers through other observation and action spaces.
+Each observation holds the number of its environment and of its step, so a frame that is lost,
+duplicated, mixed up or flagged wrongly can be detected; :class:`~trawl.testing.Ledger` does that.
+The variants hold the same numbers in other observation and action spaces.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-#: What the numbers of an observation are, in this order.
+#: Names of the numbers in an observation, in their order.
 FIELDS = ("env", "episode", "step", "total", "action")
 
 _ENDS = ("terminated", "truncated", "both")
 
 
 class NumberedEnv(gymnasium.Env[Any, Any]):
-    """Observes five numbers, and ends its episodes when it was told to.
+    """Observes five numbers, and ends its episodes after given lengths.
 
     The observation is a float32 vector: the environment's number, the number of the episode
     (from 0), steps taken in the episode, steps taken in all, and the last action (-1 after a
     reset). The reward of a step is the number of steps taken in all, the step included.
 
     Args:
-        number: which environment this is.
-        lengths: steps of each episode; after the last one they begin anew.
-        ends: how each episode ends, ``"terminated"``, ``"truncated"`` or ``"both"``; they begin
-            anew after the last one, too.
+        number: number of this environment.
+        lengths: number of steps of each episode; after the last length, the first one follows.
+        ends: end of each episode: ``"terminated"``, ``"truncated"`` or ``"both"``; after the last
+            end, the first one follows.
         render_mode: ``"rgb_array"`` for images that show the numbers (see :class:`ImageEnv`).
 
     Attributes:
         actions: the actions taken, as numbers.
 
     Raises:
-        ValueError: for a length below 1, or another end.
+        ValueError: if a length is below 1, or an end is another one.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -79,7 +79,7 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
         self._step = 0
 
     def ending(self, episode: int, step: int) -> tuple[bool, bool]:
-        """Whether step number ``step`` (from 1) of an episode terminates, and truncates it."""
+        """Returns whether step ``step`` (from 1) of an episode terminates, and truncates it."""
         if step < self.lengths[episode % len(self.lengths)]:
             return False, False
         end = self.ends[episode % len(self.ends)]
@@ -102,18 +102,18 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
         return self._observe(), float(len(self.actions)), terminated, truncated, {}
 
     def render(self) -> NDArray[np.uint8]:
-        """An image that shows the numbers of the last observation."""
+        """Returns an image that shows the numbers of the last observation."""
         return _image(self._now())
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
         found: Tensor = frames.get("observation").long()
         return found
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """The actions in ``frames`` as numbers: int64, of shape ``batch``."""
+        """Returns the actions in ``frames`` as numbers, int64 of shape ``batch``."""
         found: Tensor = frames.get("action").argmax(-1)
         return found
 
@@ -134,7 +134,7 @@ class ImageEnv(NumberedEnv):
     """Observes an image, uint8 of shape ``(8, 8, 3)``, that shows the numbers.
 
     Args:
-        number: which environment this is.
+        number: number of this environment.
         **kwargs: further arguments of :class:`NumberedEnv`.
     """
 
@@ -144,7 +144,7 @@ class ImageEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
         return read_image(frames.get("observation"))
 
     def _observe(self) -> Any:
@@ -152,10 +152,10 @@ class ImageEnv(NumberedEnv):
 
 
 class NestedEnv(NumberedEnv):
-    """Observes and acts through Dict and Tuple spaces of every kind of leaf.
+    """Observes and acts through nested Dict and Tuple spaces with many kinds of leaves.
 
     Args:
-        number: which environment this is, below 8.
+        number: number of this environment, below 8.
         **kwargs: further arguments of :class:`NumberedEnv`; episodes have fewer than 256 steps.
     """
 
@@ -187,7 +187,7 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """The numbers in the observations of ``frames``: int64, of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
         bits = frames.get(("when", "episode")).long()
         digits = frames.get(("when", "steps", "0"))
         fields = [
@@ -201,7 +201,7 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """The actions in ``frames`` as numbers: int64, of shape ``batch``."""
+        """Returns the actions in ``frames`` as numbers, int64 of shape ``batch``."""
         bits = frames.get(("pick", "1")).long()
         found: Tensor = 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
         return found
@@ -221,7 +221,7 @@ class NestedEnv(NumberedEnv):
         }
 
     def _as_number(self, action: Any) -> int:
-        # Vector environments give a scalar Box's values as numpy scalars.
+        # Vector environments pass values of a scalar Box as numpy scalars.
         if not self.action_space.contains({**action, "push": np.asarray(action["push"])}):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         choice, bits = action["pick"]
@@ -229,13 +229,13 @@ class NestedEnv(NumberedEnv):
 
 
 class RaggedEnv(NumberedEnv):
-    """Observes the numbers beside text, a sequence and a graph, which have no fixed layout.
+    """Observes the numbers together with text, a sequence and a graph, without a fixed layout.
 
-    The text is ``"<env>.<episode>.<step>"``, the sequence holds the numbers of the steps taken
-    in the episode, and the graph has a node for each of them and one more.
+    The text is ``"<env>.<episode>.<step>"``. The sequence holds the numbers of the steps taken in
+    the episode. The graph has a node for each of these steps, and one more.
 
     Args:
-        number: which environment this is.
+        number: number of this environment.
         **kwargs: further arguments of :class:`NumberedEnv`.
     """
 
@@ -266,7 +266,7 @@ class FaultyEnv(NumberedEnv):
 
     Args:
         at: number of the step, counted from 0 over all episodes.
-        fault: what goes wrong: an exception to raise; ``"nan"`` for a reward that is none;
+        fault: kind of fault: an exception to raise; ``"nan"`` for a reward that is NaN;
             ``"shape"`` for an observation of another shape.
         **kwargs: arguments of :class:`NumberedEnv`.
 
@@ -295,14 +295,14 @@ class FaultyEnv(NumberedEnv):
 
 
 class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
-    """A vector environment that resets its environments by itself, and only so.
+    """Vector environment that resets its environments by itself, and can't reset only some.
 
     The step after an episode's end is spent on resetting
     (``gymnasium.vector.AutoresetMode.NEXT_STEP``), as in many simulators that step all their
     environments at once.
 
     Args:
-        env_fns: make the environments.
+        env_fns: functions that make the environments.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -328,7 +328,7 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
         """Resets all environments.
 
         Raises:
-            ValueError: if ``options`` say that only some are to be reset.
+            ValueError: if ``options`` ask to reset only some environments.
         """
         if "reset_mask" in (options or {}):
             raise ValueError("only all environments can be reset, not some of them")
@@ -344,16 +344,16 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def read_image(images: Tensor) -> Tensor:
-    """The numbers that images of :class:`ImageEnv` show: int64, of shape ``(*batch, 5)``."""
+    """Returns the numbers that images of :class:`ImageEnv` show, int64 ``(*batch, 5)``."""
     digits = images[..., : len(FIELDS), :4, 0].long()
     return (digits * 256 ** torch.arange(4)).sum(-1) - 1
 
 
 def _image(numbers: Sequence[int]) -> NDArray[np.uint8]:
-    """One row of pixels for each number, its bytes in the red channel."""
+    """Returns an image with a row of pixels for each number, its bytes in the red channel."""
     image = np.zeros((8, 8, 3), dtype=np.uint8)
     for row, number in enumerate(numbers):
-        # One more than the number, because the action may be -1.
+        # Stores each number plus 1, because the action may be -1.
         image[row, :4, 0] = list((number + 1).to_bytes(4, "little"))
         image[row, :, 1] = list(islice(cycle(range(row, row + 3)), 8))
     return image

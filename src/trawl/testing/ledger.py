@@ -1,4 +1,4 @@
-"""The check that each step of an environment is delivered once, in order, and told right."""
+"""Check that each step of an environment is delivered once, in order and with correct data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trawl.testing.envs import FIELDS, NumberedEnv
 
 @dataclass
 class _Lane:
-    """Where an environment is, by the frames seen so far."""
+    """State of an environment, according to the frames seen so far."""
 
     now: list[int] | None = None
     ended: bool = True
@@ -24,19 +24,19 @@ class _Lane:
 class Ledger:
     """Checks batches of frames of :class:`~trawl.testing.NumberedEnv`.
 
-    For each environment every step has to come exactly once and in order; an observation that
-    is acted on has to be the one after the step before, or an episode's first; and the flags,
-    rewards, actions, trajectory ids and step counts have to be those of the step. Frames of
-    several environments may be mixed in any way.
+    Each step of each environment has to come exactly once and in order. The observation before a
+    step has to be the one after the previous step, or the first of an episode. Flags, rewards,
+    actions, trajectory ids and step counts have to be those of the step. Frames of several
+    environments may be mixed in any way.
 
     Args:
         envs: the environments, or others made with the same arguments.
         limit: the ``max_frames_per_traj`` of the collector.
 
     Attributes:
-        frames: frames checked.
-        episodes: episodes that ended.
-        steps: steps of each environment, by its number.
+        frames: number of frames checked.
+        episodes: number of episodes that ended.
+        steps: number of steps of each environment, by its number.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -62,11 +62,11 @@ class Ledger:
 
     @property
     def steps(self) -> dict[int, int]:
-        """Steps that each environment has taken, by its number."""
+        """Number of steps that each environment has taken, by its number."""
         return {number: lane.now[3] if lane.now else 0 for number, lane in self._lanes.items()}
 
     def reset(self, number: int | None = None) -> None:
-        """Says that an environment (all, with None) was reset since the last batch."""
+        """Notes that an environment (all, with None) was reset since the last batch."""
         for lane in self._lanes.values() if number is None else [self._lanes[number]]:
             lane.resets += 1
 
@@ -74,7 +74,8 @@ class Ledger:
         """Checks a batch that follows those added before.
 
         Raises:
-            AssertionError: naming the first frame that is wrong, and what was expected.
+            AssertionError: if a frame is wrong; names the first wrong frame and the expected
+                value.
         """
         columns = self._columns(batch)
         for index in range(batch.numel()):
@@ -87,7 +88,7 @@ class Ledger:
                 self.frames += 1
 
     def _columns(self, batch: TensorDictBase) -> dict[str, list[Any]]:
-        """What is checked of each frame, by name."""
+        """Returns the values to check, for each frame, by name."""
         following = batch.get("next")
         found = {
             "now": self._kind.numbers(batch),
@@ -134,7 +135,7 @@ class Ledger:
         self.episodes += expected["done"]
 
     def _check_root(self, lane: _Lane, now: list[int]) -> bool:
-        """Checks what is acted on; returns whether it is an episode's first observation."""
+        """Checks the observation before a step; returns True if it is an episode's first."""
         _, episode, step, total, action = now
         if not lane.ended and not lane.resets:
             _same("numbers", now, lane.now)
@@ -142,7 +143,7 @@ class Ledger:
         before, taken = (-1, 0) if lane.now is None else (lane.now[1], lane.now[3])
         _same("numbers at a start", [step, total, action], [0, taken, -1])
         most = before + lane.ended + lane.resets
-        # Before the first frame, it may have been reset any number of times.
+        # Before its first frame, an environment may have been reset any number of times.
         if lane.now is not None and not before < episode <= most:
             raise AssertionError(f"episode is {episode}, not from {before + 1} to {most}")
         return True

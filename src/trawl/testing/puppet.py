@@ -1,4 +1,4 @@
-"""Services that do as they are told: what the tests of a backend run in its workers."""
+"""Scripted services, which the tests of a backend run in its workers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 
-# What a worker of its own interpreter has of this for itself.
+# Each worker with its own interpreter has a list of its own.
 TALLY: list[int] = []
 
 
 class Unreadable:
-    """It can be pickled, and what comes of that can't be read."""
+    """Object that can be pickled, but not unpickled."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -29,7 +29,7 @@ def _refuse() -> None:
 
 
 class OwnError(Exception):
-    """An exception that a copy can't be made of by its arguments."""
+    """Exception that can't be made again from its ``args``, so it can't be unpickled."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -37,12 +37,12 @@ class OwnError(Exception):
 
 
 class Puppet(Service):
-    """A service that does what messages tell: each is the name of a method, and its arguments.
+    """Scripted service: each message is the name of a method and its arguments.
 
-    When it is closed, it sends ``"closed"``.
+    When the service is closed, it sends ``"closed"``.
 
     Args:
-        port: the connection to its parent.
+        port: connection to the parent.
     """
 
     def __init__(self, port: Port) -> None:
@@ -84,23 +84,23 @@ class Puppet(Service):
         finally:
             self._inside = False
 
-    # --- what it can do
+    # --- methods that messages name
 
     def job(self, *order: Any) -> None:
-        """Does something as a piece of work, when its turn comes."""
+        """Queues a call of a method as a piece of work."""
         self.jobs.append(order)
 
     def echo(self, content: Any) -> None:
-        """Sends it back."""
+        """Sends the content back."""
         self.port.send(content)
 
     def count(self, number: int) -> None:
-        """Sends numbers, from 0."""
+        """Sends the numbers from 0 to ``number - 1``, each in a message."""
         for i in range(number):
             self.port.send(i)
 
     def blow(self, nbytes: int) -> None:
-        """Sends so many bytes."""
+        """Sends ``nbytes`` bytes."""
         self.port.send(bytes(nbytes))
 
     def tell(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Puppet(Service):
         self.port.send(getattr(self, name))
 
     def run(self, endless: bool) -> None:
-        """Works without end, one small piece after another; or no more."""
+        """Starts or stops endless work, one small piece after another."""
         self.endless = endless
 
     def fail(self, text: str) -> None:
@@ -120,33 +120,33 @@ class Puppet(Service):
         raise OwnError(code=code)
 
     def leave(self) -> None:
-        """Ends as programs end themselves."""
+        """Ends the program by ``sys.exit``."""
         sys.exit("enough")
 
     def vanish(self, status: int) -> None:
-        """Ends the process, with nothing done first."""
+        """Ends the process at once, without any clean-up."""
         os._exit(status)
 
     def crash(self) -> None:
-        """Ends as by a bug in native code."""
+        """Crashes with SIGSEGV, as from a bug in native code."""
         os.kill(os.getpid(), signal.SIGSEGV)
         self.hang()
 
     def hang(self) -> None:
-        """Works, and finds no end."""
+        """Works forever."""
         self.port.send("hanging")
         while True:
             pass
 
     def resist(self) -> None:
-        """Works, and catches whatever it is to be stopped by, once."""
+        """Works until it is stopped, and catches the exception by which that is done."""
         try:
             self.hang()
         except BaseException as error:
             self.port.send(("caught", isinstance(error, Exception)))
 
     def spin(self, number: int) -> None:
-        """Works until an interruption of a number is seen; sends what was seen then."""
+        """Works until an interruption with at least ``number`` is seen; sends its number."""
         self.port.send("spinning")
         while self.port.interrupted() < number:
             pass
@@ -157,18 +157,18 @@ class Puppet(Service):
         self.port.send(self.port.interrupted())
 
     def send_unpicklable(self) -> None:
-        """Sends what can't be sent; and then the type of the error that was."""
+        """Tries to send an object that can't be pickled; then sends the type of the error."""
         try:
             self.port.send(lambda: None)
         except Exception as error:
             self.port.send(("refused", type(error).__name__))
 
     def send_unreadable(self) -> None:
-        """Sends what can't be read."""
+        """Sends an object that can't be unpickled."""
         self.port.send(Unreadable())
 
     def fill(self, name: int, value: int) -> None:
-        """Writes a byte all over shared memory."""
+        """Fills shared memory with a byte."""
         np.frombuffer(self.port.memory(name), np.uint8)[:] = value
         self.port.send("filled")
 
@@ -177,12 +177,12 @@ class Puppet(Service):
         self.kept = np.frombuffer(self.port.memory(name), np.uint8)
 
     def fill_kept(self, value: int) -> None:
-        """Writes to the view that was kept."""
+        """Fills the view that was kept with a byte."""
         self.kept[:] = value
         self.port.send("filled")
 
     def look(self, name: int) -> None:
-        """Sends what is in shared memory; None if there is none of that name."""
+        """Sends the contents of shared memory; None if there is none of that name."""
         try:
             memory = self.port.memory(name)
         except KeyError:
@@ -191,13 +191,13 @@ class Puppet(Service):
             self.port.send(bytes(memory))
 
     def tally(self) -> None:
-        """Counts, in a variable of the module, how often this was called."""
+        """Counts its calls in a variable of the module, and sends the count."""
         TALLY.append(1)
         self.port.send(len(TALLY))
 
 
 class BadlyClosed(Puppet):
-    """A service that fails when it is closed."""
+    """Service that fails when it is closed."""
 
     @override
     def close(self) -> None:
@@ -206,25 +206,25 @@ class BadlyClosed(Puppet):
 
 
 def make_failing(port: Port) -> Service:
-    """Makes no service."""
+    """Sends a message, and then fails to make a service."""
     port.send("before")
     raise ValueError("no service")
 
 
 def make_hanging(port: Port) -> Service:
-    """Makes no service, for ever."""
+    """Sends a message, and then never finishes making a service."""
     port.send("making")
     while True:
         pass
 
 
 class Maker:
-    """Makes a service that has something of its maker."""
+    """Makes a service that first sends an object of its maker."""
 
     def __init__(self, what: Any) -> None:
         self.what = what
 
     def __call__(self, port: Port) -> Puppet:
-        """Makes the service; what it has is the first message."""
+        """Sends the object, and makes the service."""
         port.send(self.what)
         return Puppet(port)

@@ -1,4 +1,4 @@
-"""How weights come from a learner to the policies that collect."""
+"""Schemes, transports and updaters that send weights from a learner to policies that collect."""
 
 from trawl.weight_update.distributed_transport import DistributedTransport
 from trawl.weight_update.process_group import (

@@ -1,12 +1,12 @@
-"""A board in shared memory on which one process puts up weights, and others read them.
+"""Shared memory in which one process publishes weights and others read them.
 
-The board has a header, and slots that each hold a whole set of weights. A word in the header
-tells each reader which slot is its newest. Weights are put up in a slot that no word names and
-nobody reads; then the words are changed. So a reader has a whole set or the one before, the
-writer never waits for readers, and readers never for the writer.
+The memory has a header and slots. Each slot holds a complete set of weights, and for each reader
+a word in the header names the slot of its newest set. The writer fills a slot that no word names
+and nobody reads, and then changes the words. A reader therefore sees the new set or the one
+before it, never a mixture, and neither side waits for the other.
 
-Who reads or writes a slot has a lock on it (``fcntl``), which the system takes back from a
-process that dies. A slot that is never used takes no memory: the file is sparse.
+Readers and writers lock a slot with ``fcntl``, so the kernel releases the lock when a process
+dies. The file is sparse: a slot that is never used takes no memory.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from trawl.weight_update.tensors import Weights, unpacked_extra
 
 Version = int | str | None
 
-# Words of the header, all int64: where things are, then a record for each reader.
+# Words of the header, all int64: sizes and offsets, then a record for each reader.
 _TOTAL, _PACKING, _STRIDE, _FIRST = 0, 1, 2, 3
 _RECORDS = 8
-# A record: the newest; what was taken; two places for a version, used in turn.
+# Words of a record: the newest post, the count last taken, and two version fields, used in turn.
 _NEWEST, _TAKEN, _VERSIONS = 0, 1, 2
 _VERSION_WORDS = 15
 _RECORD = _VERSIONS + 2 * _VERSION_WORDS
 _VERSION_BYTES = _VERSION_WORDS * 8
 
-# A word of a record: how many were put up for this reader, and the slot of the last.
+# Bits of the word at ``_NEWEST``: the number of posts for this reader, then the slot of the last.
 _SLOT_BITS = 16
 _NO_SLOT = (1 << _SLOT_BITS) - 1
 
-# Room behind the weights for what modules have beside tensors. Memory is used as it is needed.
+# Room for extra state after the weights. Room that is not used takes no memory.
 _EXTRA_ROOM = 1 << 20
 
-# Bytes before it, for the number of the update that brought it.
+# Bytes before the extra state, for the number of the update that brought it.
 _STAMP = 8
 
-# Locks of ``fcntl`` are between processes; within this one there is this.
-# Who passes on what it takes puts it up on a board of its own.
+# ``fcntl`` locks exclude other processes only; this lock excludes other threads of this one.
+# It is reentrant, so that a reader may post to a board of its own from within ``take``.
 _here = threading.RLock()
 
 
 def _forget_lock() -> None:
-    # Another thread of the parent may have had it.
+    # Another thread of the parent may have held the lock.
     global _here
     _here = threading.RLock()
 
@@ -61,15 +61,15 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 @dataclass(frozen=True)
 class Posted:
-    """What was put up.
+    """A post for one reader: weights and their version.
 
     Attributes:
-        count: how many were put up for this reader, with this.
-        version: the version, if there are such.
-        slot: the weights, or None if there are none yet.
+        count: number of posts for this reader, including this one.
+        version: version of the weights; None without versions.
+        slot: the weights; None if the post has none.
         extra: extra state, pickled.
-        extra_update: the number of the update that brought it.
-        since: the number of the update that the reader had taken before.
+        extra_update: number of the update that brought the extra state.
+        since: number of the newest update that the reader had before this post.
     """
 
     count: int
@@ -81,35 +81,35 @@ class Posted:
 
     @property
     def update(self) -> int:
-        """The number of the update that the reader has with this."""
+        """Number of the newest update that the reader has with this post."""
         return self.since if self.slot is None else max(self.slot.update, self.since)
 
     def extra_state(self) -> dict[str, Any]:
-        """The extra state that is newer than what the reader had."""
+        """Returns the extra state if it is newer than the reader's, else an empty dict."""
         return unpacked_extra(self.extra) if self.extra_update > self.since else {}
 
     def copy(self) -> Weights:
-        """What is newer than what the reader had; it stays as it is when others are put up."""
+        """Returns copies of the weights that are newer than the reader's."""
         named = {} if self.slot is None else self.slot.named(self.since)
         copies = {name: tensor.clone() for name, tensor in named.items()}
         return Weights(copies, self.extra_state())
 
 
 def stamped(extra: bytes, update: int) -> bytes:
-    """Extra state with the number of the update that brings it; nothing for none."""
+    """Returns extra state after the number of its update; empty bytes stay empty."""
     return update.to_bytes(_STAMP, "little") + extra if extra else b""
 
 
 def unstamped(extra: bytes) -> tuple[bytes, int]:
-    """Extra state, and the number of the update that brought it."""
+    """Returns the extra state, and the number of the update that brought it."""
     return extra[_STAMP:], int.from_bytes(extra[:_STAMP], "little")
 
 
 class Board:
-    """The writer's side.
+    """Writer's side of the shared memory.
 
     Args:
-        readers: how many there are.
+        readers: number of readers.
     """
 
     def __init__(self, readers: int) -> None:
@@ -123,20 +123,20 @@ class Board:
         self._posts = 0
 
     def reader(self, index: int) -> Reader:
-        """The side of a reader; it can be sent to another process."""
+        """Returns a reader's side, which can be sent to another process."""
         return Reader(self._header, index)
 
     @property
     def packing(self) -> Packing | None:
-        """How weights are packed; None before there were any."""
+        """Layout of the weights; None before the first post of weights."""
         return None if self._file is None else self._file.packing
 
     def count(self, index: int) -> int:
-        """How many were put up for a reader."""
+        """Returns the number of posts for a reader."""
         return self._words[_at(index)] >> _SLOT_BITS
 
     def taken(self, index: int) -> int:
-        """How many were put up for a reader when it last took them."""
+        """Returns the number of posts for a reader at the time when it last took one."""
         return self._words[_at(index) + _TAKEN]
 
     def post(
@@ -147,14 +147,14 @@ class Board:
         version: Version,
         readers: Iterable[int],
     ) -> None:
-        """Puts weights up. What is missing is as in the last ones that a reader had.
+        """Publishes weights. Missing tensors are copied from each reader's previous weights.
 
         Args:
-            packing: how they are packed: always the same.
-            write: fills a slot.
-            extra: extra state, pickled; empty if it is missing.
-            version: the version.
-            readers: for whom.
+            packing: layout of the weights; the same for all posts.
+            write: function that fills a slot.
+            extra: extra state, pickled; empty to keep the previous one.
+            version: version of the weights.
+            readers: readers that get the weights.
 
         Raises:
             ValueError: as :meth:`check`.
@@ -176,11 +176,11 @@ class Board:
                 left = [i for i in left if i not in alike]
 
     def check(self, packing: Packing, extra: bytes) -> None:
-        """Refuses what can't be put up.
+        """Refuses weights that can't be published.
 
         Raises:
-            ValueError: if weights are packed in another way than those before, or extra state
-                takes more than there is room for.
+            ValueError: if the layout differs from that of the first weights, or the extra state
+                is larger than the room for it.
         """
         if self._file is None:
             return
@@ -197,7 +197,7 @@ class Board:
             )
 
     def _fill(self, file: _File, write: Write, extra: bytes, before: int) -> tuple[int, bool]:
-        """Fills a slot; gives its number, and whether that needed nothing of the one before."""
+        """Fills a free slot; returns its number, and True if it is complete without ``before``."""
         number = self._free(file)
         slot = file.slot(number)
         try:
@@ -212,7 +212,7 @@ class Board:
         return number, complete
 
     def post_version(self, version: Version, readers: Iterable[int]) -> None:
-        """Puts up the weights that are there already, under another version."""
+        """Publishes the current weights of readers under another version."""
         record = _version_record(version)
         with _here:
             for index in readers:
@@ -224,7 +224,7 @@ class Board:
             number = self._newest(index)
             if self._file is None or number == _NO_SLOT:
                 return None
-            # Only this process writes, and not while it has the lock.
+            # The slot needs no lock: only this process writes, and never without ``_here``.
             slot, extra = self._file.slot(number), self._file.extra(number)
             return Posted(0, None, slot, *unstamped(extra)).copy()
 
@@ -232,7 +232,7 @@ class Board:
         return self._words[_at(index)] & _NO_SLOT
 
     def _free(self, file: _File) -> int:
-        """A slot that is nobody's newest, and that nobody reads; locked."""
+        """Locks a slot that is nobody's newest and that nobody reads; returns its number."""
         newest = {self._newest(index) for index in range(self.readers)}
         for number in range(file.slots):
             if number not in newest and file.lock(number, fcntl.LOCK_EX):
@@ -242,21 +242,21 @@ class Board:
     def _tell(self, index: int, record: bytes, slot: int) -> None:
         at = _at(index)
         count = (self._words[at] >> _SLOT_BITS) + 1
-        # The place that the reader may be reading from is the other one.
+        # The reader may be reading the other version field.
         first = (at + _VERSIONS + (count % 2) * _VERSION_WORDS) * 8
         self._header.buffer[first : first + _VERSION_BYTES] = record
         self._words[at] = count << _SLOT_BITS | slot
 
 
 class Reader:
-    """A reader's side; it can be sent to another process while that is started.
+    """Reader's side; it can be sent to another process while that process is started.
 
     Args:
         header: the board's header.
-        index: which reader this is.
+        index: number of this reader.
 
     Attributes:
-        count: how many had been put up for it when it last took them.
+        count: number of posts for this reader at the time when it last took one.
     """
 
     def __init__(self, header: SharedMemory, index: int) -> None:
@@ -274,14 +274,14 @@ class Reader:
 
     @property
     def newer(self) -> bool:
-        """Whether something was put up that was not taken."""
+        """True if there is a post that was not taken."""
         return self._words[self._at] != self._seen
 
     def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest.
+        """Takes the newest post, and returns it.
 
         Args:
-            use: is called with it, while it can't change.
+            use: called with the post, which can't change during the call.
         """
         with _here:
             while True:
@@ -291,11 +291,11 @@ class Reader:
         return self._posted
 
     def _take(self, word: int, use: Callable[[Posted], None]) -> bool:
-        """Takes what a word names; tells whether it was still there."""
+        """Takes the post that a word names; returns False if the word has changed since."""
         count, number = word >> _SLOT_BITS, word & _NO_SLOT
         file = self._opened() if number != _NO_SLOT else None
         if file is not None and not file.lock(number, fcntl.LOCK_SH):
-            # It is being written to: so it is not the newest any more.
+            # The slot is being written, so it is no longer the newest.
             return False
         try:
             record = self._version_record(count)
@@ -324,7 +324,7 @@ class Reader:
 
 
 class _File:
-    """The board's memory, once it is known how much it needs."""
+    """Memory of a board, once the first weights have determined its size."""
 
     def __init__(self, header: SharedMemory) -> None:
         words = memoryview(header.buffer).cast("q")
@@ -337,7 +337,11 @@ class _File:
 
     @classmethod
     def make(cls, header: SharedMemory, packing: Packing, readers: int, extra: int) -> _File:
-        """Lays the memory out: a slot for each reader's newest, for what each reads, and more."""
+        """Lays out the memory.
+
+        A reader may be reading one slot while another is its newest. The memory therefore has two
+        slots for each reader, and two more.
+        """
         pickled = pickle.dumps(packing)
         first = header.nbytes + _pages(len(pickled))
         stride = _pages(packing.nbytes) + _pages(8 + 4 * extra + _EXTRA_ROOM)
@@ -350,7 +354,7 @@ class _File:
         return cls(header)
 
     def slot(self, number: int) -> Slot:
-        """The weights in a slot."""
+        """Returns the weights in a slot."""
         if number not in self._slots:
             start = self._first + number * self._stride
             buffer = memoryview(self._memory.buffer)[start : start + self.packing.nbytes]
@@ -358,18 +362,18 @@ class _File:
         return self._slots[number]
 
     def extra(self, number: int) -> bytes:
-        """The extra state in a slot."""
+        """Returns the extra state in a slot, as :func:`stamped`."""
         start = self._extra_at(number)
         size = int.from_bytes(self._memory.buffer[start : start + 8], "little")
         return self._memory.buffer[start + 8 : start + 8 + size]
 
     @property
     def extra_room(self) -> int:
-        """Bytes of extra state for which there is room."""
+        """Bytes that a slot has for extra state, as :func:`stamped`."""
         return self._stride - _pages(self.packing.nbytes) - 8
 
     def put_extra(self, number: int, extra: bytes) -> None:
-        """Puts extra state into a slot."""
+        """Writes extra state, as :func:`stamped`, to a slot."""
         start = self._extra_at(number)
         self._memory.buffer[start : start + 8 + len(extra)] = (
             len(extra).to_bytes(8, "little") + extra
@@ -379,7 +383,7 @@ class _File:
         return self._first + number * self._stride + _pages(self.packing.nbytes)
 
     def lock(self, number: int, how: int) -> bool:
-        """Locks a slot, if that can be done at once."""
+        """Tries to lock a slot without waiting; returns True on success."""
         try:
             fcntl.lockf(self._memory.fd, how | fcntl.LOCK_NB, 1, number)
         except OSError:
@@ -387,7 +391,7 @@ class _File:
         return True
 
     def unlock(self, number: int) -> None:
-        """Ends a lock."""
+        """Unlocks a slot."""
         fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, number)
 
 

@@ -1,4 +1,4 @@
-"""The way of weights to another rank of the user's own process group."""
+"""Transport of weights to another rank of the user's own process group."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tensordict import TensorDictBase
 from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import weights_of
 
-# Seconds in which PyTorch would give up by itself; without a limit of the caller's nobody should.
+# Time-out for calls of PyTorch that need one, where the caller wants none.
 _LONG = timedelta(days=365)
 
 
 class DistributedTransport:
     """Sends weights by ``torch.distributed``, in the default process group of this process.
 
-    Both sides make one: the sender, which is rank 0, with the rank of the receiver; the receiver
-    without a rank. Tensors go by the group, as its backend sends them. By the store, if there is
-    one, the receiver hears that there are weights, and the sender that they were taken.
+    Each side makes a transport. The sender is rank 0, and passes the rank of the receiver; the
+    receiver passes no rank. The process group carries the tensors. Through the store, if there is
+    one, the receiver learns that weights were sent, and the sender that they were taken.
 
     Args:
-        weights_buffer: a TensorDict with the names, shapes and dtypes of the weights, alike on
-            both sides. Weights are sent from it, and received into it.
+        weights_buffer: a TensorDict with the names, shapes and dtypes of the weights, the same on
+            both sides. Weights are sent from this buffer, and received into it.
         store: a store of ``torch.distributed`` that both sides are connected to.
-        rank: on the sender's side, the rank of the receiver.
-        sync: whether ``send_weights`` waits until the weights were taken.
+        rank: rank of the receiver, on the sender's side.
+        sync: whether ``send_weights`` waits until the weights are taken.
 
     Raises:
         RuntimeError: if this process has no process group.
@@ -69,13 +69,16 @@ class DistributedTransport:
     # --- the sender
 
     def send_weights(self, weights: Any) -> None:
-        """Sends weights, in any form; with ``sync`` and a store, waits until they were taken."""
+        """Sends weights, in any form; with ``sync``, waits as :meth:`wait_ack` does."""
         self.send_weights_async(weights)
         if self.sync:
             self.wait_ack()
 
     def send_weights_async(self, weights: Any) -> None:
-        """Sends weights, and doesn't wait; those sent before have to be on their way by then."""
+        """Sends weights without waiting for the receiver.
+
+        Weights that were passed to an earlier call are sent completely first.
+        """
         self._finish()
         if self._store is not None:
             self._store.set(f"{self._prefix}/sent/{self._count}", b"")
@@ -83,20 +86,20 @@ class DistributedTransport:
         self._send(weights)
 
     def send_initial_weights(self, weights: Any) -> None:
-        """Sends weights for :meth:`receive_initial_weights`, by the group alone."""
+        """Sends weights for :meth:`receive_initial_weights`, without the store."""
         self._finish()
         self._send(weights)
         self._finish()
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Sends what is in the buffer, as the first weights."""
+        """Sends the contents of the buffer as the first weights."""
         self.send_initial_weights(self.weights_buffer)
 
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the receiver has taken what was sent last; without a store, until it is sent.
+        """Waits until the receiver has the last weights; without a store, until they are sent.
 
         Raises:
-            TimeoutError: if it takes longer than ``timeout`` seconds.
+            TimeoutError: if the receiver takes longer than ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._store is not None and self._taken < self._count:
@@ -111,7 +114,7 @@ class DistributedTransport:
         if self.rank is None:
             raise RuntimeError("this end of the transport receives: give the sender's a rank")
         for tensor in self._tensors():
-            # It has to be there until it is sent.
+            # Keeps the tensor alive until it is sent.
             sent = tensor.contiguous()
             self._under_way.append((torch.distributed.isend(sent, self.rank), sent))
 
@@ -130,16 +133,16 @@ class DistributedTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the next weights; None if none came in time.
+        """Receives and returns the next weights, or None if none arrive in time.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes.
-            weights: tensors to put them into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
 
         Raises:
-            ValueError: for a time-out without a store: the group alone can't wait for so long.
+            ValueError: if ``timeout`` is given without a store.
         """
         if self._store is None:
             if timeout is not None:
@@ -155,7 +158,7 @@ class DistributedTransport:
         return found
 
     def receive_initial_weights(self) -> Any:
-        """Takes the first weights into the buffer, and returns them."""
+        """Receives the first weights into the buffer, and returns them."""
         return self._received(None, None)
 
     def setup_connection_and_weights_on_receiver(
@@ -166,13 +169,13 @@ class DistributedTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the first weights, and returns them.
+        """Receives and returns the first weights.
 
         Args:
-            worker_idx: accepted for compatibility: the rank says which receiver this is.
-            weights: tensors to put the weights into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            worker_idx: accepted for compatibility: the rank identifies the receiver.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
         return self._received(model if model is not None else weights, strategy)
 
@@ -186,16 +189,16 @@ class DistributedTransport:
     # --- both
 
     def _tensors(self) -> list[torch.Tensor]:
-        """The tensors of the buffer, in the same order on both sides."""
+        """Returns the tensors of the buffer, in the same order on both sides."""
         named = weights_of(self.weights_buffer).tensors
         return [named[name].data for name in sorted(named)]
 
     def _told(self, key: str, timeout: float | None) -> bool:
-        """Waits for a key of the store, which is taken away; tells whether it came in time."""
+        """Waits for a key of the store, and deletes it; returns False if it is not set in time."""
         store = self._store
         assert store is not None
         limit = _LONG if timeout is None else timedelta(seconds=max(timeout, 0.001))
-        # A wait that fails is printed by PyTorch.
+        # PyTorch prints each wait that fails, so a call that should not wait only checks.
         if timeout == 0 and not store.check([key]):
             return False
         if not _waited(lambda: store.wait([key], limit)):

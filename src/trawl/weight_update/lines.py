@@ -1,7 +1,7 @@
-"""Ways of weights over a network to receivers that are no workers of a collector.
+"""Channels that carry weights over a network to receivers outside of a collector.
 
-The sender has a :class:`Line` to each, the receiver an :class:`Inbox`. Only the newest weights
-matter: those that were replaced before they could be sent are not sent.
+The sender has a :class:`Line` to each receiver, and the receiver has an :class:`Inbox`. Only the
+newest weights matter: weights that are replaced before they could be sent are never sent.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from trawl.weight_update.mailbox import Mailbox, Packet
 
 
 class Line(ABC):
-    """The sender's end of the way to one receiver.
+    """Sender's end of the channel to one receiver.
 
     Args:
-        number: what the receiver is called in errors.
+        number: number of the receiver, for errors.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def begin(self) -> None:  # noqa: B027
-        """Called when the receiver's process has been started."""
+        """Starts the channel; called once the receiver's process has been started."""
 
     @abstractmethod
     def send(self, packet: Packet) -> None:
-        """Sends weights, and doesn't wait until they are taken."""
+        """Sends weights without waiting until they are taken."""
 
     @abstractmethod
     def wait(self, timeout: float | None) -> None:
-        """Waits until the receiver has taken what was sent last.
+        """Waits until the receiver has taken the last weights.
 
         Raises:
-            TimeoutError: if it does not in time.
-            ConnectionError: if it has ended.
+            TimeoutError: if the receiver does not take them in time.
+            ConnectionError: if the receiver has ended.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the way, once what was sent has gone."""
+        """Closes the channel after the last weights have been sent."""
 
 
 class Progress:
-    """What was sent to a receiver, and how much of it that has taken."""
+    """State of a channel: the packet to send next, and the counts of packets sent and taken."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -58,10 +58,10 @@ class Progress:
         self._closed = self._lost = False
 
     def put(self, packet: Packet) -> None:
-        """There are newer weights."""
+        """Sets the packet to send next, unless it is older than the last one."""
         with self._changed:
             if packet.count <= self._sent:
-                # They may come in another order.
+                # Packets may arrive out of order.
                 return
             waiting = self._newest
             self._newest = packet if waiting is None else packet.after(waiting)
@@ -69,10 +69,10 @@ class Progress:
             self._changed.notify_all()
 
     def next(self, wait: bool = True) -> Packet | None:
-        """The newest that was not given before.
+        """Returns the packet to send next, or None.
 
         Args:
-            wait: whether it is waited for; then None means the end.
+            wait: whether to wait for a packet; None then means that the channel has ended.
         """
         with self._changed:
             if wait:
@@ -81,25 +81,25 @@ class Progress:
             return None if self._lost else packet
 
     def took(self, count: int) -> None:
-        """The receiver has taken so many."""
+        """Notes that the receiver has taken the packets up to number ``count``."""
         with self._changed:
             self._taken = max(self._taken, count)
             self._changed.notify_all()
 
     def lose(self) -> None:
-        """The receiver has ended."""
+        """Notes that the receiver has ended."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Notes that nothing more will be sent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait(self, timeout: float | None, count: int | None = None) -> None:
-        """Waits until so many were taken, or all that were sent; raises as :meth:`Line.wait`."""
+        """Waits until packets up to ``count``, or all, are taken; raises as :meth:`Line.wait`."""
         with self._changed:
             wanted = self._sent if count is None else count
             self._changed.wait_for(lambda: self._taken >= wanted or self._lost, timeout)
@@ -111,13 +111,13 @@ class Progress:
 
 
 class Inbox:
-    """The receiver's end: a mailbox that a thread fills.
+    """Receiver's end of a channel: a mailbox that a thread fills.
 
     Args:
-        took: called with the number of weights that were sent, when the newest are taken.
+        took: called with the number of a packet when the receiver takes it.
 
     Attributes:
-        count: how many had been sent when the newest was taken.
+        count: number of the packet that was taken last.
     """
 
     def __init__(self, took: Callable[[int], None]) -> None:
@@ -129,26 +129,26 @@ class Inbox:
 
     @property
     def newer(self) -> bool:
-        """Whether there is something that was not taken."""
+        """True if there is a packet that was not taken."""
         return self._box.newer
 
     def put(self, packet: Packet) -> None:
-        """Takes in what was sent."""
+        """Stores a packet."""
         with self._changed:
             self._box.put(packet)
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The sender has ended."""
+        """Notes that the sender has ended."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits until there is something new; tells whether there is.
+        """Waits for a new packet; returns False if none arrives in time.
 
         Raises:
-            ConnectionError: if the sender has ended, and all it sent was taken.
+            ConnectionError: if the sender has ended, and all its packets were taken.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -162,7 +162,7 @@ class Inbox:
         return True
 
     def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest: ``use`` is called with it while it can't change."""
+        """Takes and returns the newest weights; calls ``use`` with them, if there are any."""
         with self._changed:
             posted = self._box.take(use)
         self.count = posted.count
@@ -171,10 +171,10 @@ class Inbox:
 
 
 def way_of(ways: Mapping[int, Any], worker: int) -> Any:
-    """The way to a receiver.
+    """Returns the channel to a receiver.
 
     Raises:
-        ValueError: if the sender knows no such receiver.
+        ValueError: if the sender has no receiver of this number.
     """
     if worker not in ways:
         raise ValueError(f"worker_idx is {worker}, but the sender has receivers {sorted(ways)}")

@@ -1,4 +1,4 @@
-"""Weights over process groups of two: a sender, and a receiver in any other process."""
+"""Channels for weights over process groups of two: the sender and one receiver."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trawl.backends.remote_packing import MESSAGE, STOP, Packed, pack
 from trawl.weight_update.lines import Inbox, Line, Progress
 from trawl.weight_update.mailbox import Packet
 
-# Seconds for what was sent last to go, once the sender shuts down.
+# Seconds that a sender waits at shutdown until the last weights have been sent.
 _LAST = 5.0
 
 
 class Meeting:
-    """Where a sender waits for receivers: a TCP store in its process.
+    """Rendezvous of a sender and its receivers: a TCP store in the sender's process.
 
     Args:
-        host: the address of this machine that it listens at.
-        port: the port there; 0 for any that is free.
-        timeout: seconds that the two wait for each other.
+        host: address of this machine, at which the store listens.
+        port: port of the store; 0 for any free port.
+        timeout: seconds that sender and receiver wait for each other.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
@@ -35,28 +35,28 @@ class Meeting:
         self._count = 0
 
     def line(self, worker: int) -> LinkLine:
-        """A way to a receiver, or to the one that takes its place."""
+        """Returns a new channel to a receiver; the replacement of a receiver gets another one."""
         self._count += 1
         prefix, key = f"weights/{self._count}", os.urandom(KEY_BYTES)
         address = Address(self._host, self._port, self._timeout, prefix, key)
         return LinkLine(worker, address, self)
 
     def lines(self, workers: Sequence[int]) -> dict[int, LinkLine]:
-        """Ways to receivers."""
+        """Returns a new channel to each receiver."""
         return {worker: self.line(worker) for worker in workers}
 
     def give_up(self, prefix: str) -> None:
-        """Ends the wait for who has not come."""
+        """Ends the wait for a receiver that has not come."""
         self._store.set(f"{prefix}/{STATE}", GONE)
 
 
 class LinkLine(Line):
-    """The sender's end.
+    """Sender's end of a channel.
 
     Args:
-        number: what the receiver is called in errors.
-        address: where the two meet.
-        meeting: who holds the store there.
+        number: number of the receiver, for errors.
+        address: address at which sender and receiver meet.
+        meeting: rendezvous that holds the store at that address.
     """
 
     def __init__(self, number: int, address: Address, meeting: Meeting) -> None:
@@ -88,12 +88,12 @@ class LinkLine(Line):
             self._thread.join(_LAST)
 
     def _talk(self) -> None:
-        # A receiver that does not come, or is gone: who waits for it hears that.
+        # If the receiver does not come, or is gone, ``lose`` below ends all waits for it.
         with contextlib.suppress(Exception):
             link = self.address.link(0)
             self._linked = True
             threading.Thread(target=self._listen, args=(link,), daemon=True).start()
-            # What was sent before is there as soon as the receiver is.
+            # The receiver expects this first message at once: earlier weights, or None.
             link.send(pack(MESSAGE, self._progress.next(wait=False)))
             while (packet := self._progress.next()) is not None:
                 link.send(pack(MESSAGE, packet))
@@ -109,26 +109,26 @@ class LinkLine(Line):
 
 
 class Sink(Protocol):
-    """What takes in what comes by a line."""
+    """Object that takes the packets of a channel."""
 
     def put(self, packet: Packet) -> None:
-        """Takes in what was sent."""
+        """Stores a packet."""
 
     def end(self) -> None:
-        """The sender has ended."""
+        """Notes that the sender has ended."""
 
 
 def connected(address: Address) -> Link:
-    """The receiver's connection; waits until the sender is there."""
+    """Returns the receiver's connection; waits for the sender."""
     return address.link(1)
 
 
 def joined(address: Address) -> Inbox:
-    """The receiver's end; waits until the sender is there."""
+    """Returns the receiver's end of a channel; waits for the sender."""
     link = connected(address)
 
     def took(count: int) -> None:
-        # A sender that has ended need not hear of it.
+        # A sender that has ended needs no acknowledgement.
         with contextlib.suppress(RuntimeError):
             link.send(pack(MESSAGE, count))
 
@@ -138,7 +138,7 @@ def joined(address: Address) -> Inbox:
 
 
 def listen(link: Link, sink: Sink) -> None:
-    """Takes in what was sent before, and what comes later by a thread of its own."""
+    """Passes the first packet, if any, to a sink, and starts a thread that passes the others."""
     first = link.receive().content()
     if first is not None:
         sink.put(first)

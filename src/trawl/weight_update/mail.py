@@ -1,4 +1,4 @@
-"""Weights that are sent to workers as messages, where there is no memory to share."""
+"""Weights that are sent to workers as messages, where memory can't be shared."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from trawl.weight_update.tensors import Weights
 
 
 class MessageWeightSyncScheme(WeightSyncScheme):
-    """Weights sent by messages, which are packed once for all receivers.
+    """Sends weights as messages, which are packed once for all receivers.
 
-    A collector carries them to its workers. Alone, the scheme makes lines of its own.
+    A collector carries the messages to its workers. Without a collector, the scheme opens
+    channels of its own.
 
     Args:
         strategy: the form in which weights are returned.
@@ -30,17 +31,17 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def __init__(self, strategy: str = "tensordict") -> None:
         super().__init__(strategy)
-        # The newest of each worker, for one that takes its place.
+        # Newest packet of each worker. A replacement of the worker starts with it.
         self._latest: dict[int, Packet] = {}
         self._posts = 0
         self._lines: dict[int, Line] = {}
         self._inbox: Inbox | None = None
 
     def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:
-        """Ways to receivers that are no workers of a collector.
+        """Returns channels to receivers that are not workers of a collector.
 
         Raises:
-            RuntimeError: if there are no such.
+            RuntimeError: if this scheme has no channels of its own.
         """
         raise RuntimeError(
             f"{type(self).__name__} needs a collector, which carries the weights. Between "
@@ -48,7 +49,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         )
 
     def _join(self, worker: int) -> Inbox:
-        """The end of such a way in the receiver's process."""
+        """Returns the receiver's end of a channel of :meth:`_new_lines`."""
         raise NotImplementedError
 
     @override
@@ -85,10 +86,10 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     @property
     def inbox(self) -> Inbox:
-        """The receiver's end of the line, alone.
+        """Receiver's end of the scheme's own channel.
 
         Raises:
-            RuntimeError: if it is not connected.
+            RuntimeError: if the scheme is not connected.
         """
         if self._inbox is None:
             raise RuntimeError("inbox before connect()")
@@ -127,7 +128,8 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         while left:
             before = self._latest.get(left[0])
             packet, complete = self._filled(shipment, before)
-            # What is missing is as in the last ones that a worker had.
+            # Missing tensors come from a worker's last packet, so workers whose last packets
+            # differ get different ones now.
             known = None if before is None else before.data
             alike = [i for i in left if complete or self._data(i) is known]
             for worker in alike:
@@ -135,7 +137,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             left = [i for i in left if i not in alike]
 
     def _filled(self, shipment: Shipment, before: Packet | None) -> tuple[Packet, bool]:
-        """A message with weights; and whether that needed nothing of the one before."""
+        """Returns a packet with weights, and True if it is complete without ``before``."""
         buffer = self._buffer(shipment.packing.nbytes)
         slot = Slot(shipment.packing, buffer)
         shipment.write(slot, self._posts)
@@ -147,7 +149,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         return self._packet(shipment.packing, buffer, extra), complete
 
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory that weights are written to. Packets have it, and so it is new each time."""
+        """Returns new memory to write weights to; packets keep it, so it can't be reused."""
         return np.empty(nbytes, dtype=np.uint8)
 
     def _data(self, worker: int) -> Any:
@@ -155,7 +157,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         return None if known is None else known.data
 
     def _packet(self, packing: Packing, buffer: Any, extra: bytes) -> Packet:
-        """What is sent to all workers, but for its number and version."""
+        """Returns the packet for all workers, still without its count and version."""
         return Packet(0, None, packing, buffer, extra)
 
     @override
@@ -165,7 +167,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def _send(self, worker: int, packet: Packet) -> None:
         known = self._latest.get(worker)
-        # Who begins later needs the weights as well.
+        # A worker that starts later needs the earlier weights, too.
         self._latest[worker] = packet if known is None else packet.after(known)
         if self._lines:
             self._lines[worker].send(packet)
@@ -173,7 +175,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             self._carry(worker, packet)
 
     def _carry(self, worker: int, packet: Packet) -> None:
-        """Lets the collector bring a packet to its worker."""
+        """Lets the collector carry a packet to its worker."""
         self.context._send_weights(self.model_id, worker, packet)
 
     @override

@@ -1,4 +1,4 @@
-"""Messages with weights, and where a worker finds them."""
+"""Messages with weights, and the mailbox in which a worker finds them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Packet:
     """A message with weights.
 
     Attributes:
-        count: how many were sent to this receiver, with this.
-        version: the version, if there are such.
-        packing: how the weights are packed; None if there are none, and only the version is new.
-        data: the weights, as bytes; or what :meth:`opened` makes these of.
+        count: number of packets sent to this receiver, including this one.
+        version: version of the weights; None without versions.
+        packing: layout of the weights; None if the packet has none and only the version is new.
+        data: the weights as bytes, or an object that :meth:`opened` turns into bytes.
         extra: extra state, as :func:`~trawl.weight_update.board.stamped`.
     """
 
@@ -29,24 +29,24 @@ class Packet:
     extra: bytes = b""
 
     def opened(self) -> Any:
-        """The weights, as bytes."""
+        """Returns the weights as bytes."""
         return self.data
 
     def after(self, waiting: Packet) -> Packet:
-        """What there is to take, if this came after one that was not taken."""
+        """Returns the packet to take if this one follows ``waiting``, which was not taken."""
         if self.packing is not None:
             return self
         return replace(waiting, count=self.count, version=self.version)
 
 
 class Mailbox:
-    """Where a worker finds weights that were sent to it: only the newest matter.
+    """Mailbox of a worker, which keeps the newest weights only.
 
     Args:
-        packet: what was sent before the worker began.
+        packet: packet that was sent before the worker started.
 
     Attributes:
-        count: how many had been sent when the newest was taken.
+        count: number of the packet that was taken last.
     """
 
     def __init__(self, packet: Packet | None = None) -> None:
@@ -55,7 +55,7 @@ class Mailbox:
         self._update = 0
 
     def put(self, packet: Packet) -> None:
-        """Takes in a message. One that is older than what is there changes nothing."""
+        """Stores a packet, unless it is older than the newest one."""
         waiting = self._packet
         if packet.count <= max(self.count, 0 if waiting is None else waiting.count):
             return
@@ -63,11 +63,11 @@ class Mailbox:
 
     @property
     def newer(self) -> bool:
-        """Whether there is something that was not taken."""
+        """True if there is a packet that was not taken."""
         return self._packet is not None
 
     def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest."""
+        """Takes and returns the newest weights; calls ``use`` with them, if there are any."""
         packet = self._packet
         if packet is None:
             return Posted(self.count, None, None, b"")

@@ -1,4 +1,4 @@
-"""Where the tensors of a model lie in one flat buffer, and how they come there and back."""
+"""Layout of a model's tensors in one flat buffer, and copies to and from that buffer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trawl.weight_update.tensors import (
 )
 
 _ALIGNMENT = 64
-# What wrappers put before names: TensorDictModule and DataParallel, torch.compile, both.
+# Prefixes that wrappers add to names: TensorDictModule and DataParallel, torch.compile, both.
 _WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 _POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
 _SHAPE = attrgetter("shape")
 
-# Where tensors are, and of which form: addresses, whether contiguous, shapes.
+# Addresses of tensors, then whether each is contiguous, then shapes.
 _Places = list[Any]
 
 
@@ -36,11 +36,11 @@ class Entry:
     """One tensor of a model.
 
     Attributes:
-        names: its names; several, if it is tied.
-        shape: its shape.
-        dtype: its dtype.
-        required: whether weights without it are incomplete. Buffers may be missing.
-        start: its first byte in the buffer.
+        names: names of the tensor; several if it is tied.
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
+        required: True for a tensor that all weights must include. Buffers may be missing.
+        start: offset of the first byte in the buffer.
     """
 
     names: tuple[str, ...]
@@ -51,21 +51,21 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Packing:
-    """The layout of a model's tensors in a buffer: those of one dtype lie side by side.
+    """Layout of a model's tensors in a buffer; tensors of one dtype lie side by side.
 
     Args:
-        tensors: the tensors by name; one that has several names is packed once.
-        required: names of those that weights have to have.
+        tensors: the tensors by name; a tensor with several names is packed once.
+        required: names of the tensors that all weights must include.
 
     Attributes:
-        entries: the tensors, in the order in which they lie.
-        nbytes: size of the buffer, which begins with a number for each entry: that of the update
-            which brought it, or 0 if none has.
+        entries: the tensors, in their order in the buffer.
+        nbytes: size of the buffer. The buffer begins with an int64 for each entry: the number of
+            the update that brought the entry, or 0 if it is missing.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], required: Collection[str]) -> None:
@@ -90,27 +90,27 @@ class Packing:
             )
             self.entries.append(entry)
             start += entry.nbytes
-        # There is no buffer without bytes.
+        # A buffer can't be empty.
         self.nbytes = max(start, 1)
         self._numbers = {name: i for i, entry in enumerate(self.entries) for name in entry.names}
 
     @classmethod
     def of(cls, module: nn.Module) -> Packing:
-        """The packing of a module: its parameters are required."""
+        """Returns the packing of a module, with all of its parameters required."""
         parameters = dict(module.named_parameters(remove_duplicate=False))
         return cls(named_tensors(module), parameters)
 
     def match(self, tensors: Mapping[str, Tensor], model: str) -> list[Tensor | None]:
-        """The tensor for each entry, or None for one that is not given.
+        """Returns the tensor for each entry, or None for an entry that is not given.
 
         Args:
-            tensors: by name.
-            model: what the weights are for, for errors.
+            tensors: tensors by name.
+            model: name of the model, for errors.
 
         Raises:
             KeyError: if names are missing or unknown.
-            ValueError: if a shape differs, a dtype is not cast, or the values of one that is
-                tied differ.
+            ValueError: if a tensor is sparse or on the meta device, a shape differs, a dtype is
+                not cast, or a tied tensor is given several values.
         """
         found: list[Tensor | None] = [None] * len(self.entries)
         unknown = []
@@ -156,7 +156,7 @@ class Packing:
         return ", ".join(f"{what} {names}" for what, names in parts.items() if names)
 
     def runs(self) -> list[tuple[int, int]]:
-        """The entries of each dtype: the first, and the one after the last."""
+        """Returns the range of entries of each dtype: the first, and the one after the last."""
         found, first = [], 0
         for _, group in groupby(self.entries, key=lambda entry: entry.dtype):
             count = len(list(group))
@@ -172,7 +172,7 @@ class Packing:
 
 
 def _hint(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """What may be behind names that don't fit: one of the two modules is within another."""
+    """Returns a hint for an error if the names differ by the prefix of a wrapper only."""
     for prefix in _WRAPPERS:
         if missing and {prefix + name for name in missing} <= set(unknown):
             return f". Without {prefix!r} these fit: give the module that the wrapper holds"
@@ -200,16 +200,16 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 class Slot:
-    """A buffer with the tensors of a model in it.
+    """Buffer that holds the tensors of a model.
 
     Args:
-        packing: how they lie.
-        buffer: bytes, ``packing.nbytes`` of them, aligned to 64.
+        packing: layout of the tensors.
+        buffer: memory of at least ``packing.nbytes`` bytes, aligned to 64.
     """
 
     def __init__(self, packing: Packing, buffer: Any) -> None:
         self.packing = packing
-        # It is used again, wherever it was made.
+        # A slot that is made in inference mode must be usable outside it, too.
         with torch.inference_mode(False):
             self._map(buffer)
 
@@ -228,10 +228,10 @@ class Slot:
         ]
 
     def tensors(self, since: int = 0) -> list[Tensor | None]:
-        """The tensor of each entry; None for one that is not there, or not newer.
+        """Returns the tensor of each entry; None for a tensor that is missing or not newer.
 
         Args:
-            since: the number of an update: what that brought, or one before it, is left out.
+            since: number of an update. Tensors of this update and earlier ones are left out.
         """
         newer = self._updates > since
         if newer.all():
@@ -239,29 +239,29 @@ class Slot:
         return [view if new else None for view, new in zip(self.views, newer, strict=True)]
 
     def named(self, since: int = 0) -> dict[str, Tensor]:
-        """The same by name, tied ones under each of their names."""
+        """Returns :meth:`tensors` by name, tied tensors under each of their names."""
         pairs = zip(self.packing.entries, self.tensors(since), strict=True)
         return {n: tensor for entry, tensor in pairs if tensor is not None for n in entry.names}
 
     @property
     def complete(self) -> bool:
-        """Whether all tensors are there."""
+        """True if no tensor is missing."""
         return bool(self._updates.all())
 
     @property
     def update(self) -> int:
-        """The number of the newest update that brought something; 0 for none."""
+        """Number of the newest update that brought a tensor; 0 if all are missing."""
         return int(self._updates.max(initial=0))
 
     @torch.no_grad()
     def put(self, tensors: Sequence[Tensor | None], update: int = 1) -> None:
-        """Fills it with tensors, one for each entry; None for one that is not there."""
+        """Fills the slot with tensors, one for each entry; None for a missing tensor."""
         self._updates[:] = [0 if tensor is None else update for tensor in tensors]
         _copy(self.views, [None if tensor is None else tensor.detach() for tensor in tensors])
 
     @torch.no_grad()
     def complete_by(self, other: Slot) -> None:
-        """Takes what is not there from another one."""
+        """Copies missing tensors from another slot."""
         missing = self._updates == 0
         given = [t if m else None for t, m in zip(other.tensors(), missing, strict=True)]
         self._updates[missing] = other._updates[missing]
@@ -269,7 +269,7 @@ class Slot:
 
     @torch.no_grad()
     def put_flat(self, tensors: Sequence[Sequence[Tensor]], update: int = 1) -> None:
-        """Fills it with flat tensors of the CPU: those of each run together, at one go."""
+        """Fills the slot with flat CPU tensors, given by run; each run is copied at once."""
         self._updates[:] = update
         for run, parts in zip(self._flat, tensors, strict=True):
             torch.cat(list(parts), out=run)
@@ -286,19 +286,19 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
         torch._foreach_copy_(list(into), list(of))
 
 
-# Fills a slot: with the number of the update that brings it.
+# Fills a slot; the second argument is the number of the update.
 Write = Callable[[Slot, int], None]
 
 
 class Live:
-    """The tensors of a module as they are at each moment.
+    """Current tensors of a module.
 
-    They are looked up once; after that it is only checked that the module still has the same, and
-    in the same memory.
+    The tensors are looked up once. After that, only their identities are checked, and their
+    addresses before they are copied to a slot.
 
     Args:
         module: the module.
-        packing: how its tensors are packed; by default as :meth:`Packing.of` it.
+        packing: layout of its tensors; by default :meth:`Packing.of` the module.
 
     Raises:
         KeyError, ValueError: if the module doesn't fit the packing.
@@ -311,20 +311,20 @@ class Live:
         self._tables: list[Mapping[str, Any]] = []
         self._known: list[int] = []
         self._whole = False
-        # What is known by its address must not make room for something else.
+        # Keeps the objects alive whose ids are known, so that no new object gets such an id.
         self._kept: list[Any] = []
         self._tensors: list[Tensor | None] = []
         self._flat: tuple[_Places, list[list[Tensor]] | None] = [], None
         self.tensors()
 
     def tensors(self) -> list[Tensor | None]:
-        """The module's tensor for each entry; None for a buffer that it has not."""
+        """Returns the module's tensor for each entry; None for a buffer that it lacks."""
         if not self._known or self._known != _identities(self._tables):
             self._look_up()
         return self._tensors
 
     def _checked(self) -> list[Tensor | None]:
-        """The same, if they are all that the module has."""
+        """Returns :meth:`tensors`, after a check that all weights of the module are tensors."""
         tensors = self.tensors()
         if not self._whole:
             check_whole(self.module)
@@ -344,11 +344,11 @@ class Live:
         self._known = _identities(self._tables)
 
     def writer(self) -> Write:
-        """Checks the tensors; gives what copies them to a slot.
+        """Checks the tensors, and returns a function that copies them to a slot.
 
         Raises:
-            KeyError, ValueError: if the module has others than it had.
-            TypeError: if it has weights that are no tensors.
+            KeyError, ValueError: if the module's tensors no longer fit the packing.
+            TypeError: if the module has weights that are not tensors.
         """
         tensors = self._checked()
         flat = self._flattened(tensors)
@@ -359,8 +359,8 @@ class Live:
         self.writer()(slot, update)
 
     def _flattened(self, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
-        """Flat views of all tensors, by run, if each can be copied byte for byte."""
-        # A tensor may have been given other memory (``p.data = ...``, ``module.to(...)``).
+        """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
+        # A tensor may have other memory now (after ``p.data = ...`` or ``module.to(...)``).
         whole = [tensor for tensor in tensors if tensor is not None]
         places = [*map(_POINTER, whole), *map(_CONTIGUOUS, whole), *map(_SHAPE, whole)]
         known, flat = self._flat
@@ -373,8 +373,8 @@ class Live:
         return flat
 
     def fits(self, packing: Packing) -> bool:
-        """Whether weights that are packed in a way can be loaded as they lie."""
-        # It is the same again and again, and to compare takes as long as to copy.
+        """Returns True if weights of a packing can be loaded without matching their names."""
+        # Usually this is the same object again. A full comparison takes as long as a copy.
         if packing is not self._fitting:
             if packing != self.packing:
                 return False
@@ -388,7 +388,7 @@ class Live:
 
 
 def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Write:
-    """What copies tensors, one for each entry, to a slot."""
+    """Returns a function that copies tensors, one for each entry, to a slot."""
     return _writer(tensors, _flat_views(packing, tensors))
 
 
@@ -403,14 +403,14 @@ def _writer(tensors: Sequence[Tensor | None], flat: Sequence[Sequence[Tensor]] |
 
 
 def _flat_views(packing: Packing, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
-    """Flat views of all tensors, by run, if each can be copied byte for byte."""
+    """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
     pairs = zip(packing.entries, tensors, strict=True)
     flat = [tensor.detach().view(-1) for entry, tensor in pairs if _is_plain(tensor, entry)]
     return [flat[a:b] for a, b in packing.runs()] if len(flat) == len(tensors) else None
 
 
 def _is_plain(tensor: Tensor | None, entry: Entry) -> TypeGuard[Tensor]:
-    """Whether a tensor can be copied byte for byte."""
+    """Returns True if a tensor can be copied byte for byte."""
     return (
         tensor is not None
         and tensor.device.type == "cpu"
@@ -424,12 +424,12 @@ def load_weights(module: nn.Module, source: Any) -> None:
     """Copies weights into a module, across devices and dtypes.
 
     Args:
-        module: the policy.
+        module: the module to load into.
         source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
 
     Raises:
-        TypeError: if the weights are in none of the forms, or the module has some that are no
-            tensors.
+        TypeError: if the weights are in none of the forms, or the module has weights that are
+            not tensors.
         KeyError: if names are missing or unknown.
         ValueError: if a shape differs, or a dtype is not cast.
     """

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class DistributedWeightSyncScheme(MessageWeightSyncScheme):
-    """Weights sent over a network, by process groups.
+    """Sends weights over a network, by process groups.
 
-    To the ranks of a collector they go over the connections that it has to them. Alone, the
+    With a collector, weights travel over its connections to its ranks. Without a collector, the
     scheme makes a process group of two with each receiver, in any process on any machine.
 
     Args:
         backend: the kind of process group: ``"gloo"``.
-        sync: accepted for compatibility; sending never waits, and a batch that begins after it
-            has the new weights.
+        sync: accepted for compatibility. Sending never waits, and batches that begin later have
+            the new weights.
         timeout: seconds that a sender and a receiver wait for each other when they connect.
-        address: alone, the address of the sender's machine, at which receivers find it. By default
-            that is one which only this machine can reach.
-        port: alone, the port there; 0 for any that is free.
+        address: without a collector, address of the sender's machine, to which receivers connect.
+            Only this machine can reach the default.
+        port: without a collector, port at that address; 0 for any free port.
 
     Raises:
-        ValueError: for another kind of process group, or a time-out that is not above 0.
+        ValueError: if ``backend`` is another kind of process group, or ``timeout`` is not above 0.
 
     Example:
         >>> from trawl.weight_update import DistributedWeightSyncScheme
@@ -64,7 +64,7 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Makes a way to a rank of the user's own: see :class:`DistributedTransport`.
+        """Returns a :class:`DistributedTransport` to a rank of the user's own process group.
 
         Args:
             **options: ``weights_buffer``, ``store``, ``rank`` and ``sync``.
@@ -87,14 +87,14 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
 
 
 class DistributedWeightUpdater(RemoteWeightUpdater):
-    """Brings weights to the ranks of a collector: an older way than a scheme.
+    """Sends weights to the ranks of a collector; newer code uses a weight-sync scheme.
 
-    Workers have numbers from 0, as everywhere.
+    Workers are numbered from 0.
 
     Args:
         store: accepted for compatibility: the collector's connections are used.
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        num_workers: number of workers; None for those of the collector.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        num_workers: number of workers; None for that of the collector.
         sync: accepted for compatibility: sending never waits.
     """
 

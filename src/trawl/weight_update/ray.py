@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
-# Receivers of one name that may wait for their senders at a time.
+# Number of receivers that may wait for their senders at one registry at the same time.
 _WAITING = 1000
 
 
 class RayPacket(Packet):
-    """Weights in Ray's object store; :attr:`data` is a reference to them."""
+    """Packet whose weights are in Ray's object store; :attr:`data` is a reference to them."""
 
     @override
     def opened(self) -> Any:
@@ -44,17 +44,18 @@ class RayPacket(Packet):
 
 
 class RayWeightSyncScheme(MessageWeightSyncScheme):
-    """Weights put once into Ray's object store, where all workers read them.
+    """Puts weights once into Ray's object store, where all workers read them.
 
-    However many workers there are, the sender writes them once; Ray brings them once to each
-    node, and the workers there read the same memory. Alone, the scheme goes to actors of your own
-    as an argument of one of their methods. The end of the sender is noticed by them; that of an
-    actor is not noticed by the sender, so give ``wait_async`` a time-out.
+    The sender writes the weights once, however many workers there are. Ray copies them once to
+    each node, and all workers of a node read the same memory. Without a collector, pass the scheme
+    to your own actors as an argument of one of their methods. An actor notices when the sender
+    ends. With the object store, the sender does not notice when an actor ends, so give
+    ``wait_async`` a time-out.
 
     Args:
         strategy: the form in which weights are returned.
-        backend: ``"object_store"``, or ``"gloo"`` for a process group of two with each receiver:
-            the sender sends to each then, and nothing is kept in the store.
+        backend: ``"object_store"``, or ``"gloo"`` for a process group of two with each receiver.
+            With ``"gloo"``, the sender sends to each receiver, and the store holds nothing.
         timeout: with ``"gloo"``, seconds that a sender and a receiver wait for each other when
             they connect.
 
@@ -78,9 +79,10 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
             )
         self.backend = backend
         self.timeout = timeout
-        # Of the object store, alone: the actor that keeps what was sent.
+        # With the object store, without a collector: the actor that keeps the newest packets.
         self._desk: Any = None
-        # Of process groups: where they meet; alone, the addresses; in a collector, the lines.
+        # With process groups: their rendezvous; the addresses of the scheme's own channels; the
+        # channels to the workers of a collector.
         self._meeting: Meeting | None = None
         self._addresses: dict[int, Address] = {}
         self._ways: dict[int, LinkLine] = {}
@@ -100,13 +102,13 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         remote_collector: Any = None,
         **options: Any,
     ) -> TransportBackend:
-        """Makes a way to an actor of the user's own: see :class:`RayTransport`.
+        """Returns a :class:`RayTransport` to an actor of the user's own.
 
         Args:
-            remote_actor: the handle of the actor.
-            worker_idx: the number of the receiver.
-            remote_collector: an older name of ``remote_actor``.
-            **options: more arguments of the transport.
+            remote_actor: handle of the actor.
+            worker_idx: number of the receiver.
+            remote_collector: older name of ``remote_actor``.
+            **options: further arguments of the transport.
         """
         actor = remote_collector if remote_actor is None else remote_actor
         own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
@@ -150,7 +152,7 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
 
         before = self._ways.pop(worker, None)
         if before is not None:
-            # That of a worker which died.
+            # This channel led to a worker that died.
             before.close()
         self._ways[worker] = line = self._met().line(worker)
         line.begin()
@@ -189,8 +191,8 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
         if self.backend != _STORE:
             return super()._buffer(nbytes)
-        # Ray copies it into its store at once: then it is free for the next weights, and memory
-        # that was written to before takes half the time of memory that is new.
+        # Ray copies the memory into its store at once, so it can be reused. Writing to used memory
+        # takes half as long as writing to new memory.
         if self._written.nbytes != nbytes:
             self._written = np.empty(nbytes, dtype=np.uint8)
         return self._written
@@ -201,24 +203,24 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
             return super()._packet(packing, buffer, extra)
         import ray
 
-        # Packets keep the reference for as long as somebody may ask for them.
+        # The packets hold the reference, so Ray keeps the weights as long as they may be read.
         return RayPacket(0, None, packing, ray.put(buffer), extra)
 
 
 class RayTransport:
     """Sends weights to an actor of a Ray cluster.
 
-    An actor that has a method ``update_policy_weights_``, as a collector has, is called with them.
-    Any other makes a transport of its own, with the same ``connection_info_name``, ``worker_idx``
-    and ``model_id``, and takes them by ``receive_weights``.
+    If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
+    this method with the weights. Any other actor makes a transport of its own, with the same
+    ``connection_info_name``, ``worker_idx`` and ``model_id``, and calls ``receive_weights``.
 
     Args:
-        remote_actor: the handle of the actor, on the sender's side.
-        worker_idx: the number of the receiver; 0 by default.
+        remote_actor: handle of the actor, on the sender's side.
+        worker_idx: number of the receiver; 0 by default.
         backend: ``"gloo"`` sends weights by a process group of the two, ``"object_store"`` by Ray's
             store.
         connection_info_name: name of the actor by which sender and receiver find each other.
-        model_id: the model that the weights are for.
+        model_id: name of the model that the weights belong to.
 
     Raises:
         ImportError: if Ray is not installed.
@@ -247,7 +249,7 @@ class RayTransport:
         self.backend = backend
         self.connection_info_name = connection_info_name
         self.model_id = model_id
-        #: The version that came with the weights that were taken last; None without.
+        #: Version of the weights that were received last; None if they had none.
         self.model_version: Version = None
         self._scheme = RayWeightSyncScheme(backend=backend)
         self._model: Any = None
@@ -269,7 +271,7 @@ class RayTransport:
     # --- the sender
 
     def set_model_version(self, model_version: Version) -> None:
-        """Sends a version with the next weights."""
+        """Sets the version that is sent with the next weights."""
         self._next_version = model_version
 
     def send_weights(self, weights: Any) -> None:
@@ -277,7 +279,7 @@ class RayTransport:
 
         Raises:
             ConnectionError: if the receiver has ended.
-            Exception: what the actor's ``update_policy_weights_`` raises.
+            Exception: any error that the actor's ``update_policy_weights_`` raises.
         """
         self.send_weights_async(weights)
         self.wait_ack()
@@ -298,14 +300,14 @@ class RayTransport:
         scheme.commit(scheme.prepare(weights, [0]), version)
 
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the actor has taken what was sent last.
+        """Waits until the actor has taken the last weights.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes.
 
         Raises:
             RuntimeError: if nothing was sent.
-            TimeoutError: if it takes longer.
+            TimeoutError: if the actor does not take them in time.
         """
         if self._call is not None:
             ready, _ = import_ray().wait([self._call], timeout=timeout)
@@ -319,12 +321,12 @@ class RayTransport:
             raise RuntimeError("wait_ack() before send_weights_async()")
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Does nothing: the two connect when the first weights are sent."""
+        """Does nothing: sender and receiver connect when the first weights are sent."""
 
     # --- the receiver
 
     def set_model(self, model: Any) -> None:
-        """Sets the module that weights are put into, if a call names no other."""
+        """Sets the module that weights are loaded into, if a call names no other."""
         self._model = model
 
     def setup_connection_and_weights_on_receiver(
@@ -335,13 +337,13 @@ class RayTransport:
         model: Any = None,
         weights: Any = None,
     ) -> Any:
-        """Waits for the sender, takes the first weights, and returns them.
+        """Waits for the sender, then receives and returns the first weights.
 
         Args:
-            worker_idx: the number of the receiver.
-            strategy: the form in which they are returned, and how they are put there.
-            model: a module to put them into.
-            weights: tensors to put them into.
+            worker_idx: number of the receiver.
+            strategy: determines how weights are loaded, and in which form they are returned.
+            model: a module to load the weights into.
+            weights: tensors to copy the weights into.
         """
         self.worker_idx = worker_idx
         return self.receive_weights(weights=weights, model=model, strategy=strategy)
@@ -354,16 +356,16 @@ class RayTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the newest weights; None if none came in time.
+        """Receives and returns the newest weights, or None if none arrive in time.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes.
-            weights: tensors to put them into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
 
         Raises:
-            ConnectionError: if the sender has ended, and all it sent was taken.
+            ConnectionError: if the sender has ended, and all its weights were taken.
         """
         if not self._scheme.initialized_on_receiver:
             found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
@@ -387,14 +389,14 @@ class RayTransport:
 
 
 class _Registry:
-    """The actor that has a receiver's end for each receiver."""
+    """Actor from which each receiver gets its end of a scheme."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
         self._changed = threading.Condition()
 
     def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
-        """There is an end for a receiver. One that was there before belongs to an older sender."""
+        """Stores the end for a receiver, in place of the end of an earlier sender."""
         with self._changed:
             self._ends[key] = end
             self._changed.notify_all()

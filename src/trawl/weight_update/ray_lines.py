@@ -1,6 +1,6 @@
-"""Weights through Ray's object store to receivers that are no workers of a collector.
+"""Channels through Ray's object store to receivers outside of a collector.
 
-An actor keeps what was sent last to each receiver; what is in the store is only named in it.
+An actor keeps the newest packet for each receiver. The packet refers to weights in the store.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from trawl.backends.ray_cluster import import_ray
 from trawl.weight_update.lines import Inbox, Line, Progress
 from trawl.weight_update.mailbox import Packet
 
-# Calls for each receiver that may wait at a time: for weights, for an answer; and one more.
+# Concurrent calls for each receiver: one that waits for weights, one for an acknowledgement, and
+# one more.
 _CALLS = 3
 
 
 class Desk:
-    """The actor.
+    """Actor that keeps the newest packet for each receiver.
 
     Args:
-        numbers: the receivers.
+        numbers: numbers of the receivers.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._progress = {number: Progress(number) for number in numbers}
 
     def put(self, number: int, packet: Packet) -> None:
-        """There are newer weights for a receiver."""
+        """Sets the packet that a receiver gets next, unless it is older than the last one."""
         self._progress[number].put(packet)
 
     def next(self, number: int, wait: bool) -> Packet | None:
-        """The newest weights that a receiver has not been given."""
+        """Returns the packet that a receiver gets next, or None; see :meth:`Progress.next`."""
         return self._progress[number].next(wait)
 
     def took(self, number: int, count: int) -> None:
-        """A receiver has taken so many."""
+        """Notes that a receiver has taken the packets up to number ``count``."""
         self._progress[number].took(count)
 
     def wait(self, number: int, count: int, timeout: float | None) -> bool:
-        """Waits until a receiver has taken so many; tells whether it has."""
+        """Waits until a receiver has taken packets up to ``count``; returns False on a time-out."""
         try:
             self._progress[number].wait(timeout, count)
         except TimeoutError:
@@ -51,13 +52,13 @@ class Desk:
         return True
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Notes that nothing more will be sent."""
         for progress in self._progress.values():
             progress.close()
 
 
 def desk_of(numbers: Sequence[int]) -> Any:
-    """Starts the actor for receivers. It ends with the sender."""
+    """Starts the actor for receivers. The actor ends with the sender."""
     ray = import_ray()
     many = _CALLS * len(numbers) + 1
     options = {"num_cpus": 0, "max_concurrency": many, "max_restarts": 0}
@@ -65,11 +66,11 @@ def desk_of(numbers: Sequence[int]) -> Any:
 
 
 class RayLine(Line):
-    """The sender's end.
+    """Sender's end of a channel.
 
     Args:
-        number: what the receiver is called in errors.
-        desk: the handle of the actor.
+        number: number of the receiver.
+        desk: handle of the actor.
     """
 
     def __init__(self, number: int, desk: Any) -> None:
@@ -79,7 +80,7 @@ class RayLine(Line):
 
     @override
     def send(self, packet: Packet) -> None:
-        # Ray may bring them in another order: so each has all that there is.
+        # Ray may reorder calls, so each packet includes the newest weights.
         self._latest = packet if self._latest is None else packet.after(self._latest)
         self._desk.put.remote(self.number, self._latest)
 
@@ -94,12 +95,12 @@ class RayLine(Line):
     @override
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            # There may be no connection any more.
+            # The connection to Ray may be gone.
             import_ray().get(self._desk.close.remote())
 
 
 def joined(desk: Any, number: int) -> Inbox:
-    """The receiver's end."""
+    """Returns the receiver's end of a channel."""
     ray = import_ray()
     inbox = Inbox(lambda count: desk.took.remote(number, count))
     first = ray.get(desk.next.remote(number, False))

@@ -1,4 +1,4 @@
-"""Weights for the module of a transform that lives in an actor of its own."""
+"""Weights for the module of a transform that runs in its own actor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trawl.weight_update.shipments import Shipment
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
-    """Weights for the module of TorchRL's ``RayModuleTransform``, which has an actor of its own.
+    """Sends weights to the module of TorchRL's ``RayModuleTransform``, which has its own actor.
 
-    The transform gets the scheme when it is made, and connects it to its actor::
+    Pass the scheme to the transform, which connects it to its actor::
 
         scheme = RayModuleTransformScheme()
         transform = RayModuleTransform(module=module, weight_sync_scheme=scheme, ...)
@@ -26,12 +26,12 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         )
         collector.update_policy_weights_(new_weights, model_id="transform_module")
 
-    Weights have to be given, as only the actor has the module. An update returns when the actor
-    has them.
+    Each update must include the weights, because only the actor has the module. An update returns
+    once the actor has taken the weights.
 
     Args:
         strategy: the form in which weights are returned.
-        backend: as :class:`RayWeightSyncScheme` takes it.
+        backend: as in :class:`RayWeightSyncScheme`.
     """
 
     model_is_elsewhere: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         self._transform: Any = None
 
     def _set_transform(self, transform: Any) -> None:
-        # TorchRL's transform calls it, and then the two that follow.
+        # TorchRL's transform calls this method, then init_on_sender() and connect().
         self._transform = transform
 
     @override
@@ -58,22 +58,22 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         num_workers: int | None = None,
         ray_transform: Any = None,
     ) -> None:
-        """Makes this the sender's end, of which the transform's actor is the only receiver.
+        """Makes this scheme the sender's end; the transform's actor is its only receiver.
 
         Args:
             model_id: name of the module.
             context: not used.
-            model: a module whose weights are sent if none are given.
-            weights: weights that are sent if none are given.
-            devices: not used, as are the next two.
-            params_map: as that.
-            device_map_fn: as that.
+            model: a module whose weights are sent if an update has none.
+            weights: weights that are sent if an update has none.
+            devices: not used.
+            params_map: not used.
+            device_map_fn: not used.
             num_workers: not used: there is one receiver.
             ray_transform: the transform, if it was not made with this scheme.
 
         Raises:
             ValueError: if there is no transform.
-            RuntimeError: if it was initialised before.
+            RuntimeError: if the scheme was initialised before.
         """
         if ray_transform is not None:
             self._transform = ray_transform

@@ -1,4 +1,4 @@
-"""The older way of weights to the collectors of a Ray cluster."""
+"""Weight updater for the collectors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class RayWeightUpdater(RemoteWeightUpdater):
-    """Brings weights to the collectors of a Ray cluster: an older way than a scheme.
+    """Sends weights to the collectors of a Ray cluster; newer code uses a weight-sync scheme.
 
-    Without arguments it serves the :class:`~trawl.collectors.distributed.RayCollector` that it is
-    given to.
+    Without arguments, the updater serves the
+    :class:`~trawl.collectors.distributed.RayCollector` that it is passed to.
 
     Args:
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        remote_collectors: handles of actors that have a method ``update_policy_weights_``, if
-            these are to be served, as the ``remote_collectors`` of a collector. No call is waited
-            for. If a call has failed by then, the next push or :meth:`close` raises its error, or
-            warns if the actor has died.
-        max_interval: batches that a worker has to deliver after an update before it gets another.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        remote_collectors: handles of actors with a method ``update_policy_weights_``, such as the
+            ``remote_collectors`` of a collector. The updater then calls these actors, and doesn't
+            wait for the calls. If a call has failed by the next push or :meth:`close`, that push
+            or :meth:`close` raises its error, or warns if the actor has died.
+        max_interval: number of batches that a worker has to deliver after an update before it
+            gets another.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
         # Not a copy: a collector keeps its list up to date.
         self.remote_collectors = () if remote_collectors is None else remote_collectors
         self._by_handles = remote_collectors is not None
-        # Calls that were not looked at since they were made, and whose they are.
+        # Calls whose results were not checked yet, with the number of the actor.
         self._calls: dict[Any, int] = {}
         self.max_interval = max(0, max_interval)
         self._sent: dict[int, int] = {}
@@ -90,7 +91,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
     @override
     def reached(self) -> list[int] | None:
         reached = super().reached()
-        # Workers that take weights through their handles say so themselves.
+        # Workers that take weights through their handles report that themselves.
         return [] if self._by_handles else reached
 
     @override
@@ -99,9 +100,9 @@ class RayWeightUpdater(RemoteWeightUpdater):
         self._calls.clear()
 
     def _check_calls(self) -> None:
-        """Raises what an earlier push led to in an actor, as far as that is known by now.
+        """Raises errors of earlier pushes that are known by now.
 
-        An actor that died is a warning: a collector has another in its place.
+        A dead actor only causes a warning, because a collector replaces it.
         """
         import ray
 

@@ -14,9 +14,9 @@ from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class RPCWeightSyncScheme(MessageWeightSyncScheme):
-    """Weights sent to the nodes of a collector, over the connections that it has to them.
+    """Sends weights to the nodes of a collector, over the collector's connections to them.
 
-    Sending never waits, and a batch that begins after it has the new weights.
+    Sending never waits, and batches that begin later have the new weights.
 
     Args:
         strategy: the form in which weights are returned.
@@ -37,14 +37,14 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme):
         worker_rank: int | None = None,
         **options: Any,
     ) -> TransportBackend:
-        """Makes a way to a node of the user's own.
+        """Returns an :class:`RPCTransport` to a node of the user's own.
 
         Args:
-            collector_info: as :class:`RPCTransport` takes it, as are the others.
-            collector_rref: as that.
-            collector_class: as that.
-            worker_rank: as that.
-            **options: none.
+            collector_info: as in :class:`RPCTransport`.
+            collector_rref: as in :class:`RPCTransport`.
+            collector_class: as in :class:`RPCTransport`.
+            worker_rank: as in :class:`RPCTransport`.
+            **options: no further arguments are accepted.
 
         Raises:
             TypeError: for any other argument.
@@ -53,15 +53,14 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme):
 
 
 class RPCWeightUpdater(RemoteWeightUpdater):
-    """Brings weights to the nodes of a collector: an older way than a scheme.
+    """Sends weights to the nodes of a collector; newer code uses a weight-sync scheme.
 
     Args:
-        collector_infos: accepted for compatibility, as are the next two: the collector knows its
-            nodes.
-        collector_class: as that.
-        collector_rrefs: as that.
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        num_workers: number of workers; None for those of the collector.
+        collector_infos: accepted for compatibility: the collector knows its nodes.
+        collector_class: accepted for compatibility.
+        collector_rrefs: accepted for compatibility.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        num_workers: number of workers; None for that of the collector.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The way of weights to another node of the user's own RPC framework."""
+"""Transport of weights to another node of the user's own RPC framework."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
 from trawl.weight_update.tensors import Weights, weights_of
 
-# What came for receivers of this process that are no collectors, by their number.
+# Weights for receivers of this process that are not collectors, by the receiver's number.
 _inboxes: defaultdict[int, queue.Queue[Any]] = defaultdict(queue.Queue)
 
 
 class RPCTransport:
     """Sends weights by ``torch.distributed.rpc``, in the framework that the user has started.
 
-    With a reference to a collector (``collector_rref``) they are given to it, by its
-    ``update_policy_weights_``. Without one they wait in the receiving node, for
-    ``receive_weights`` of a transport there that has the same ``worker_rank``.
+    With a reference to a collector (``collector_rref``), the transport calls the collector's
+    ``update_policy_weights_``. Without one, the weights wait in the receiving node until a
+    transport there, with the same ``worker_rank``, calls ``receive_weights``.
 
     Args:
-        collector_info: the node of the receiver: its name, its number or its ``WorkerInfo``. None:
-            that of ``collector_rref``.
-        collector_rref: a reference (``RRef``) to the collector that gets the weights.
-        collector_class: the class of that collector, of which ``update_policy_weights_`` is
-            called. None: the one that it has.
-        worker_rank: the number of the receiver, among those of its node.
+        collector_info: node of the receiver: its name, its number or its ``WorkerInfo``. None for
+            the node of ``collector_rref``.
+        collector_rref: reference (``RRef``) to the collector that gets the weights.
+        collector_class: class whose ``update_policy_weights_`` is called with the collector. None
+            for the collector's own class.
+        worker_rank: number of the receiver among those of its node.
 
     Example:
         >>> from trawl.weight_update import RPCTransport
@@ -55,8 +55,8 @@ class RPCTransport:
         """Sends weights, in any form, and waits until the receiver has them.
 
         Raises:
-            RuntimeError: if there is no such node, or it has ended.
-            Exception: what the collector there raises.
+            RuntimeError: if the node does not exist, or has ended.
+            Exception: any error that the collector raises.
         """
         self.send_weights_async(weights)
         self.wait_ack()
@@ -64,17 +64,17 @@ class RPCTransport:
     def send_weights_async(self, weights: Any) -> None:
         """Sends weights, in any form; :meth:`wait_ack` waits until the receiver has them.
 
-        Those sent before have to be there by then, as RPC may bring calls in another order.
+        The call first waits until earlier weights have arrived, because RPC may reorder calls.
 
         Raises:
-            RuntimeError: if the transport has no receiver, or that has ended.
-            Exception: what the collector there raised because of those sent before.
+            RuntimeError: if the transport has no receiver, or the receiver has ended.
+            Exception: any error that the collector raised for earlier weights.
         """
         from torch.distributed import rpc
 
         self.wait_ack()
         given = weights_of(weights)
-        # They are sent later: copies stay as they are now.
+        # RPC sends the tensors later. Copies keep their present values until then.
         copies = {name: tensor.detach().cpu().clone() for name, tensor in given.tensors.items()}
         sent = in_form(Weights(copies, given.extra), "state_dict")
         to = self.collector_info
@@ -90,7 +90,7 @@ class RPCTransport:
             )
 
     def wait_ack(self) -> None:
-        """Waits until the receiver has what was sent last."""
+        """Waits until the receiver has the last weights."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.wait()
@@ -108,13 +108,13 @@ class RPCTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the newest weights that were sent to this node; None if none came in time.
+        """Returns the newest weights that were sent to this node, or None if none arrive in time.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes.
-            weights: tensors to put them into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
         inbox = _inboxes[self.worker_rank or 0]
         try:
@@ -133,13 +133,13 @@ class RPCTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the first weights, if some were sent already, and returns them; or None.
+        """Returns the first weights if some have arrived already, and None otherwise.
 
         Args:
-            worker_idx: the number of the receiver, if the constructor was given none.
-            weights: tensors to put the weights into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            worker_idx: number of the receiver, if the constructor got none.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
         if self.worker_rank is None:
             self.worker_rank = worker_idx
@@ -147,7 +147,7 @@ class RPCTransport:
 
 
 def _update(rref: Any, kind: Any, weights: dict[str, Any]) -> None:
-    """Called in the node of a collector, with new weights for it."""
+    """Passes new weights to a collector; called in the collector's node."""
     collector = rref.local_value()
     if kind is None:
         collector.update_policy_weights_(weights)
@@ -156,5 +156,5 @@ def _update(rref: Any, kind: Any, weights: dict[str, Any]) -> None:
 
 
 def _put(number: int, weights: dict[str, Any]) -> None:
-    """Called in the node of a receiver, with new weights for it."""
+    """Stores new weights for a receiver; called in the receiver's node."""
     _inboxes[number].put(weights)

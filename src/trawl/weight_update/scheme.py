@@ -1,4 +1,4 @@
-"""How weights come from a learner to the policies that collect."""
+"""Base class of the schemes that send weights from a learner to the policies that collect."""
 
 from __future__ import annotations
 
@@ -30,26 +30,31 @@ from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 
 
 class Receiver(Protocol):
-    """Where a worker looks for new weights.
+    """Source of new weights for a worker.
 
     Attributes:
-        count: how many sets of weights it has taken, those included that newer ones replaced.
+        count: number of updates that the worker has taken, including those that newer updates
+            replaced.
     """
 
     count: int
 
     @property
     def newer(self) -> bool:
-        """Whether there is something new. It is asked before each batch."""
+        """True if there is an update that was not taken. It is read before each batch."""
 
     def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest: ``use`` is called with it while it can't change."""
+        """Takes and returns the newest update.
+
+        Args:
+            use: called with the update, which can't change during the call.
+        """
 
 
 class WeightSyncScheme(ABC):
-    """Brings the weights of a model from one sender to receivers in other places.
+    """Sends the weights of a model from one sender to receivers in other processes.
 
-    A collector does all of this by itself. Alone, between processes of one's own::
+    A collector does all of this by itself. Between processes of your own, use a scheme like this::
 
         scheme = SharedMemWeightSyncScheme()
         scheme.init_on_sender(model=learner, num_workers=2)
@@ -69,7 +74,7 @@ class WeightSyncScheme(ABC):
         ValueError: for another strategy.
     """
 
-    # Whether a collector that has the scheme has not the model, nor have its workers.
+    # True if neither the collector that has the scheme nor its workers have the model.
     model_is_elsewhere: ClassVar[bool] = False
 
     def __init__(self, strategy: str = "tensordict") -> None:
@@ -86,7 +91,7 @@ class WeightSyncScheme(ABC):
 
     @staticmethod
     def from_backend(backend: WeightSyncBackend, **options: Any) -> WeightSyncScheme:
-        """The scheme that suits a place of workers.
+        """Returns a new scheme for a backend.
 
         Args:
             backend: ``"none"`` or ``"direct"``, ``"shared"`` or ``"thread"``, ``"process"`` or
@@ -94,7 +99,7 @@ class WeightSyncScheme(ABC):
             **options: arguments of the scheme.
 
         Raises:
-            ValueError: for another place.
+            ValueError: for another backend.
         """
         from trawl.weight_update import BACKENDS
 
@@ -103,53 +108,57 @@ class WeightSyncScheme(ABC):
         scheme: WeightSyncScheme = BACKENDS[backend](**options)
         return scheme
 
-    # --- what a scheme does; what is empty here not all of them need
+    # --- for subclasses; those that are not abstract are optional
 
     @abstractmethod
     def _open(self, workers: int) -> None:
-        """Makes the ways to receivers."""
+        """Opens channels to receivers.
+
+        Args:
+            workers: a number above that of every receiver.
+        """
 
     def _check_shipment(self, shipment: Shipment) -> None:  # noqa: B027
-        """Refuses what could not be sent, before anything is."""
+        """Refuses weights that can't be sent, before any are sent."""
 
     @abstractmethod
     def _post(self, shipment: Shipment, version: Version) -> None:
-        """Sends weights; doesn't wait until they are taken."""
+        """Sends weights without waiting until they are taken."""
 
     @abstractmethod
     def _post_version(self, version: Version, workers: Iterable[int]) -> None:
-        """Says that weights that were sent have another version now."""
+        """Gives the weights that receivers were sent last another version."""
 
     @abstractmethod
     def receiver(self, worker: int) -> Receiver:
-        """What a worker looks for weights in; it can be sent to the worker as that is started."""
+        """Returns a worker's source of new weights, to be sent to the worker as it is started."""
 
     @abstractmethod
     def count(self, worker: int) -> int:
-        """How many sets of weights were sent to a worker."""
+        """Returns the number of updates that were sent to a worker."""
 
     def last_sent(self, worker: int) -> Weights | None:
         """Returns a copy of the weights that a worker was sent last; None before the first."""
         return None
 
     def _connect_sender(self) -> None:  # noqa: B027
-        """Called when receivers have been started."""
+        """Connects the sender's end; called once receivers have been started."""
 
     def _connect_receiver(self, worker: int) -> None:  # noqa: B027
-        """Called when this process turns out to be a receiver's."""
+        """Connects the end of a receiver in this process."""
 
     def _wait(self, worker: int, timeout: float | None) -> None:  # noqa: B027
-        """Waits until a receiver has taken what was sent."""
+        """Waits until a receiver has taken the last weights."""
 
     def _check_fork(self) -> None:  # noqa: B027
-        """Refuses a receiver in a process forked from the sender's, where that can't be."""
+        """Refuses a receiver in a process forked from the sender's, if that is not supported."""
 
     def _await(self, timeout: float | None) -> Receiver | None:
-        """Waits until there is something new; None if there is nothing in time."""
+        """Waits for new weights; returns their source, or None if none arrive in time."""
         raise NotImplementedError(f"{type(self).__name__} has no receive()")
 
     def acknowledge(self) -> None:  # noqa: B027
-        """Tells the sender that what it sent was taken."""
+        """Tells the sender that its weights were taken."""
 
     # --- the sender
 
@@ -165,23 +174,24 @@ class WeightSyncScheme(ABC):
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """Makes this the sender's end.
+        """Makes this scheme the sender's end.
 
         Args:
             model_id: name, or path, of the model.
-            context: what has the model: a collector. It is not kept.
-            model: the model itself; weights are those that it has when they are sent.
-            weights: a TensorDict or dict of tensors, in the model's place.
-            devices: where each receiver has its model: their number is that of receivers. (They
-                copy weights there themselves.)
-            params_map: weights for each receiver.
-            device_map_fn: called with a receiver's number and ``weights``; gives those for it.
+            context: the collector that has the model. The scheme holds a weak reference only.
+            model: the model itself; its current weights are sent each time.
+            weights: a TensorDict or dict of tensors to send in place of a model's weights.
+            devices: device of each receiver's model. Only their number is used, as the number of
+                receivers; receivers copy weights to their devices themselves.
+            params_map: weights for each receiver, by its number.
+            device_map_fn: function that is called with a receiver's number and the model or
+                ``weights``, and returns the weights for this receiver.
             num_workers: number of receivers.
 
         Raises:
-            RuntimeError: if it was initialised before.
-            TypeError: if there are several of ``model``, ``weights`` and ``params_map``.
-            ValueError: if numbers contradict each other.
+            RuntimeError: if the scheme was initialised before.
+            TypeError: if more than one of ``model``, ``weights`` and ``params_map`` is given.
+            ValueError: if the arguments contradict each other on the number of receivers.
         """
         if self.initialized_on_sender or self.initialized_on_receiver:
             raise RuntimeError("this weight-sync scheme was initialised already")
@@ -205,15 +215,15 @@ class WeightSyncScheme(ABC):
         self._open(1 + max((i for group in self._groups for i in group.workers), default=-1))
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
-        """Called once on each side, when all processes have been started.
+        """Connects this end. Call it once on each side, when all processes have been started.
 
         Args:
             worker_idx: the receiver's number, if it was not given before.
-            weights: sent at once, on the sender's side.
+            weights: weights to send at once, on the sender's side.
 
         Raises:
-            RuntimeError: if it is not initialised, or was connected before, or the sender is
-                given a number.
+            RuntimeError: if the scheme is not initialised, or was connected before, or
+                ``worker_idx`` is given to the sender.
         """
         if self.initialized_on_sender:
             if worker_idx is not None:
@@ -235,19 +245,19 @@ class WeightSyncScheme(ABC):
         self._connected_receiver = True
 
     def send(self, weights: Any = None, worker_ids: int | Sequence[int] | None = None) -> None:
-        """Sends weights. It does not wait until they are taken: :meth:`wait_async` does.
+        """Sends weights without waiting until they are taken; :meth:`wait_async` waits for that.
 
-        A collector's scheme sends by ``update_policy_weights_`` of the collector, and raises what
-        that does.
+        If the scheme belongs to a collector, it calls the collector's ``update_policy_weights_``,
+        and raises the same errors.
 
         Args:
-            weights: in any form (a module, a TensorDict, a dict); a dict of numbers of receivers
-                gives each its own. None: those that the model has now.
-            worker_ids: the receivers that get them; None: all.
+            weights: weights in any form (a module, a TensorDict, a dict). A dict by the numbers of
+                receivers gives each receiver its own. None sends the model's current weights.
+            worker_ids: numbers of the receivers that get the weights; None for all.
 
         Raises:
-            RuntimeError: if it is not connected, or there are no weights to take.
-            ValueError: for an unknown receiver; if shapes don't fit, or dtypes are not cast.
+            RuntimeError: if the scheme is not connected, or there are no weights to send.
+            ValueError: if a receiver is unknown, a shape differs, or a dtype is not cast.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
@@ -255,7 +265,7 @@ class WeightSyncScheme(ABC):
             raise RuntimeError("send() before init_on_sender()")
         collector = self.context
         if getattr(collector, "_weight_sync_schemes", {}).get(self._model_id) is self:
-            # It counts versions, and how far workers may be behind.
+            # The collector counts versions, and limits how far workers may lag behind.
             by_model = {self._model_id: weights}
             collector.update_policy_weights_(weights_dict=by_model, worker_ids=worker_ids)
             return
@@ -266,23 +276,24 @@ class WeightSyncScheme(ABC):
     def send_async(
         self, weights: Any = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
-        """The same as :meth:`send`, which never waits."""
+        """Calls :meth:`send`, which never waits."""
         self.send(weights, worker_ids)
 
     def wait_async(
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
-        """Waits until receivers have taken what was sent last.
+        """Waits until receivers have taken the last weights.
 
-        Workers of a collector are not waited for: each takes it before the next batch it begins.
+        The call doesn't wait for workers of a collector: each of them takes the weights before it
+        begins its next batch.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
-            worker_ids: the receivers; None: all.
+            timeout: seconds to wait; None waits as long as it takes.
+            worker_ids: numbers of the receivers; None for all.
 
         Raises:
-            TimeoutError: if one does not in time.
-            ConnectionError: if one has ended.
+            TimeoutError: if a receiver does not take them in time.
+            ConnectionError: if a receiver has ended.
         """
         if not self._connected_sender:
             raise RuntimeError("wait_async() before connect()")
@@ -291,11 +302,11 @@ class WeightSyncScheme(ABC):
             self._wait(worker, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
-        """Checks weights, and changes nothing.
+        """Checks weights, and returns them ready for :meth:`commit`. Sends and changes nothing.
 
         Raises:
-            RuntimeError: if there are no weights to take.
-            ValueError: if shapes don't fit, dtypes are not cast, or nobody would get any.
+            RuntimeError: if there are no weights to send.
+            ValueError: if a shape differs, a dtype is not cast, or no receiver would get any.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
@@ -318,16 +329,16 @@ class WeightSyncScheme(ABC):
         return shipments
 
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Makes a way to one receiver, of the kind that this scheme stands for.
+        """Returns a new transport to one receiver, of the kind that belongs to this scheme.
 
-        It is for programs that carry weights themselves: a scheme makes its own when it is
-        initialised.
+        Transports are for programs that send weights themselves. A scheme does not need this
+        method: it makes its own connections when it is initialised.
 
         Args:
             **options: arguments of the transport.
 
         Raises:
-            NotImplementedError: if this scheme has no kind of its own.
+            NotImplementedError: if no kind of transport belongs to this scheme.
         """
         raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
 
@@ -341,15 +352,15 @@ class WeightSyncScheme(ABC):
         """Returns weights in the form in which they are sent, not copied.
 
         Args:
-            weights: in any form; the path of a model of the context; or None for the weights that
-                the model has now.
-            model_id: the model that they are for.
-            strategy: the form; by default that of this scheme.
-            context: what has the model: a collector. By default that of this scheme.
+            weights: weights in any form; the path of a model of the context; or None for the
+                current weights of the model.
+            model_id: name of the model that the weights belong to.
+            strategy: determines the form; by default that of this scheme.
+            context: the collector that has the model; by default that of this scheme.
 
         Raises:
-            RuntimeError: if there are no weights to take.
-            TypeError: if they are in no known form.
+            RuntimeError: if there are no weights to return.
+            TypeError: if weights are in no known form.
         """
         form = strategy or self._strategy
         owner = self.context if context is None else context
@@ -365,28 +376,28 @@ class WeightSyncScheme(ABC):
         return form.extract_weights(weights)
 
     def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
-        """Sends what was prepared."""
+        """Sends prepared weights."""
         for shipment in shipments:
             self._post(shipment, version)
             shipment.group.packing = shipment.packing
 
     def know(self, worker: int, packing: Packing) -> None:
-        """Says how the model of a receiver is packed, which the sender could not know."""
+        """Takes in the layout of a receiver's model, which the sender may not know."""
         for group in self._groups or ():
             if worker in group.workers:
                 group.know(packing)
 
     @property
     def workers(self) -> list[int]:
-        """The numbers of all receivers."""
+        """Numbers of all receivers."""
         return sorted(i for group in self._groups or () for i in group.workers)
 
     def chosen(self, worker_ids: Any) -> list[int]:
-        """The numbers of receivers that are named; all for None.
+        """Returns the numbers of the named receivers; None names all.
 
         Raises:
-            ValueError: if there is no such receiver, or none is named.
-            TypeError: if these are no numbers.
+            ValueError: if a receiver is unknown, or none is named.
+            TypeError: if ``worker_ids`` are not integers.
         """
         known = self.workers
         if worker_ids is None:
@@ -419,21 +430,21 @@ class WeightSyncScheme(ABC):
         model: Any = None,
         worker_idx: int | None = None,
     ) -> None:
-        """Makes this a receiver's end.
+        """Makes this scheme a receiver's end.
 
         Args:
             model_id: name, or path, of the model.
-            context: what has the model: a collector. It is told of new weights by its
-                ``update_policy_weights_``, and not kept.
+            context: the collector that has the model. New weights are passed to its
+                ``update_policy_weights_``. The scheme holds a weak reference only.
             model: the model itself, into which weights are loaded.
-            worker_idx: the number of this receiver; by default that of the context, or 0.
+            worker_idx: number of this receiver; by default that of the context, or 0.
 
         Raises:
-            RuntimeError: if it was initialised before, or this process was forked from the
-                sender's and such receivers can't be.
+            RuntimeError: if the scheme was initialised before, or if this process was forked from
+                the sender's and the scheme does not support that.
         """
         if self.initialized_on_sender and not self.sends:
-            # A copy of the sender's end, in a process that was forked.
+            # This is a copy of the sender's end, in a forked process.
             self._check_fork()
             self.__dict__.update(self.__getstate__())
         if self.initialized_on_sender or self.initialized_on_receiver:
@@ -446,19 +457,19 @@ class WeightSyncScheme(ABC):
         self._worker_idx = worker_idx if worker_idx is not None else _index_of(config)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Takes the newest weights, and loads them into the model.
+        """Receives the newest weights, and loads them into the model.
 
         Args:
-            timeout: seconds that are waited for new ones; 0 doesn't wait, None waits as long as
-                it takes.
+            timeout: seconds to wait for new weights; 0 doesn't wait, None waits as long as it
+                takes.
 
         Returns:
-            The weights, in the form of the strategy; None if there were no new ones.
+            The weights, in the form of :attr:`strategy`; None if there are no new ones.
 
         Raises:
-            RuntimeError: if it is not initialised or connected.
-            ConnectionError: if the sender has ended, and all it sent was taken.
-            KeyError, ValueError: if they don't fit the model.
+            RuntimeError: if the scheme is not initialised or connected.
+            ConnectionError: if the sender has ended, and all its weights were taken.
+            KeyError, ValueError: if the weights don't fit the model.
         """
         if not self.initialized_on_receiver:
             raise RuntimeError("receive() before init_on_receiver()")
@@ -470,7 +481,7 @@ class WeightSyncScheme(ABC):
         taken: list[Weights] = []
         source.take(partial(self._take, taken))
         self.acknowledge()
-        # It takes what it is given to other places, perhaps: not while others wait for this one.
+        # The context may forward the weights, so it gets them once the source is released.
         if taken and self.context is not None:
             self.context.update_policy_weights_(taken[0], model_id=self._model_id)
         return in_form(taken[0], self._strategy.extract_as) if taken else None
@@ -483,25 +494,25 @@ class WeightSyncScheme(ABC):
         taken.append(posted.copy())
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Puts weights into the receiver's model.
+        """Loads weights into the receiver's model.
 
         Raises:
-            RuntimeError: if it is not initialised.
+            RuntimeError: if the scheme is not initialised.
         """
         if not self.initialized_on_receiver:
             raise RuntimeError("apply_weights() before init_on_receiver()")
         self._strategy.apply_weights(self.model, weights, inplace)
 
-    # --- what it knows
+    # --- state
 
     @property
     def context(self) -> Any:
-        """What has the model, if it was given and still is there."""
+        """Collector that has the model; None if none was given, or it no longer exists."""
         return None if self._context is None else self._context()
 
     @property
     def model(self) -> Any:
-        """The model: as it was given, or what the context has at its path."""
+        """Model that was given, or else the model of the context at the path ``model_id``."""
         if self._model is not None or self.context is None or self._model_id is None:
             return self._model
         return _model_of(self.context, self._model_id)
@@ -513,12 +524,12 @@ class WeightSyncScheme(ABC):
 
     @property
     def worker_idx(self) -> int | None:
-        """The number of this receiver; None on the sender's side."""
+        """Number of this receiver; None on the sender's side."""
         return self._worker_idx
 
     @property
     def weights(self) -> Any:
-        """The weights that the model has now, or that were given, in the form of the strategy."""
+        """Current weights of the model, or the given weights, in the form of :attr:`strategy`."""
         source = self.model
         if source is None and self._groups and len(self._groups) == 1:
             source = self._groups[0].fixed
@@ -526,7 +537,7 @@ class WeightSyncScheme(ABC):
 
     @property
     def strategy(self) -> str:
-        """The form in which weights are returned."""
+        """Form in which weights are returned."""
         return self._strategy.extract_as
 
     @property
@@ -536,61 +547,61 @@ class WeightSyncScheme(ABC):
 
     @property
     def initialized_on_sender(self) -> bool:
-        """Whether this is the sender's end."""
+        """True if this is the sender's end, or a copy of it in a forked process."""
         return self._groups is not None
 
     @property
     def sends(self) -> bool:
-        """The same, and not a copy of it in a process that was forked."""
+        """True if this is the sender's end, and not a copy of it in a forked process."""
         return self.initialized_on_sender and self._owner == os.getpid()
 
     @property
     def initialized_on_receiver(self) -> bool:
-        """Whether this is a receiver's end."""
+        """True if this is a receiver's end."""
         return self._worker_idx is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
-        """Whether the sender's end is connected."""
+        """True if the sender's end is connected."""
         return self._connected_sender
 
     @property
     def synchronized_on_receiver(self) -> bool:
-        """Whether the receiver's end is connected."""
+        """True if the receiver's end is connected."""
         return self._connected_receiver
 
     @property
     def incoming(self) -> Receiver:
-        """Where this receiver looks for new weights.
+        """Source of new weights for this receiver.
 
         Raises:
-            RuntimeError: if it is not connected.
+            RuntimeError: if the scheme is not connected.
         """
         raise RuntimeError("incoming before connect()")
 
     @property
     def sender_transports(self) -> dict[int, Any]:
-        """The ways to receivers, by number."""
+        """Channels to receivers, by number."""
         return {}
 
     @property
     def receiver_transport(self) -> Any:
-        """The way from the sender, on a receiver's side; or None."""
+        """Receiver's end of the channel from the sender; None if there is none here."""
         return None
 
     @property
     def shared_transport(self) -> Any:
-        """What all receivers take weights from, if there is such a thing; or None."""
+        """Object from which all receivers take weights; None if there is no single one."""
         return None
 
     def shutdown(self) -> None:
-        """Lets go of what it holds. May be called again."""
+        """Releases all resources. May be called again."""
         self._groups, self._worker_idx = None, None
         self._connected_sender = self._connected_receiver = False
         self._live = self._model = self._context = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process it begins anew, as a receiver's end.
+        # In another process, the scheme starts uninitialised, to become a receiver's end.
         fresh = {
             "_context": None,
             "_groups": None,
@@ -604,7 +615,7 @@ class WeightSyncScheme(ABC):
 
 
 def load_slot(live: Live, posted: Posted) -> None:
-    """Copies what was put up into a module."""
+    """Loads posted weights into a module."""
     slot = posted.slot
     assert slot is not None
     if live.fits(slot.packing):

@@ -17,16 +17,17 @@ from trawl.weight_update.transports import MPTransport, TransportBackend
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
-    """Weights in shared memory: one copy of them for all receivers.
+    """Puts weights into shared memory, in one copy for all receivers.
 
-    Sending is one copy, however many receivers there are, and waits for none of them. A receiver
-    copies them once more into its model, when it comes to it: a whole set, or the one before.
+    Sending makes one copy, however many receivers there are, and waits for none of them. Each
+    receiver later copies the weights into its model, and always gets a complete set.
 
     Args:
         strategy: the form in which weights are returned.
-        sync: accepted for compatibility; sending never waits, and a batch that begins after it
-            has the new weights.
-        per_worker_weights: whether receivers may get weights that differ, as a dict by number.
+        sync: accepted for compatibility. Sending never waits, and batches that begin later have
+            the new weights.
+        per_worker_weights: whether receivers may get different weights, as a dict by number. Each
+            receiver then has a copy of its own.
 
     Example:
         >>> import torch
@@ -59,7 +60,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
                 board = Board(len(one))
                 self._boards |= {worker: (board, place) for place, worker in enumerate(one)}
         if not hasattr(self.context, "_weight_groups"):
-            # A collector has ways of its own to wake its workers, and to notice their end.
+            # A collector has other means to wake its workers, and to notice their end.
             self._transports = {
                 worker: SharedMemTransport(board, place, worker)
                 for worker, (board, place) in self._boards.items()
@@ -174,14 +175,14 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
 
 class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
-    """Weights sent to each receiver for itself: a copy of them for each.
+    """Sends weights to each receiver separately, in a copy of its own.
 
-    For receivers whose weights differ; for the same weights everywhere
-    :class:`SharedMemWeightSyncScheme` copies them only once.
+    Use this scheme if receivers get different weights. If all get the same,
+    :class:`SharedMemWeightSyncScheme` copies the weights only once.
 
     Args:
         strategy: the form in which weights are returned.
-        sync: accepted for compatibility, as there.
+        sync: accepted for compatibility: sending never waits.
     """
 
     def __init__(self, strategy: str = "tensordict", sync: bool = True) -> None:
@@ -189,7 +190,7 @@ class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Makes a way by queues of the user's: see :class:`MPTransport`.
+        """Returns an :class:`MPTransport` over queues of the user's own.
 
         Args:
             **options: ``weight_queue``, ``ack_queue`` and ``timeout``.
@@ -198,7 +199,7 @@ class MultiProcessWeightSyncScheme(SharedMemWeightSyncScheme):
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Sends nothing: for policies that never change, or get their weights in another way."""
+    """Sends nothing. For policies that never change, or get their weights in another way."""
 
     @override
     def _open(self, workers: int) -> None:
@@ -239,7 +240,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
 
 class _NoTransport:
-    """A way by which nothing is sent."""
+    """Transport that sends nothing."""
 
     def send_weights(self, weights: Any) -> None:
         """Does nothing."""
@@ -252,11 +253,11 @@ class _NoTransport:
         model: Any = None,
         strategy: Any = None,
     ) -> None:
-        """Returns None at once: nothing will come."""
+        """Returns None at once."""
 
 
 class _Nothing:
-    """A receiver to whom nothing is sent."""
+    """Receiver that never gets weights."""
 
     count = 0
     newer = False

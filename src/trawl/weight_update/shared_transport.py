@@ -1,4 +1,4 @@
-"""Ways of weights to receivers by shared memory."""
+"""Transport of weights to receivers by shared memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trawl.weight_update.tensors import packed_extra, weights_of
 
 
 class Gone(ConnectionError):
-    """The other side of a transport has ended."""
+    """Raised if the other side of a transport has ended."""
 
 
 class Bell:
-    """One end of a line on which each side can wake the other, and hears when that has ended."""
+    """One end of a connection on which each side can wake the other, and notice its death."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -35,7 +35,7 @@ class Bell:
 
     @classmethod
     def pair(cls) -> tuple[Bell, Bell]:
-        """Both ends."""
+        """Returns both ends of a new connection."""
         one, other = socket.socketpair()
         return cls(one), cls(other)
 
@@ -43,13 +43,13 @@ class Bell:
         return _bell, (reduction.DupFd(self._end.fileno()),)
 
     def ring(self) -> None:
-        """Wakes the other side. If there is nobody any more, nothing happens."""
-        # If there is no room, it has been rung often enough.
+        """Wakes the other side, or does nothing if it has ended."""
+        # If the socket is full, the other side has enough to wake it.
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             self._end.send(b"!")
 
     def wait(self, timeout: float | None) -> None:
-        """Waits until it is rung, but not longer than ``timeout`` seconds.
+        """Waits until the other side rings, but not longer than ``timeout`` seconds.
 
         Raises:
             Gone: if the other side has ended.
@@ -80,16 +80,16 @@ def _bell(descriptor: Any) -> Bell:
 
 
 class SharedMemTransport:
-    """The way to a receiver by shared memory.
+    """Transport to a receiver by shared memory.
 
     Args:
-        board: the board that weights are put up on; by default one of its own.
-        index: which of the board's readers the receiver is.
-        number: what the receiver is called in errors; ``index`` by default.
+        board: board on which weights are published; by default a new one.
+        index: number of the receiver among the board's readers.
+        number: number of the receiver in errors; ``index`` by default.
 
-    The object is made by the sender, and given to the receiver's process as that is started (an
-    argument of ``multiprocessing.Process``); in that process it receives. For several receivers
-    :meth:`register_weights` is called first: then one object serves all of them.
+    The sender makes the object, and passes it to the receiver's process as an argument of
+    ``multiprocessing.Process``. In that process, the object receives. If one object has to serve
+    several receivers, call :meth:`register_weights` first.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SharedMemTransport:
         self._ours: Bell | None
         self._theirs: Bell | None
         self._ours, self._theirs = Bell.pair()
-        # Of several receivers: the ways to them, and the queues by which each gets its end.
+        # With several receivers: their transports, and queues by which each gets its own.
         self._receivers: _Receivers | None = None
         self._queues: Mapping[int, Any] = {}
         self._end: SharedMemTransport | None = None
@@ -124,14 +124,15 @@ class SharedMemTransport:
         init_queues: Mapping[int, Any],
         per_worker: bool = False,
     ) -> None:
-        """Makes this the way to several receivers.
+        """Makes this the transport to several receivers.
 
         Args:
-            params_map: the first weights of each receiver, by its number. Receivers that have the
-                same TensorDict share one copy in shared memory.
-            init_queues: for each a queue (``multiprocessing.Queue``) by which it gets its end.
-            per_worker: gives each receiver a copy of its own, though their weights are the same
-                now.
+            params_map: first weights of each receiver, by its number. Receivers with the same
+                TensorDict share one copy in shared memory.
+            init_queues: queues (``multiprocessing.Queue``) by which receivers get their ends, by
+                the receiver's number.
+            per_worker: whether each receiver has a copy of its own, even if their weights are the
+                same now.
 
         Raises:
             ValueError: if a receiver has no queue.
@@ -144,19 +145,19 @@ class SharedMemTransport:
 
     @property
     def unique_weights(self) -> list[TensorDictBase]:
-        """The first weights, each once, as they were registered.
+        """First weights that were registered, each TensorDict once.
 
         Raises:
-            RuntimeError: if none were.
+            RuntimeError: if no weights were registered.
         """
         if self._receivers is None:
             raise RuntimeError("unique_weights before register_weights()")
         return self._receivers.weights
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Sends the first weights of all receivers, and gives each its end.
+        """Sends the first weights of all receivers, and sends each receiver its end.
 
-        Without registered weights it only notices the receiver's death from now on.
+        Without registered weights, this is :meth:`connect_sender`.
         """
         if self._receivers is None:
             self.connect_sender()
@@ -172,14 +173,14 @@ class SharedMemTransport:
         strategy: WeightStrategy | None = None,
         timeout: float = 60.0,
     ) -> Any:
-        """Connects this end, and takes the first weights, which it returns.
+        """Connects this end, then receives and returns the first weights.
 
         Args:
-            worker_idx: the number of the receiver, if there are several.
-            weights: tensors to put the weights into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
-            timeout: seconds to wait.
+            worker_idx: number of the receiver, if there are several.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
+            timeout: seconds to wait for the sender, and then for the weights.
 
         Raises:
             ValueError: if the sender registered no such receiver.
@@ -193,7 +194,7 @@ class SharedMemTransport:
             )
         else:
             if self._receivers is not None and self._receivers.owner != os.getpid():
-                # This process was forked from the sender's: the ends here are copies of others'.
+                # This process was forked from the sender's, so these ends are only copies.
                 self._receivers.close()
                 self._receivers = None
             try:
@@ -206,17 +207,18 @@ class SharedMemTransport:
     # --- the sender
 
     def connect_sender(self) -> None:
-        """From now on the receiver's end is the receiver's only: its death is noticed."""
+        """Closes this process's copy of the receiver's end, so the receiver's death is noticed."""
         if self._theirs is not None:
             self._theirs.close()
             self._theirs = None
 
     def send_weights(self, weights: Any, worker_ids: Sequence[int] | None = None) -> None:
-        """Puts weights up, and doesn't wait until they are taken.
+        """Sends weights without waiting until they are taken.
 
         Args:
-            weights: in any form; for several receivers also a dict with those of each.
-            worker_ids: of several receivers those that get them; None: all.
+            weights: weights in any form; with several receivers also a dict by their numbers.
+            worker_ids: with several receivers, the numbers of those that get the weights; None
+                for all.
         """
         if self._receivers is not None:
             self._receivers.send(weights, worker_ids)
@@ -224,20 +226,20 @@ class SharedMemTransport:
         _put_up(self._sending(), weights, [self])
 
     def send_weights_async(self, weights: Any) -> None:
-        """Puts weights up for all receivers, and never waits."""
+        """Sends weights to all receivers, and never waits."""
         self.send_weights(weights)
 
     def notify(self) -> None:
-        """Tells the receiver that there is something new."""
+        """Tells the receiver that there are new weights."""
         if self._ours is not None:
             self._ours.ring()
 
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the receivers have taken what was sent last.
+        """Waits until all receivers have taken the last weights.
 
         Raises:
-            TimeoutError: if it does not in time.
-            ConnectionError: if it has ended.
+            TimeoutError: if a receiver does not take them in time.
+            ConnectionError: if a receiver has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._receivers is not None:
@@ -265,7 +267,7 @@ class SharedMemTransport:
     # --- the receiver
 
     def connect_receiver(self) -> None:
-        """From now on the sender's end is the sender's only: its death is noticed."""
+        """Closes this process's copy of the sender's end, so the sender's death is noticed."""
         if self._ours is not None:
             self._ours.close()
             self._ours = None
@@ -278,10 +280,10 @@ class SharedMemTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the newest weights; None if none came in time.
+        """Receives and returns the newest weights, or None if none arrive in time.
 
         Raises:
-            ConnectionError: if the sender has ended, and what it sent was taken.
+            ConnectionError: if the sender has ended, and all its weights were taken.
         """
         if self._end is not None:
             return self._end.receive_weights(
@@ -302,10 +304,10 @@ class SharedMemTransport:
         return taken[0] if taken else None
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits until there is something new; tells whether there is.
+        """Waits for new weights; returns False if none arrive in time.
 
         Raises:
-            ConnectionError: if the sender has ended.
+            ConnectionError: if the sender has ended, and all its weights were taken.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.reader.newer:
@@ -325,13 +327,13 @@ class SharedMemTransport:
         """Tells the sender that the weights were taken.
 
         Args:
-            message: accepted for compatibility: how much was taken is in the memory itself.
+            message: accepted for compatibility: the shared memory says how much was taken.
         """
         if self._theirs is not None:
             self._theirs.ring()
 
     def close(self) -> None:
-        """Closes the ends that are here."""
+        """Closes the ends in this process."""
         if self._receivers is not None:
             self._receivers.close()
         if self._end is not None:
@@ -342,11 +344,11 @@ class SharedMemTransport:
 
 
 class _Receivers:
-    """The ways to several receivers, of which those with the same weights share their memory.
+    """Transports to several receivers; those with the same weights share their memory.
 
     Args:
-        params_map: the first weights of each.
-        per_worker: whether they share none.
+        params_map: first weights of each receiver, by its number.
+        per_worker: True if no receivers share their memory.
     """
 
     def __init__(self, params_map: Mapping[int, TensorDictBase], per_worker: bool) -> None:
@@ -364,24 +366,24 @@ class _Receivers:
         self.ways = {way.number: way for _, ways in self._boards for way in ways}
 
     def close(self) -> None:
-        """Closes the ends of all ways that are here."""
+        """Closes the ends of all transports in this process."""
         for way in self.ways.values():
             way.close()
 
     def begin(self, queues: Mapping[int, Any]) -> None:
-        """Sends the first weights, and each receiver its end."""
+        """Sends the first weights, and sends each receiver its end."""
         for board, ways in self._boards:
             _put_up(board, self._first[ways[0].number], ways)
         for worker, way in self.ways.items():
-            # A queue pickles later, when this end may be closed already.
+            # A queue would pickle it later, when this end may be closed already.
             queues[worker].put(bytes(reduction.ForkingPickler.dumps(way)))
             way.connect_sender()
 
     def send(self, weights: Any, worker_ids: Sequence[int] | None) -> None:
-        """Sends weights, or to each its own.
+        """Sends weights to receivers: the same to all, or each its own.
 
         Raises:
-            ValueError: for an unknown receiver.
+            ValueError: if a receiver is unknown, or there are no weights for it.
         """
         own = by_worker(weights)
         chosen = list(own or self.ways) if worker_ids is None else list(worker_ids)
@@ -397,7 +399,7 @@ class _Receivers:
 
 
 def _put_up(board: Board, weights: Any, ways: Sequence[SharedMemTransport]) -> None:
-    """Puts weights up on a board, once for all of its readers that are to have them."""
+    """Publishes weights on a board, once for all transports in ``ways``."""
     if not ways:
         return
     given = weights_of(weights)

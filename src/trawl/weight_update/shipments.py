@@ -1,4 +1,4 @@
-"""Who is sent which weights: groups of receivers, and what is on its way to them."""
+"""Groups of receivers that get the same weights, and checked weights for them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Group:
     """Receivers that get the same weights.
 
     Attributes:
-        workers: their numbers.
-        live: the model that weights come from, if none are given; or None.
-        fixed: what they come from instead: a TensorDict, a dict, or a module whose tensors had no
-            shapes yet; or None.
-        packing: how the receivers' models are packed, as far as is known.
-        model: what the model is, for errors.
-        misfit: why the receivers can't have the weights of that model; empty if they can.
+        workers: numbers of the receivers.
+        live: model that provides the weights if none are given; or None.
+        fixed: source of the weights in place of ``live``: a TensorDict, a dict, or a module whose
+            tensors had no shapes yet; or None.
+        packing: layout of the receivers' models; None while it is not known.
+        model: name of the model, for errors.
+        misfit: reason why the receivers can't take the weights of ``live``; empty if they can.
     """
 
     workers: tuple[int, ...]
@@ -37,11 +37,12 @@ class Group:
 
     @classmethod
     def of(cls, workers: Iterable[int], source: Any) -> Group:
-        """A group whose weights come from a module, or from other weights, or are given."""
+        """Returns a group with weights from ``source``; with None, updates must include them."""
         if isinstance(source, nn.Module):
             model = type(source).__name__
             if any(is_lazy(parameter) for parameter in source.parameters()):
-                # It gets its shapes by the first call: before that there is nothing to pack.
+                # Lazy parameters get their shapes in the first call. Until then, there is no
+                # layout.
                 return cls(tuple(workers), fixed=source, model=model)
             live = Live(source)
             return cls(tuple(workers), live, None, live.packing, model)
@@ -52,11 +53,11 @@ class Group:
         return group
 
     def know(self, packing: Packing) -> None:
-        """Says how the model of a receiver is packed."""
+        """Takes in the layout of a receiver's model."""
         if self.packing is None:
             self.packing = packing
         elif difference := self.packing.difference(packing):
-            # It is theirs that weights are for.
+            # Weights have to fit the receivers' model.
             self.packing = packing
             self.misfit = (
                 f"the {self.model} that is here is not like those of workers: {difference}"
@@ -65,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Shipment:
-    """Weights that were checked, for some receivers of a group."""
+    """Checked weights for some receivers of a group."""
 
     group: Group
     workers: tuple[int, ...]
@@ -75,7 +76,7 @@ class Shipment:
 
 
 def by_worker(weights: Any) -> dict[int, Any]:
-    """Weights for each receiver, if that is what they are."""
+    """Returns the weights of each receiver if they are a dict by number, else an empty dict."""
     if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
         return {}
     return dict(weights) if all(type(name) is int for name in weights) else {}
@@ -84,7 +85,7 @@ def by_worker(weights: Any) -> dict[int, Any]:
 def shipment_of(
     group: Group, packing: Packing | None, workers: tuple[int, ...], weights: Any
 ) -> Shipment:
-    """Weights for receivers of a group: those given, or else the group's own.
+    """Checks weights for receivers of a group: the given ones, or else the group's own.
 
     Raises:
         as :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
@@ -115,7 +116,7 @@ def groups_of(
     device_map_fn: Callable[[int, Any], Any] | None,
     count: int,
 ) -> list[Group]:
-    """The groups of receivers, by what a sender was given."""
+    """Returns the groups of receivers that a sender's arguments describe."""
     if params_map is not None:
         return [Group.of([index], weights) for index, weights in params_map.items()]
     if device_map_fn is not None:
@@ -129,11 +130,11 @@ def receivers_of(
     params_map: Mapping[int, Any] | None,
     context: Any,
 ) -> int:
-    """The number of receivers, by what a sender was given.
+    """Returns the number of receivers that a sender's arguments describe.
 
     Raises:
-        ValueError: if it is given twice, and not the same, or there are none.
-        TypeError: if it is no number.
+        ValueError: if the arguments contradict each other, or there are no receivers.
+        TypeError: if a number is not an integer.
     """
     given = {
         "num_workers": num_workers,

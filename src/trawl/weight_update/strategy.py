@@ -1,4 +1,4 @@
-"""How weights are taken out of a model, and put into one."""
+"""Extraction of weights from a model, and loading of weights into a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMS = ("tensordict", "state_dict")
 
 
 class WeightStrategy:
-    """Takes weights out of a model in one form, and puts weights of any form into one.
+    """Extracts the weights of a model in one form, and loads weights of any form into a model.
 
     Args:
         extract_as: ``"tensordict"`` for a nested TensorDict, ``"state_dict"`` for a flat dict.
@@ -39,12 +39,12 @@ class WeightStrategy:
         self.extract_as = extract_as
 
     def extract_weights(self, source: Any) -> Any:
-        """The weights of a module, a TensorDict or a dict.
+        """Returns the weights of a module, a TensorDict or a dict.
 
         Returns:
-            Parameters and buffers, not copied, in the form of this strategy; modules' extra state
-            (``nn.Module.get_extra_state``) under ``"__extra_state__"``, if there is such. None
-            for None.
+            Parameters and buffers, not copied, in the form of this strategy. If modules have extra
+            state (``nn.Module.get_extra_state``), it is under ``"__extra_state__"``. None if
+            ``source`` is None.
 
         Raises:
             TypeError: if ``source`` has no weights.
@@ -52,16 +52,18 @@ class WeightStrategy:
         return None if source is None else in_form(weights_of(source), self.extract_as)
 
     def apply_weights(self, destination: Any, weights: Any, inplace: bool = True) -> None:
-        """Puts weights into a module, or into a TensorDict or dict of tensors.
+        """Loads weights into a module, or into a TensorDict or dict of tensors.
 
         Args:
-            destination: where they are put.
-            weights: in any form; names with dots are those of submodules. None changes nothing.
-            inplace: whether values are copied into the tensors that are there; otherwise a
-                module gets parameters of its own, which are the tensors given.
+            destination: the module, TensorDict or dict.
+            weights: weights in any form; names with dots are those of submodules. None changes
+                nothing.
+            inplace: whether values are copied into the existing tensors. Otherwise a module gets
+                new parameters and buffers, which share the memory of the tensors given.
 
         Raises:
-            ValueError: if weights can't be put into such a destination, or shapes differ.
+            ValueError: if ``destination`` is of another type, a shape differs, or a dtype is not
+                cast.
             TypeError: if weights are in no known form.
             KeyError: if names don't fit.
         """
@@ -80,13 +82,13 @@ class WeightStrategy:
 
 
 def check_strategy(name: str, form: str) -> None:
-    """Refuses what is no form of weights."""
+    """Refuses an unknown form of weights."""
     if form not in _FORMS:
         raise ValueError(f"{name} must be 'tensordict' or 'state_dict', but it is {form!r}")
 
 
 def in_form(weights: Weights, form: str) -> Any:
-    """Weights as a nested TensorDict, or as a flat dict."""
+    """Returns weights as a nested TensorDict, or as a flat dict."""
     tensors = {name: tensor.detach() for name, tensor in weights.tensors.items()}
     if form == "state_dict":
         return {**tensors, EXTRA: dict(weights.extra)} if weights.extra else tensors
@@ -97,15 +99,15 @@ def in_form(weights: Weights, form: str) -> Any:
 
 
 def take_in(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
-    """Puts weights that were received into a model or tensors, if there are any.
+    """Loads received weights into a model or tensors, if ``into`` is not None.
 
     Args:
-        weights: what was received.
+        weights: the received weights.
         into: a module, a TensorDict or a dict of tensors; or None.
-        strategy: how they are put there, and the form that they are returned in.
+        strategy: determines how weights are loaded, and in which form they are returned.
 
     Returns:
-        The weights in that form.
+        The weights in the form of ``strategy``.
     """
     form = strategy or WeightStrategy()
     if into is not None:
@@ -119,7 +121,7 @@ def _swap(module: nn.Module, weights: Weights) -> None:
     for entry, value in zip(packing.entries, found, strict=True):
         if value is None:
             continue
-        # Under all of its names the module has the same new one: what was tied stays tied.
+        # The new tensor replaces the old one under all of its names, so tied tensors stay tied.
         old = operator.attrgetter(entry.names[0])(module)
         new = value.detach()
         if isinstance(old, nn.Parameter):

@@ -1,4 +1,4 @@
-"""The tensors of a model, by name, in whatever form they come."""
+"""Weights of a model by name, from any of the forms in which users give them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-#: Where a model's extra state is among its weights, by the path of the submodule it belongs to.
+#: Key of a model's extra state among its weights: a dict by the path of the submodule.
 EXTRA = "__extra_state__"
-# What ``nn.Module.state_dict`` calls it.
+# Suffix of the keys of extra state in ``nn.Module.state_dict``.
 _EXTRA_SUFFIX = "_extra_state"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights in the one form that all others are brought to.
+    """Weights in the internal form, to which all other forms are converted.
 
     Attributes:
         tensors: parameters and buffers by dotted name; tied ones under each of their names.
@@ -33,14 +33,15 @@ class Weights:
 
 
 def weights_of(source: Any) -> Weights:
-    """The weights that a user gave.
+    """Converts weights from any of the forms in which a user may give them.
 
     Args:
         source: a module; a TensorDict of its parameters and buffers; a nested mapping of these,
             or a state dict.
 
     Raises:
-        TypeError: if it is none of these, or has weights that are no tensors.
+        TypeError: if ``source`` is none of these, or has weights that are not tensors.
+        ValueError: if a module has parameters without shapes.
     """
     if isinstance(source, TensorDictBase):
         return _of_mapping(dict(source.items()))
@@ -58,18 +59,18 @@ def weights_of(source: Any) -> Weights:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, tied ones under each of their names."""
+    """Returns all parameters and buffers by name, tied ones under each of their names."""
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**dict(parameters), **dict(buffers)}
 
 
 def check_whole(module: nn.Module) -> None:
-    """Refuses a module that keeps weights in something else than tensors, as quantized ones do.
+    """Refuses a module with weights that are not tensors, such as a quantized module.
 
     Raises:
-        TypeError: for such a module: new weights would not reach it.
-        ValueError: for one that has parameters without shapes.
+        TypeError: if weights are not tensors, since an update would not reach them.
+        ValueError: if parameters have no shapes yet.
     """
     lazy = [name for name, value in module.named_parameters() if is_lazy(value)]
     if lazy:
@@ -95,18 +96,19 @@ def check_whole(module: nn.Module) -> None:
 
 
 def check_dtype(name: str, given: torch.dtype, own: torch.dtype) -> None:
-    """Refuses a weight that would have to change what it is: a count, a mask or a real number.
+    """Refuses a weight whose dtype may not be cast to the model's.
 
-    Floating-point numbers are rounded to the precision of the model. An integer is taken by wider
-    integers only, so no count changes its value, and a bool only by a bool.
+    Floating-point numbers are rounded to the precision of the model. An integer is accepted only
+    for an integer type that holds all of its values, so counts don't change. A bool is accepted
+    only for a bool, so masks stay masks.
 
     Args:
         name: name of the weight, for the error.
-        given: its dtype.
-        own: the dtype that the model has.
+        given: dtype of the weight.
+        own: dtype that the model has.
 
     Raises:
-        ValueError: if one can't be cast to the other in this way.
+        ValueError: if ``given`` may not be cast to ``own``.
     """
     if not is_castable(given, own):
         raise ValueError(
@@ -117,7 +119,7 @@ def check_dtype(name: str, given: torch.dtype, own: torch.dtype) -> None:
 
 
 def is_castable(given: torch.dtype, own: torch.dtype) -> bool:
-    """Returns whether weights of one dtype are taken for those of another: see check_dtype."""
+    """Returns True if dtype ``given`` may be cast to ``own``; see :func:`check_dtype`."""
     if given == own:
         return True
     if given.is_floating_point:
@@ -131,7 +133,7 @@ def is_castable(given: torch.dtype, own: torch.dtype) -> bool:
 
 
 def extra_state(module: nn.Module) -> dict[str, Any]:
-    """What submodules have to say of themselves beside their tensors, by path."""
+    """Returns the extra state of submodules (``get_extra_state``), by path."""
     return {
         path: part.get_extra_state()
         for path, part in module.named_modules()
@@ -140,18 +142,18 @@ def extra_state(module: nn.Module) -> dict[str, Any]:
 
 
 def packed_extra(extra: Mapping[str, Any]) -> bytes:
-    """Extra state as bytes; none for none."""
+    """Pickles extra state; an empty mapping gives empty bytes."""
     data: bytes = cloudpickle.dumps(extra) if extra else b""
     return data
 
 
 def unpacked_extra(data: bytes) -> dict[str, Any]:
-    """The extra state in bytes."""
+    """Unpickles extra state; empty bytes give an empty dict."""
     return pickle.loads(data) if data else {}
 
 
 def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
-    """Gives submodules their extra state.
+    """Passes extra state to submodules (``set_extra_state``).
 
     Raises:
         KeyError: as :func:`check_extra_state`.
@@ -161,10 +163,10 @@ def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
 
 
 def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple[nn.Module, Any]]:
-    """Looks up who is to have which extra state.
+    """Returns each submodule that gets extra state, together with that state.
 
     Raises:
-        KeyError: if there is no such submodule, or it takes none.
+        KeyError: if a submodule does not exist, or takes no extra state.
     """
     found = []
     for path, state in extra.items():

@@ -1,7 +1,7 @@
-"""Weights of a collector that go by lines of their own, beside its messages.
+"""Weights of a collector that travel through their own channel, apart from its messages.
 
-In their place a message brings a ticket. So a worker takes them in the order in which they were
-sent among its orders, though they come another way.
+In place of the weights, a message carries a ticket. The ticket keeps its place among the worker's
+requests, so the worker takes the weights in the right order although they arrive separately.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trawl.weight_update.mailbox import Mailbox, Packet
 
 
 def ticket(packet: Packet) -> Packet:
-    """What says that weights come by a line; what has none is left as it is."""
+    """Returns the ticket for a packet; a packet without weights is returned as it is."""
     return packet if packet.packing is None else replace(packet, data=packet.count, extra=b"")
 
 
 class Feed:
-    """What came by a line, until tickets for it come."""
+    """Packets from the channel that wait for their tickets."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -32,19 +32,19 @@ class Feed:
         self._ended = False
 
     def put(self, packet: Packet) -> None:
-        """Takes in what was sent."""
+        """Stores a packet."""
         with self._changed:
             self._packets[packet.count] = packet
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The sender has ended."""
+        """Notes that the sender has ended."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def get(self, count: int) -> Packet:
-        """The packet of a number, or the next after it, if that one was replaced; waits for it.
+        """Waits for the packet of a number, or for the next one if that packet was replaced.
 
         Raises:
             ConnectionError: if the sender has ended.
@@ -60,11 +60,11 @@ class Feed:
 
 
 class TicketMailbox(Mailbox):
-    """Where a worker finds weights of which only tickets come with its other messages.
+    """Mailbox of a worker whose messages carry tickets in place of weights.
 
     Args:
-        address: where the line begins.
-        packet: a ticket for what was sent before the worker began.
+        address: address of the sender's end of the channel.
+        packet: ticket for the packet that was sent before the worker started.
     """
 
     def __init__(self, address: Address, packet: Packet | None) -> None:
@@ -81,7 +81,7 @@ class TicketMailbox(Mailbox):
                 listen(connected(self._address), self._feed)
             found = self._feed.get(waiting.data)
             if waiting.count > found.count:
-                # They were given another version after they had been sent.
+                # The weights got another version after they were sent.
                 found = replace(found, count=waiting.count, version=waiting.version)
             self._packet = found
         return super().take(use)

@@ -1,4 +1,4 @@
-"""The interfaces of a way of weights to one receiver, and the way by queues."""
+"""Interfaces of a transport of weights to one receiver, and the transport by queues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import Weights, weights_of
 
-#: Places of workers that :meth:`WeightSyncScheme.from_backend` knows a scheme for.
+#: Backends for which :meth:`WeightSyncScheme.from_backend` makes a scheme.
 WeightSyncBackend = Literal[
     "none",
     "direct",
@@ -24,7 +24,7 @@ WeightSyncBackend = Literal[
 
 @runtime_checkable
 class TransportBackend(Protocol):
-    """What a way to a receiver can do."""
+    """Interface of a transport to one receiver."""
 
     def send_weights(self, weights: Any) -> None:
         """Sends weights, in any form."""
@@ -37,22 +37,22 @@ class TransportBackend(Protocol):
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the newest weights; None if none came in time.
+        """Receives and returns the newest weights, or None if none arrive in time.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes.
-            weights: tensors to put them into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
 
 
 @runtime_checkable
 class InitialSyncTransport(Protocol):
-    """A way to a receiver that is set up on both sides, and then brings the first weights."""
+    """Interface of a transport that connects both sides, and then sends the first weights."""
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Connects the sender's end, and sends the first weights, if there are some."""
+        """Connects the sender's end, and sends the first weights if there are any."""
 
     def setup_connection_and_weights_on_receiver(
         self,
@@ -62,23 +62,23 @@ class InitialSyncTransport(Protocol):
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Connects the receiver's end, and takes the first weights, which it returns.
+        """Connects the receiver's end, then receives and returns the first weights.
 
         Args:
-            worker_idx: the number of the receiver.
-            weights: tensors to put the weights into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            worker_idx: number of the receiver.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
 
 
 class MPTransport:
-    """The way to a receiver by queues of the user's: ``multiprocessing.Queue``, for example.
+    """Transport to a receiver by queues of the user's own, such as ``multiprocessing.Queue``.
 
     Args:
-        weight_queue: takes weights to the receiver (``put`` and ``get``).
-        ack_queue: takes the receiver's answers back, or None if there are none.
-        timeout: seconds that are waited for weights or an answer, if a call names no others.
+        weight_queue: queue that carries weights to the receiver (``put`` and ``get``).
+        ack_queue: queue that carries acknowledgements back to the sender; None for none.
+        timeout: seconds to wait for weights or an acknowledgement, if a call gives no time-out.
     """
 
     def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0) -> None:
@@ -87,26 +87,26 @@ class MPTransport:
         self.timeout = timeout
 
     def send_weights(self, weights: Any) -> None:
-        """Sends a copy of the weights, and waits for the answer if there is a queue for that."""
+        """Sends a copy of the weights, and waits for the acknowledgement if there is a queue."""
         self.send_weights_async(weights)
         self.wait_ack()
 
     def send_weights_async(self, weights: Any, model_id: str = "policy") -> None:
-        """Sends a copy of the weights, and doesn't wait for the answer.
+        """Sends a copy of the weights, and doesn't wait for the acknowledgement.
 
         Args:
-            weights: in any form.
-            model_id: accepted for compatibility: a queue brings the weights of one model.
+            weights: weights in any form.
+            model_id: accepted for compatibility: a queue carries the weights of one model.
         """
         given = weights_of(weights)
         copies = {name: t.detach().cpu().clone() for name, t in given.tensors.items()}
         self.weight_queue.put((copies, given.extra))
 
     def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits for the receiver's answer.
+        """Waits for the receiver's acknowledgement; without an ``ack_queue``, returns at once.
 
         Raises:
-            TimeoutError: if there is none in time.
+            TimeoutError: if none arrives in time.
         """
         if self.ack_queue is None:
             return
@@ -124,7 +124,7 @@ class MPTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the next weights; None if none came in time."""
+        """Receives and returns the next weights, or None if none arrive in time."""
         try:
             found = self.weight_queue.get(timeout=self.timeout if timeout is None else timeout)
         except queue.Empty:
@@ -134,7 +134,7 @@ class MPTransport:
         return taken
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Does nothing: the queues are there, and the first weights come by ``send_weights``."""
+        """Does nothing: the queues exist already, and ``send_weights`` sends the first weights."""
 
     def setup_connection_and_weights_on_receiver(
         self,
@@ -144,13 +144,13 @@ class MPTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Takes the first weights, and returns them; None if none came in time.
+        """Receives and returns the first weights, or None if none arrive in time.
 
         Args:
-            worker_idx: the number of the receiver.
-            weights: tensors to put the weights into.
-            model: a module to put them into.
-            strategy: the form in which they are returned, and how they are put there.
+            worker_idx: number of the receiver.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
         """
         return self.receive_weights(weights=weights, model=model, strategy=strategy)
 

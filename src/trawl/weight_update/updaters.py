@@ -1,4 +1,4 @@
-"""Weight updaters: an older way to say how weights come to workers.
+"""Weight updaters, an older way to determine how workers get their weights.
 
 New code uses weight-sync schemes, or nothing at all: collectors send weights by themselves.
 """
@@ -26,25 +26,25 @@ class Updater(Protocol):
         """Initialises the updater."""
 
     def register_collector(self, collector: Any) -> Any:
-        """Tells the updater whose workers it serves."""
+        """Registers a collector whose workers the updater serves."""
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> Any:
-        """Brings weights to workers."""
+        """Sends weights to workers."""
 
 
 def is_updater(given: Any) -> bool:
-    """Tells whether an object is a weight updater, of Trawl or TorchRL."""
+    """Returns True if an object is a weight updater, of Trawl or TorchRL."""
     names = ("init", "push_weights", "register_collector", "__call__")
     return not isinstance(given, type) and all(hasattr(given, name) for name in names)
 
 
 class WeightUpdaterBase:
-    """Brings weights to workers, when a collector's ``update_policy_weights_`` is called.
+    """Sends weights to workers when a collector's ``update_policy_weights_`` is called.
 
-    A subclass overrides what it does differently: where weights come from
-    (``_get_server_weights``), what becomes of them on the way (``_maybe_map_weights``), who gets
-    them (``all_worker_ids``, ``_skip_update``), and how (``_sync_weights_with_worker``). To
-    subclass it is deprecated: a :class:`~trawl.weight_update.WeightSyncScheme` is the newer way.
+    A subclass may override the source of the weights (``_get_server_weights``), their conversion
+    (``_maybe_map_weights``), the choice of workers (``all_worker_ids``, ``_skip_update``), and the
+    transfer to a worker (``_sync_weights_with_worker``). Subclassing is deprecated: use a
+    :class:`~trawl.weight_update.WeightSyncScheme`.
 
     Example:
         >>> import torch, warnings
@@ -68,39 +68,39 @@ class WeightUpdaterBase:
 
     @classmethod
     def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
-        """Makes an updater for a policy; None if this class doesn't need one for that."""
+        """Returns an updater for a policy, or None if this class is made without a policy."""
         return None
 
-    # --- what a subclass may do in its own way
+    # --- methods that a subclass may override
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Initialises the updater, by arguments of ``collector.init_updater``."""
+        """Initialises the updater, with the arguments of ``collector.init_updater``."""
 
     def all_worker_ids(self) -> Sequence[Any] | None:
-        """The workers: numbers, or devices; None if there is but one place."""
+        """Returns the workers, as numbers or devices; None to send once, naming no worker."""
         collector = self._first()
         count = getattr(collector, "num_workers", None)
         return None if count is None else list(range(count))
 
     def _get_server_weights(self) -> Any:
-        """The weights to send if none are given: by default those of the collector's policy."""
+        """Returns the weights to send if none are given: by default the collector's policy."""
         policy = getattr(self._first(), "policy", None)
         return policy if isinstance(policy, nn.Module) else None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """What is sent, made of what was given: by default a TensorDict of parameters.
+        """Converts the given weights to those that are sent: by default to a TensorDict.
 
         Raises:
-            TypeError: if these are no weights.
+            TypeError: if these are not weights.
         """
         return _STRATEGY.extract_weights(policy_or_weights)
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Whether a worker is left out this time."""
+        """Returns True if this update leaves out a worker."""
         return False
 
     def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
-        """Brings weights to a worker: by default, to that of the collector.
+        """Sends weights to a worker: by default, a worker of the registered collectors.
 
         Raises:
             RuntimeError: if there is no collector.
@@ -111,16 +111,16 @@ class WeightUpdaterBase:
             collector._deliver_weights(server_weights, worker_id)
 
     def close(self) -> None:
-        """Called when a collector that it serves is closed."""
+        """Does nothing by default; called when a collector that the updater serves is closed."""
 
-    # --- what it does
+    # --- pushing weights
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        """Brings weights to workers, and calls the hooks.
+        """Sends weights to workers, and calls the hooks.
 
         Args:
-            policy_or_weights: a module, a TensorDict or a dict of weights; None for those of
-                ``_get_server_weights``.
+            policy_or_weights: a module, a TensorDict or a dict of weights; None for those that
+                ``_get_server_weights`` returns.
             worker_ids: one worker, or several; None for all.
 
         Raises:
@@ -130,7 +130,7 @@ class WeightUpdaterBase:
         self._call_post_hooks()
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        """The same as :meth:`push_weights`."""
+        """Calls :meth:`push_weights`."""
         self.push_weights(policy_or_weights, worker_ids)
 
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
@@ -147,10 +147,10 @@ class WeightUpdaterBase:
         self.__dict__["_reached"] = chosen
 
     def reached(self) -> list[int] | None:
-        """The numbers of workers that the last push brought weights to; None for all."""
+        """Returns the numbers of the workers that the last push reached; None for all."""
         chosen = self.__dict__.pop("_reached", None)
         if chosen is None or not all(isinstance(i, int) for i in chosen):
-            # It was not this class that chose, or these are places that workers share.
+            # A subclass chose the workers, or these are devices that workers share.
             return None
         return list(chosen)
 
@@ -161,10 +161,10 @@ class WeightUpdaterBase:
         known = self.all_worker_ids()
         return [None] if known is None else list(known)
 
-    # --- the collectors it belongs to
+    # --- registered collectors
 
     def register_collector(self, collector: Any) -> None:
-        """Tells the updater whose workers it serves. The collector is not kept by it.
+        """Registers a collector whose workers the updater serves, as a weak reference.
 
         Args:
             collector: the collector. Several may be registered.
@@ -175,13 +175,13 @@ class WeightUpdaterBase:
 
     @property
     def collectors(self) -> list[Any]:
-        """The collectors that were registered, and still are there."""
+        """Registered collectors that still exist."""
         alive = [one() for one in self.__dict__.get("_registered", ())]
         return [collector for collector in alive if collector is not None]
 
     @property
     def collector(self) -> Any:
-        """The collector that was registered; None if there is none any more.
+        """Registered collector; None if there is none, or it no longer exists.
 
         Raises:
             ValueError: if there are several.
@@ -195,7 +195,7 @@ class WeightUpdaterBase:
         return next(iter(self.collectors), None)
 
     def increment_version(self) -> None:
-        """Goes on to the next version of the policy, on all collectors."""
+        """Begins the next version of the policy, on all registered collectors."""
         for collector in self.collectors:
             collector.increment_version()
 
@@ -203,12 +203,12 @@ class WeightUpdaterBase:
 
     @property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """What is called after weights were pushed."""
+        """Functions that are called after weights were pushed."""
         hooks: list[Callable[[], Any]] = self.__dict__.setdefault("_hooks", [])
         return hooks
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
-        """Registers what is called, without arguments, after weights were pushed."""
+        """Registers a function that is called, without arguments, after weights were pushed."""
         self.post_hooks.append(hook)
 
     def _call_post_hooks(self) -> None:
@@ -220,8 +220,8 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     """Copies weights into a policy of this process.
 
     Args:
-        weight_getter: gives the weights, if none are pushed.
-        policy_weights: the policy's own weights, as a TensorDict or dict, which are written to.
+        weight_getter: function that returns the weights if none are pushed.
+        policy_weights: the policy's own tensors, as a TensorDict or dict, to copy weights into.
     """
 
     def __init__(
@@ -259,13 +259,12 @@ class VanillaWeightUpdater(WeightUpdaterBase):
 
 
 class MultiProcessedWeightUpdater(WeightUpdaterBase):
-    """Brings weights to the workers of a collector with processes.
+    """Sends weights to the workers of a collector with processes.
 
     Args:
-        get_server_weights: gives the weights, if none are pushed; None for those of the
-            collector's policy.
-        policy_weights: by device, TensorDicts that are written to as well, if there are such that
-            somebody shares.
+        get_server_weights: function that returns the weights if none are pushed; None for the
+            weights of the collector's policy.
+        policy_weights: shared TensorDicts by device, into which weights are copied as well.
     """
 
     def __init__(
@@ -286,7 +285,7 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
     def all_worker_ids(self) -> Sequence[Any]:
         workers = super().all_worker_ids()
         if workers is None:
-            # A collector without any is one place itself.
+            # A collector without workers gets the weights itself.
             workers = [None] if self.collectors or not self.policy_weights else []
         return [*self.policy_weights, *workers]
 
@@ -299,10 +298,10 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
 
 class RemoteModuleWeightUpdater(WeightUpdaterBase):
-    """Brings weights to workers whose policies only exist there.
+    """Sends weights to workers whose policies exist only there.
 
-    For policies that a ``policy_factory`` makes: this process has no weights of them, so they have
-    to be given with each update.
+    It is for policies from a ``policy_factory``: this process does not have their weights, so each
+    update must include them.
 
     Example:
         >>> from trawl.collectors import MultiSyncCollector, RemoteModuleWeightUpdater
@@ -333,20 +332,20 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
 
 
 class RemoteWeightUpdater(WeightUpdaterBase):
-    """Brings weights to the workers of the collector that it is given to.
+    """Sends weights to the workers of the collector that the updater is passed to.
 
     Args:
-        policy_weights: what is sent if nothing is pushed; None for the collector's policy.
-        num_workers: number of workers; None for those of the collector.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        num_workers: number of workers; None for that of the collector.
     """
 
     def __init__(self, policy_weights: Any = None, num_workers: int | None = None) -> None:
-        # A TensorDict is a mapping, too, but of names.
+        # A TensorDict is a mapping, too, but by name.
         by_device = isinstance(policy_weights, Mapping) and not isinstance(
             policy_weights, TensorDictBase
         )
         if by_device and all(isinstance(one, TensorDictBase) for one in policy_weights.values()):
-            # They are equal.
+            # All devices have the same weights.
             policy_weights = next(iter(policy_weights.values()), None)
         self.policy_weights = policy_weights
         self.num_workers = num_workers
