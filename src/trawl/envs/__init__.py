@@ -1,4 +1,4 @@
-"""Environments that collectors step: Gymnasium's, in TensorDict form, single or in a batch."""
+"""Gymnasium environments with the TensorDict interface, single or as a batch."""
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask

@@ -1,4 +1,4 @@
-"""When a vector environment resets its sub-environments, and what its wrappers allow.
+"""Autoreset modes of vector environments, and the resets that their wrappers allow.
 
 Source of the modes: https://farama.org/Vector-Autoreset-Mode
 """
@@ -11,8 +11,8 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-# Gymnasium's wrappers by what they do. First those that compute each value from that value alone:
-# whether a sub-environment is reset by itself or in a step of all makes no difference to them.
+# Gymnasium's wrappers, grouped by their effect. Stateless ones transform each value on its own, so
+# it makes no difference to them if a sub-environment is reset alone or in a step of all.
 _STATELESS = frozenset(
     {
         wrappers.ClipAction,
@@ -35,15 +35,15 @@ _MODES = ", ".join(repr(mode.value) for mode in AutoresetMode)
 
 
 def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> AutoresetMode:
-    """Returns when a vector environment resets its sub-environments.
+    """Returns the autoreset mode of a vector environment.
 
     Args:
         env: the vector environment.
-        given: the mode that the user states, which counts more than what the environment states.
+        given: the mode stated by the user; it takes precedence over the environment's own.
 
     Raises:
-        ValueError: if neither states a mode, if it is no mode, or if the user contradicts an
-            environment of Gymnasium's own.
+        ValueError: if neither states a mode, if the mode is invalid, or if the user's mode
+            contradicts that of one of Gymnasium's own environments.
     """
     declared = _declared(env)
     if given is not None:
@@ -67,11 +67,11 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
 
 
 def _declared(env: Any) -> Any:
-    """The mode that the environment, or its outermost wrapper with metadata, states."""
+    """Returns the mode declared by the environment or its outermost wrapper with metadata."""
     base, metadata = env.unwrapped, env.metadata
     if metadata is base.metadata:
         # Some classes write their mode into metadata that they share with other classes
-        # (AtariVectorEnv into that of VectorEnv itself), so the attribute is looked at first.
+        # (AtariVectorEnv writes into that of VectorEnv), so the attribute takes precedence.
         own = getattr(base, "autoreset_mode", None)
         if own is not None or metadata is VectorEnv.metadata:
             return own
@@ -86,17 +86,17 @@ def _as_mode(value: Any, name: str) -> AutoresetMode:
 
 
 def wrappers_of(env: Any) -> Iterator[Any]:
-    """The wrappers around a vector environment, from the outermost on."""
+    """Yields the wrappers around a vector environment, outermost first."""
     while isinstance(env, VectorWrapper):
         yield env
         env = env.env
 
 
 def is_plain(env: Any) -> bool:
-    """Whether ``env`` is Gymnasium's own vector environment, under stateless wrappers at most.
+    """Returns True for Gymnasium's own vector environments with at most stateless wrappers.
 
-    Such an environment resets a sub-environment when it is told to, in any mode, and nobody
-    notices. A subclass, a worker function of the user's or any other wrapper may count on the
+    In any mode, these environments reset a sub-environment on demand, and nothing depends on
+    when that happens. A subclass, a custom worker function or any other wrapper may rely on the
     resets of the environment's mode.
     """
     base = getattr(env, "unwrapped", env)
@@ -106,37 +106,38 @@ def is_plain(env: Any) -> bool:
             return False
     elif type(base) is not SyncVectorEnv:
         return False
-    # Wrappers may write into an observation that is not copied, and would do it twice.
+    # Without copies, a wrapper may transform an observation in place, and would do it twice.
     return not around or (base.copy and all(type(wrapper) in _STATELESS for wrapper in around))
 
 
 def resets_twice(env: Any) -> bool:
-    """Whether an explicit reset leaves the reset of the next step standing.
+    """Returns True if the environment still autoresets in the step after an explicit reset.
 
-    Without shared memory the processes of an AsyncVectorEnv don't take note of the former.
+    Without shared memory, the processes of an ``AsyncVectorEnv`` don't register that reset.
     """
     base = env.unwrapped
     return isinstance(base, AsyncVectorEnv) and not base.shared_memory
 
 
 def shows_observations(env: Any) -> bool:
-    """Whether observations come through the wrappers as the environment returned them."""
+    """Returns True if the wrappers pass on observations as the environment returned them."""
     known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
 def keeps_zero_rewards(env: Any) -> bool:
-    """Whether a reward of zero comes through the wrappers as zero."""
+    """Returns True if the wrappers pass on a reward of zero as zero."""
     known = {*_STATELESS, *_ACTIONS, *_STATISTICS, wrappers.NormalizeObservation}
     known -= {*_REWARDS}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
 def forgetful_wrapper(env: Any) -> str | None:
-    """Name of a wrapper that forgets all when some sub-environments are reset, or None."""
+    """Returns the name of a wrapper that forgets all statistics at a partial reset, or None."""
     ours = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
     for wrapper in wrappers_of(env):
-        # RecordEpisodeStatistics would know, but Gymnasium's own take the mask out of the options.
+        # RecordEpisodeStatistics reads the mask from the options, but only after Gymnasium's own
+        # environments have removed it from them.
         if isinstance(wrapper, wrappers.NormalizeReward) or (
             ours and isinstance(wrapper, wrappers.RecordEpisodeStatistics)
         ):

@@ -1,8 +1,8 @@
-"""Whether a vector environment resets when its autoreset mode says, by what it returns.
+"""Checks that a vector environment resets when its autoreset mode says.
 
-An environment may state a mode that it doesn't have: it inherits metadata, or resets in another
-way than its author thought. What can be told from observations, rewards and flags at the end of
-an episode is told.
+An environment may declare a mode that it doesn't have, because it inherits metadata, or because
+its author was mistaken about its resets. The checks compare the observations, rewards and flags
+at the end of an episode with the mode.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from trawl.envs.spaces import Array, SpaceCodec
 
 Mask = NDArray[np.bool_]
 
-# Where the last observation is, from Gymnasium 1.1 on and before.
+# Keys of the last observation in the info, since Gymnasium 1.1 and before it.
 _FINAL = ("final_obs", "final_observation")
 
 
 class ModeCheck:
-    """Checks that a vector environment has the mode that it is taken for.
+    """Checks that a vector environment behaves as its autoreset mode says.
 
     Args:
         env: the environment.
         codec: encodes the observations of one sub-environment.
-        mode: its mode.
+        mode: the mode that the environment is assumed to have.
     """
 
     def __init__(self, env: Any, codec: SpaceCodec, mode: AutoresetMode) -> None:
         self._env = env
         self._codec = codec
         self._mode = mode
-        # A wrapper may show other observations or rewards than the environment gave.
+        # A wrapper may change observations or rewards, and then they can't be compared.
         self._sees_observations = not is_plain(env) and shows_observations(env)
         self._sees_rewards = keeps_zero_rewards(env)
 
     def last(self, leaves: list[Array], ended: Mask, info: Any) -> None:
-        """Refuses an environment that has reset already in the step that ended an episode.
+        """Refuses an environment that already reset in the step that ended an episode.
 
         Args:
             leaves: the observations that the step returned.
-            ended: whose episodes it ended.
-            info: the info that it returned.
+            ended: mask of the sub-environments whose episodes the step ended.
+            info: the info that the step returned.
 
         Raises:
-            ValueError: if the info holds another last observation than was returned.
+            ValueError: if the last observation in the info differs from the returned one.
         """
         if not self._sees_observations:
             return
@@ -65,15 +65,15 @@ class ModeCheck:
                 )
 
     def final(self, info: Any, row: int) -> list[Any] | None:
-        """The last observation of a row's episode, encoded, if the info holds it."""
+        """Returns the encoded last observation of a row's episode, or None if it is missing."""
         sample = _final_sample(info, row)
         return None if sample is None else self._codec.encode(sample)
 
     def required_final(self, info: Any, row: int) -> list[Any]:
-        """The last observation of a row's episode, encoded.
+        """Returns the encoded last observation of a row's episode.
 
         Raises:
-            KeyError: if the info doesn't hold it.
+            KeyError: if it is missing from the info.
         """
         final = self.final(info, row)
         if final is None:
@@ -88,8 +88,10 @@ class ModeCheck:
     def reset_step(self, resetting: Mask, outcome: Outcome) -> None:
         """Checks that the step after the end of an episode looks like a reset.
 
+        Warns if that step gave a reward; only the first time.
+
         Raises:
-            ValueError: if it ended an episode.
+            ValueError: if that step ended an episode.
         """
         hint = "State it with GymEnv(env, autoreset_mode='SameStep') or 'Disabled'"
         again = np.flatnonzero(resetting & (outcome.terminated | outcome.truncated))
@@ -109,15 +111,15 @@ class ModeCheck:
             )
 
     def others(self, before: list[Array], after: list[Array], mask: Mask) -> None:
-        """Refuses an environment that resets all when it is told to reset some.
+        """Refuses an environment whose partial reset also affects other sub-environments.
 
         Args:
             before: observations before the reset.
-            after: what it returned.
-            mask: which were to be reset.
+            after: observations that the reset returned.
+            mask: the sub-environments that were to be reset.
 
         Raises:
-            ValueError: if the observation of a row that was to be left alone has changed.
+            ValueError: if the observation of a row outside of ``mask`` has changed.
         """
         for row in map(int, np.flatnonzero(~mask)):
             if not _equal(_rows(before, row), _rows(after, row)):
@@ -130,7 +132,7 @@ class ModeCheck:
 
     @property
     def sees_observations(self) -> bool:
-        """Whether observations say what the environment itself returned."""
+        """True if observations are checked: the wrappers pass them on, and ``env`` is not plain."""
         return self._sees_observations
 
     def _taken(self) -> str:
@@ -138,9 +140,9 @@ class ModeCheck:
 
 
 def _final_sample(info: Any, row: int) -> Any:
-    """Sub-environment ``row``'s part of ``info["final_obs"]``, or None if there is none."""
+    """Returns sub-environment ``row``'s part of ``info["final_obs"]``, or None."""
     if isinstance(info, (list, tuple)):
-        # As DictInfoToList returns it: an info for each sub-environment.
+        # DictInfoToList returns one info for each sub-environment.
         return next((info[row][name] for name in _FINAL if name in info[row]), None)
     for name in _FINAL:
         if name in info:
@@ -150,9 +152,9 @@ def _final_sample(info: Any, row: int) -> Any:
 
 
 def _row(sample: Any, row: int) -> Any:
-    """Sub-environment ``row``'s part of an info entry, as ``VectorEnv`` merges them."""
+    """Returns sub-environment ``row``'s part of an info entry merged by ``VectorEnv``."""
     if isinstance(sample, dict):
-        # Beside each entry, "_entry" says which sub-environments gave one.
+        # For each entry, "_entry" is a mask of the sub-environments that have one.
         return {k: _row(v, row) for k, v in sample.items() if not _tells(k, sample)}
     return sample[row]
 
@@ -166,7 +168,7 @@ def _rows(leaves: Sequence[Any], row: int) -> list[Any]:
 
 
 def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two encoded observations are the same, leaf by leaf."""
+    """Returns True if two encoded observations are equal in every leaf."""
     return all(
         np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
         for a, b in zip(one, other, strict=True)

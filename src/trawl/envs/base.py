@@ -19,14 +19,15 @@ DONE_KEYS = ("done", "terminated", "truncated")
 
 
 class TensorDictEnv(ABC):
-    """What Trawl's own environments, like :class:`~trawl.envs.GymEnv`, have in common.
+    """Base class of Trawl's own environments, such as :class:`~trawl.envs.GymEnv`.
 
     A subclass sets the attributes below and implements the abstract methods.
 
     Attributes:
         batch_size: number of environments stepped as one, ``()`` for a single one.
-        device: device of the TensorDicts given, or None for the CPU without saying so.
-        is_closed: whether :meth:`close` was called.
+        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
+            they have no device.
+        is_closed: True once :meth:`close` was called.
     """
 
     batch_size: torch.Size
@@ -35,15 +36,15 @@ class TensorDictEnv(ABC):
     full_observation_spec: Composite
     full_action_spec: Composite
 
-    # --- what a subclass implements
+    # --- implemented by subclasses
 
     @abstractmethod
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
-        """Observations after a reset, of all environments or where the mask says."""
+        """Resets all environments, or those in ``mask``, and returns the observations."""
 
     @abstractmethod
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        """Observations, reward, terminated and truncated after the actions."""
+        """Takes a step and returns observations, reward, terminated and truncated."""
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -60,21 +61,24 @@ class TensorDictEnv(ABC):
     @property
     @abstractmethod
     def vectors(self) -> list[VectorAdapter]:
-        """The vector environments that this one consists of."""
+        """Adapters of the vector environments that this one consists of."""
 
     @property
     @abstractmethod
     def parts(self) -> list[Any]:
-        """The environments that are built anew each by itself, in the order of their rows."""
+        """Parts that are rebuilt individually after a failure, in the order of their rows."""
 
     @abstractmethod
     def spent(self) -> Tensor | None:
-        """Where the last step was spent on a reset and is no experience; None if never."""
+        """Returns a mask of the environments whose last step was spent on a reset.
+
+        Such a step is no experience. None if the environment never spends steps on resets.
+        """
 
     def action_mask(self) -> NDArray[Any] | None:
-        """Returns the mask of actions that is in ``info``, a row for each environment.
+        """Returns the action mask from ``info``, with one row per environment.
 
-        None if there is no such mask; one that is observed is not told here.
+        None if ``info`` has no mask. A mask in the observation is not returned here.
         """
         return None
 
@@ -98,7 +102,7 @@ class TensorDictEnv(ABC):
 
     @property
     def action_key(self) -> Any:
-        """Key of the action, if there is one only."""
+        """Key of the first action, which is usually the only one."""
         return self.action_keys[0]
 
     @property
@@ -139,12 +143,12 @@ class TensorDictEnv(ABC):
 
     @property
     def full_state_spec(self) -> Composite:
-        """Specs of what the environment reads beside actions: nothing."""
+        """Specs of the inputs besides actions: empty."""
         return Composite(shape=self.batch_size)
 
     @property
     def input_spec(self) -> Composite:
-        """What the environment reads."""
+        """Specs of the environment's inputs."""
         specs: dict[str, Spec | Composite] = {
             "full_action_spec": self.full_action_spec,
             "full_state_spec": self.full_state_spec,
@@ -153,7 +157,7 @@ class TensorDictEnv(ABC):
 
     @property
     def output_spec(self) -> Composite:
-        """What the environment writes."""
+        """Specs of the environment's outputs."""
         specs: dict[str, Spec | Composite] = {
             "full_observation_spec": self.full_observation_spec,
             "full_reward_spec": self.full_reward_spec,
@@ -163,12 +167,12 @@ class TensorDictEnv(ABC):
 
     @property
     def done_keys(self) -> list[str]:
-        """Keys of the flags that an episode is over."""
+        """Keys of the flags that mark the end of an episode."""
         return list(DONE_KEYS)
 
     @property
     def done_keys_groups(self) -> list[list[str]]:
-        """The done keys, grouped by what they speak of."""
+        """Done keys, grouped by the part of the environment they belong to: one group here."""
         return [list(DONE_KEYS)]
 
     @property
@@ -182,7 +186,7 @@ class TensorDictEnv(ABC):
         return ["reward"]
 
     def fake_tensordict(self) -> TensorDict:
-        """A frame of zeros, with the layout of a real one."""
+        """Returns a frame of zeros with the layout of a real one."""
         observation = self.full_observation_spec.zero()
         done = self.full_done_spec.zero()
         following = observation.clone().update(done).update(self.full_reward_spec.zero())
@@ -195,8 +199,9 @@ class TensorDictEnv(ABC):
         """Begins an episode.
 
         Args:
-            tensordict: may hold ``"_reset"``, a bool mask of shape ``(*batch_size, 1)``, to
-                reset those environments only; the other rows are taken from it unchanged.
+            tensordict: may have an entry ``"_reset"``, a bool mask of shape
+                ``(*batch_size, 1)``. Only the environments where it is True are reset then, and
+                the other rows are taken from ``tensordict`` unchanged.
             **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
 
         Returns:
@@ -219,8 +224,8 @@ class TensorDictEnv(ABC):
         """Takes the actions in ``tensordict``.
 
         Returns:
-            The same TensorDict, with what came of it under ``"next"``: observations,
-            ``reward`` (float32), ``done``, ``terminated`` and ``truncated``, ``(…, 1)`` each.
+            ``tensordict``, with the results under ``"next"``: observations, and ``reward``
+            (float32), ``done``, ``terminated`` and ``truncated``, each of shape ``(…, 1)``.
 
         Raises:
             KeyError: if an action is missing.
@@ -235,11 +240,11 @@ class TensorDictEnv(ABC):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Takes a step, and resets what is done.
+        """Takes a step, and resets the environments whose episodes ended.
 
         Returns:
-            ``tensordict`` with its ``"next"`` (as :meth:`step`), and the TensorDict for the
-            step after.
+            ``tensordict`` with its ``"next"`` (as from :meth:`step`), and the TensorDict for the
+            next step.
         """
         tensordict = self.step(tensordict)
         root = tensordict.get("next").exclude("reward")
@@ -248,8 +253,8 @@ class TensorDictEnv(ABC):
         return tensordict, root
 
     def _restart(self, root: TensorDictBase) -> None:
-        """Resets what is done; observations of the next episodes replace those of the last."""
-        # A shallow copy: the mask must not appear in the frame.
+        """Resets the environments that are done, and puts their new observations in ``root``."""
+        # A shallow copy: the mask must not appear in the next frame.
         fresh = self.reset(root.copy().set("_reset", root.get("done")))
         for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
             root.set(key, fresh.get(key))
@@ -265,14 +270,15 @@ class TensorDictEnv(ABC):
         """Steps the environment with a policy, without a collector.
 
         Args:
-            max_steps: the most steps taken.
-            policy: function of a TensorDict; random actions without one.
-            break_when_any_done: whether to stop at the first episode's end; otherwise episodes
-                follow each other.
-            tensordict: where to go on from; the environment is reset without one.
+            max_steps: maximum number of steps.
+            policy: function from TensorDict to TensorDict; None for random actions.
+            break_when_any_done: True to stop when the first episode ends; otherwise the next
+                episode follows.
+            tensordict: TensorDict to start from; if None, the environment is reset.
 
         Returns:
-            The frames, of batch size ``(*batch_size, steps)``, the last dimension ``"time"``.
+            The frames, of batch size ``(*batch_size, steps)``; the last dimension is named
+            ``"time"``.
         """
         policy = self.rand_action if policy is None else policy
         root = self.reset() if tensordict is None else tensordict
@@ -287,9 +293,9 @@ class TensorDictEnv(ABC):
         return result
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Writes random actions into ``tensordict`` (a new one without it).
+        """Writes random actions into ``tensordict``, or into a new TensorDict.
 
-        They are among those that the environment's action mask allows, if it shows one.
+        If the environment shows an action mask, only allowed actions are drawn.
         """
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
@@ -297,27 +303,27 @@ class TensorDictEnv(ABC):
         return tensordict.update(drawn)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """A step with random actions."""
+        """Takes a step with random actions."""
         return self.step(self.rand_action(tensordict))
 
     # --- the rest
 
     def to(self, device: torch.device | str) -> TensorDictEnv:
-        """Puts what the environment gives on ``device`` from now on."""
+        """Moves all further outputs to ``device``, and returns the environment."""
         self.device = torch.device(device)
         self.full_observation_spec = self.full_observation_spec.to(device)
         self.full_action_spec = self.full_action_spec.to(device)
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the environment: nothing, simulators can't be saved."""
+        """Returns an empty dict, because the state of simulators can't be saved."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
-        """Loads what :meth:`state_dict` gave.
+        """Accepts the empty state that :meth:`state_dict` returns.
 
         Raises:
-            ValueError: if there is more in it than nothing.
+            ValueError: if ``state_dict`` is not empty.
         """
         if state_dict:
             raise ValueError(f"a simulator has no state to load, but got {sorted(state_dict)}")

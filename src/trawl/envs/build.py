@@ -1,4 +1,4 @@
-"""From anything that may stand for an environment to one that can be stepped."""
+"""Builds environments from anything that a user may pass as one."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", 
 
 
 def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
-    """The environment that ``source`` stands for.
+    """Builds the environment that ``source`` describes.
 
     Args:
         source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
-            environment (by its protocol), a function that makes one of these, or a list of any
-            but lists, stepped as one batch.
-        kwargs: arguments for the function (of :class:`GymEnv`, with an id); for a list they may
-            be a list too.
+            environment (recognised by its protocol), a function that makes one of these, or a
+            list of any of these, stepped as one batch.
+        kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
+            is a list, they may be a list with one entry for each environment.
 
     Returns:
-        A :class:`TensorDictEnv` of Trawl, or the TensorDict environment as it was given.
+        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned as it
+        is, and a list of them as TorchRL's ``SerialEnv``.
 
     Raises:
-        TypeError: if ``source`` is none of these, or ``kwargs`` are a list and it is none.
-        RuntimeError: if ``kwargs`` are given with an environment that is made already.
+        TypeError: if ``source`` is none of these, or if ``kwargs`` is a list and ``source`` is
+            not.
+        RuntimeError: if ``kwargs`` are given with an environment object that can't take them.
     """
     if is_list(source):
         return _build_list(source, kwargs)
@@ -63,7 +65,7 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
 
 
 def refuse_policy(source: Any) -> None:
-    """Raises a ``TypeError`` for a policy in an environment's place."""
+    """Raises a ``TypeError`` if a policy was given in place of an environment."""
     if isinstance(source, nn.Module) and not is_env(source):
         raise TypeError(
             "create_env_fn must make an environment, but it is a module, "
@@ -72,7 +74,10 @@ def refuse_policy(source: Any) -> None:
 
 
 def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
-    """What the function makes; it remembers how it was made, so that it can be made again."""
+    """Calls ``factory`` and returns its result as an environment.
+
+    A :class:`GymEnv` keeps the call in ``remake``, so that it can be built again.
+    """
     made = factory(**kwargs)
     if isinstance(made, str):
         env: Any = GymEnv(made)
@@ -86,14 +91,15 @@ def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def check_rebuildable(env: Any, source: Any) -> None:
-    """Refuses an environment that can't be built anew, because it was given made already.
+    """Refuses an environment that ``on_env_error="restart"`` can't build again.
 
     Args:
         env: the environment.
-        source: what :func:`build_env` made it from.
+        source: the argument from which :func:`build_env` built it.
 
     Raises:
-        ValueError: naming the environment.
+        ValueError: if a part of it was given as an environment object, or is a
+            :class:`ParallelEnv`; the message names that part.
     """
     if isinstance(env, TensorDictEnv):
         fixed = [getattr(part, "remake", None) is None for part in env.parts]
@@ -144,18 +150,18 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
             "create_env_fn must not mix environments of TorchRL with others in one batch, but "
             f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
         )
-    # TorchRL's own environments are batched by TorchRL.
+    # TorchRL batches its own environments.
     from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
     return TorchRLSerialEnv(lanes, [lambda env=env: env for env in envs])
 
 
 class EnvCopy:
-    """Makes copies of an environment, which draw random numbers of their own.
+    """Factory of a copy of an environment that draws its own random numbers.
 
     Args:
-        packed: the environment, pickled.
-        number: number of the copy: those of different numbers are seeded differently.
+        packed: the pickled environment.
+        number: number of the copy; copies with different numbers get different seeds.
     """
 
     def __init__(self, packed: bytes, number: int) -> None:
@@ -170,13 +176,13 @@ class EnvCopy:
 
 
 def distinct(sources: Sequence[Any]) -> list[Any]:
-    """Returns the same sources, with copies where an environment is among them again.
+    """Replaces each repetition of an environment object by a factory of a copy.
 
     Args:
-        sources: what environments are made of; also lists of that.
+        sources: sources of environments, or lists of them.
 
     Raises:
-        TypeError: if an environment can't be copied.
+        TypeError: if a repeated environment can't be copied.
     """
     packed: dict[int, bytes | None] = {}
     copies = count()
@@ -197,7 +203,7 @@ def distinct(sources: Sequence[Any]) -> list[Any]:
 
 def _packed(env: Any) -> bytes:
     try:
-        # TorchRL's batched environments are made to be pickled, not for copy.deepcopy().
+        # TorchRL's batched environments support pickling, but not copy.deepcopy().
         data: bytes = cloudpickle.dumps(env)
     except Exception as error:
         raise TypeError(
@@ -208,15 +214,15 @@ def _packed(env: Any) -> bytes:
 
 
 def is_tensordict_env(env: object) -> bool:
-    """Whether ``env`` steps TensorDicts: Trawl's own, or TorchRL's by their protocol."""
+    """Returns True if ``env`` steps TensorDicts: one of Trawl's, or any with TorchRL's protocol."""
     if isinstance(env, TensorDictEnv):
         return True
-    # A class has the same attributes as its instances, but is a factory.
+    # A class has the attributes of its instances, but counts as a factory.
     return not isinstance(env, type) and all(hasattr(type(env), name) for name in _PROTOCOL)
 
 
 def is_env(env: object) -> bool:
-    """Whether it is an environment that is made already."""
+    """Returns True if ``env`` is an environment object, and not an id or a factory."""
     return not isinstance(env, type) and (
         is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
     )

@@ -29,37 +29,42 @@ from trawl.keys import as_key, show_key
 
 
 class GymEnv(TensorDictEnv):
-    """A Gymnasium environment as a TensorDict environment, and the fast path of collectors.
+    """Gymnasium environment with the TensorDict interface.
+
+    Collectors step it without TensorDicts, which is faster, if its spaces have a fixed layout.
 
     Observations of a Box space are under ``"observation"``, those of a Dict space under their
-    own names, those of a Tuple under ``("observation", "0")`` and so on. A discrete action (or
-    observation) is a one-hot int64 vector, or an index with ``categorical_action_encoding``.
+    own names, and those of a Tuple under ``("observation", "0")`` and so on. A discrete action or
+    observation is a one-hot int64 vector, or an index with ``categorical_action_encoding``.
     The reward is float32 and, like the flags, of shape ``(*batch_size, 1)``.
 
     Args:
         env: a Gymnasium id, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or an EnvPool
             environment.
-        categorical_action_encoding: whether discrete values are indices and not one-hot.
-        frame_skip: how many times each action is repeated; rewards are summed.
+        categorical_action_encoding: True for discrete values as indices instead of one-hot
+            vectors.
+        frame_skip: number of times that each action is repeated; the rewards are summed.
         from_pixels: adds the rendered image, uint8 ``(height, width, 3)``, under ``"pixels"``.
-        pixels_only: keeps no other observation than ``"pixels"``.
-        num_envs: with an id: how many environments to step as one.
-        autoreset_mode: when a vector environment resets its sub-environments, a
+        pixels_only: drops all observations except ``"pixels"``.
+        num_envs: number of environments stepped as one; only with an id.
+        autoreset_mode: when a vector environment resets its sub-environments, as a
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
-            ``"Disabled"``. It is needed where the environment's metadata has no
-            ``"autoreset_mode"``; with an id it says how the vector environment is made.
-        device: where the TensorDicts are put; None for the CPU without saying so.
-        **kwargs: further arguments of ``gymnasium.make``, with an id.
+            ``"Disabled"``. It is required if the environment's metadata has no
+            ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
+        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
+            they have no device.
+        **kwargs: further arguments of ``gymnasium.make``; only with an id.
 
     Raises:
-        gymnasium.error.Error: if the id is unknown or can't be made.
+        gymnasium.error.Error: if the id is unknown, or its environment can't be made.
         TypeError: if ``env`` is none of the above, or ``kwargs`` come without an id.
 
     Attributes:
-        remake: makes an environment like this one; None if it was given made already.
-        on_error: if set, called with what a step or a reset raised, and whether it was a reset;
-            it must call :meth:`restart`, or raise. A step that failed shows zeros.
-        step_failed: whether the last step failed so and is no experience.
+        remake: makes another environment like this one; None if ``env`` was an object.
+        on_error: if set, called with the exception of a step or a reset, and with True if it was
+            a reset. It must call :meth:`restart`, or raise. A failed step returns zeros.
+        step_failed: True if the last step failed while ``on_error`` was set; such a step is no
+            experience.
 
     Example:
         >>> from trawl.envs import GymEnv
@@ -124,21 +129,21 @@ class GymEnv(TensorDictEnv):
         place = self.device or "cpu"
         self.full_observation_spec = self.observation_codec.composite(self.batch_size).to(place)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(place)
-        self._seed: tuple[int, bool] | None = None  # as it was given last
+        self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None
-        self._rebuilds = 0  # since it was seeded
-        self._begun: TensorDict | None = None  # what the reset after a failure gave
-        self._masks: MaskKeeper | None = None  # other wrappers may be around it
+        self._rebuilds = 0  # since the last set_seed()
+        self._begun: TensorDict | None = None  # observations of the reset after a failure
+        self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
 
     @property
     def name(self) -> str:
-        """The environment's id, or its class for want of one."""
+        """The environment's id, or the name of its class if it has no id."""
         spec = getattr(self.env, "spec", None)
         return str(getattr(spec, "id", None) or type(self.env.unwrapped).__name__)
 
     @property
     def fixed_layout(self) -> bool:
-        """Whether all that it takes and gives has a fixed shape and dtype."""
+        """True if all actions and observations have a fixed shape and dtype."""
         return self.observation_codec.fixed and self.action_codec.fixed
 
     @property
@@ -151,12 +156,12 @@ class GymEnv(TensorDictEnv):
         """Seeds the next reset.
 
         Args:
-            seed: not negative. A vector environment's first environment gets it, the others
-                seeds made from it.
-            static_seed: gives all of them the same seed.
+            seed: not negative. The first sub-environment of a vector environment gets it, and
+                the others get seeds derived from it.
+            static_seed: True to give all of them the same seed.
 
         Returns:
-            The seed for another environment (the same, if static).
+            The seed for another environment (the same if ``static_seed``).
         """
         seed = check_seed(seed)
         self._seed, self._rebuilds = (seed, static_seed), 0
@@ -170,7 +175,7 @@ class GymEnv(TensorDictEnv):
         return seed
 
     def see(self, info: Any) -> None:
-        """Takes note of what a reset told beside the observation: masks are kept from now on."""
+        """Keeps action masks from now on, if the ``info`` of a reset has one."""
         if MASK_KEY in info and self.vector is None and self._masks is None:
             self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
 
@@ -179,7 +184,7 @@ class GymEnv(TensorDictEnv):
         return None if self._masks is None else self._masks.mask[None]
 
     def take_seeds(self) -> list[int] | None:
-        """The seeds for the reset that comes now; the resets after it go on unseeded."""
+        """Returns the seeds for the coming reset, and None after that until the next seeding."""
         seeds, self._seeds = self._seeds, None
         return seeds
 
@@ -193,14 +198,14 @@ class GymEnv(TensorDictEnv):
         self.env.close()
 
     def rebuild(self) -> None:
-        """Closes the simulator, whatever comes of that, and makes another in the same way.
+        """Closes the simulator, ignoring errors, and makes another in the same way.
 
-        If the environment was seeded, so is the next reset: from the same seed and the number
-        of rebuilds since, because the seed itself would give the same episodes again.
+        If the environment was seeded, the next reset is seeded too. Its seed is derived from the
+        given one and the number of rebuilds since, because the given one would repeat episodes.
 
         Raises:
-            RuntimeError: if it was given made already.
-            ValueError: if what is made now has other spaces, or is the same object again.
+            RuntimeError: if the environment was given as an object.
+            ValueError: if the new simulator has other spaces, or is the old object.
         """
         if self.remake is None:
             raise RuntimeError(f"{self!r} was given made already, and can't be made again")
@@ -237,7 +242,7 @@ class GymEnv(TensorDictEnv):
                 raise ValueError(f"{self!r} was made again with {what} {other}; it was {mine}")
 
     def restart(self) -> None:
-        """After a failure: makes another simulator and resets it."""
+        """Makes another simulator after a failure, and resets it."""
         self.rebuild()
         self._begun = self._begin(None)
 
@@ -264,8 +269,8 @@ class GymEnv(TensorDictEnv):
                 if self.on_error is None:
                     raise
                 self.on_error(error, True)
-                # With the vector environment all of its episodes are lost, not only those that
-                # were to begin anew.
+                # All episodes of the vector environment are lost, not only those that were to be
+                # reset.
                 if mask is not None and not mask.all():
                     self.step_failed = True
                     return self._nothing().exclude("reward", "terminated", "truncated")
@@ -298,7 +303,7 @@ class GymEnv(TensorDictEnv):
             return self._nothing()
 
     def _nothing(self) -> TensorDict:
-        """What is shown of a step that failed."""
+        """Returns the zeros that a failed step returns instead of results."""
         nothing: TensorDict = self.fake_tensordict().get("next").exclude("done")
         return nothing
 
@@ -340,7 +345,7 @@ class GymEnv(TensorDictEnv):
     def _observations(self, values: list[Any]) -> TensorDict:
         result = TensorDict({}, self.batch_size)
         for leaf, value in zip(self.observation_codec.leaves, values, strict=True):
-            # Copies: environments may use their observation's memory again.
+            # Copies: an environment may reuse the memory of its observations.
             if isinstance(leaf.spec, NonTensor):
                 result.set(leaf.key, self._non_tensor(copy.deepcopy(value)))
             else:

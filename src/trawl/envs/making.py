@@ -1,4 +1,4 @@
-"""The simulator of a :class:`~trawl.envs.GymEnv`: made, wrapped, and its spaces checked."""
+"""Makes and wraps the simulator of a :class:`~trawl.envs.GymEnv`, and checks its spaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import is_envpool, is_vector_env
 from trawl.keys import show_key
 
-# What a frame has beside observations and actions.
+# Keys that a frame uses besides those of observations and actions.
 _RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
@@ -46,7 +46,7 @@ def make(
     autoreset_mode: AutoresetMode | str | None,
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Makes the simulator of a Gymnasium id: a single one, or a vector of ``num_envs``."""
+    """Makes the environment of a Gymnasium id: a single one, or a vector of ``num_envs``."""
     options = dict(kwargs)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
@@ -60,11 +60,11 @@ def make(
 
 
 def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bool) -> Any:
-    """The simulator with the wrappers that :class:`GymEnv`'s arguments ask for.
+    """Returns the environment in the wrappers that the arguments of :class:`GymEnv` ask for.
 
     Raises:
-        TypeError: if it is no environment of Gymnasium's interface.
-        ValueError: if an argument has a wrong value, or is not for a vector environment.
+        TypeError: if ``env`` does not have Gymnasium's interface.
+        ValueError: if an argument is invalid, or does not apply to vector environments.
     """
     if not (isinstance(env, Env) or is_vector_env(env)):
         raise TypeError(
@@ -100,7 +100,7 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
 
 
 def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
-    """Refuses observations under a key that a frame has for something else."""
+    """Refuses observation keys that a frame uses for something else."""
     taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
     for key in (leaf.key for leaf in observed.leaves):
         parts = {key[:length] for length in range(1, len(key) + 1)}
@@ -112,10 +112,10 @@ def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
 
 
 def single_spaces(env: Any, batched: bool) -> Sequence[Any]:
-    """Observation and action space of one environment."""
+    """Returns the observation space and the action space of one environment."""
     if not batched:
         return env.observation_space, env.action_space
     with warnings.catch_warnings():
-        # EnvPool casts the bounds of its spaces when they are asked for, and Gymnasium warns.
+        # EnvPool casts the bounds of its spaces on access, and Gymnasium warns about that.
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         return env.single_observation_space, env.single_action_space

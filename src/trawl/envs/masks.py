@@ -1,7 +1,8 @@
-"""Action masks: which of an environment's discrete actions may be taken now.
+"""Masks of the discrete actions that an environment allows at a step.
 
-Gymnasium's convention is that of ``Space.sample(mask)``: an array of ones and zeros, one for each
-choice, under ``"action_mask"`` in a Dict observation or in ``info``. Random actions follow it.
+They follow Gymnasium's convention for ``Space.sample(mask)``: an array of ones and zeros, one for
+each choice, under ``"action_mask"`` in a Dict observation or in ``info``. Random actions respect
+the mask.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Array = NDArray[Any]
 
 
 def choices(spec: Any) -> list[int] | None:
-    """Returns the number of values of each choice that an action consists of.
+    """Returns the number of values of each choice in an action.
 
-    For bits it is one entry for each, as a mask has. None if no mask can be for such an action.
+    A binary action has one entry for each bit, as its mask does. None if actions of this spec
+    can't have a mask.
     """
     if isinstance(spec, MultiOneHot):
         return list(spec.nvec)
@@ -40,7 +42,7 @@ def choices(spec: Any) -> list[int] | None:
 
 
 def fits(spec: Any, mask_shape: Sequence[int], batch: int) -> bool:
-    """Tells whether a mask of that shape can be for an action.
+    """Returns True if a mask of this shape can belong to an action.
 
     Args:
         spec: the action's spec.
@@ -56,8 +58,9 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
     Args:
         spec: the action's spec.
-        mask: ``(*batch, choices)``; an action is allowed where it is not 0. If none is, the first
-            is taken, as Gymnasium does. For bits, 0 and 1 are the only value, and 2 allows both.
+        mask: ``(*batch, choices)``; values with a non-zero entry are allowed. If none is, the
+            first is taken, as in Gymnasium. For a bit, 0 and 1 allow only that value, and 2
+            allows both.
 
     Returns:
         A tensor of the spec's shape and dtype.
@@ -75,7 +78,7 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
 
 def _choose(allowed: Tensor) -> Tensor:
-    """Returns the index of one of the allowed values for each row, ``(rows, 1)``."""
+    """Draws one of the allowed values for each row; returns their indices, ``(rows, 1)``."""
     weights = (allowed != 0).to(torch.float64).cpu()
     weights[:, 0] += weights.sum(-1) == 0
     return torch.multinomial(weights, 1)
@@ -84,15 +87,15 @@ def _choose(allowed: Tensor) -> Tensor:
 def rand_actions(
     specs: Composite, given: TensorDictBase | None, mask: Array | None = None
 ) -> TensorDict:
-    """Draws actions.
+    """Draws random actions, among those that the action mask allows.
 
     Args:
-        specs: the specs of the actions.
-        given: what the environment shows; if there is a mask in it, the action follows it.
-        mask: the mask, where the environment shows it elsewhere.
+        specs: the specs of the actions; with several actions there is no mask.
+        given: the environment's observations; a mask among them takes precedence.
+        mask: the mask from ``info``, if there is one.
 
     Raises:
-        ValueError: if ``mask`` has not an entry for each choice.
+        ValueError: if ``mask`` does not have one entry for each choice.
     """
     drawn = specs.rand()
     keys = list(specs.keys(True, True))
@@ -113,17 +116,17 @@ def rand_actions(
 
 
 def flat_mask(mask: Any) -> Array:
-    """Returns a mask as one array; that of a ``MultiDiscrete`` space is a tuple of arrays."""
+    """Returns a mask as one array; for a ``MultiDiscrete`` space it joins a tuple of arrays."""
     if isinstance(mask, (tuple, list)):
         return np.concatenate([np.atleast_1d(np.asarray(part)) for part in mask])
     return np.array(mask)
 
 
 class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the newest mask that an environment has shown in ``info``.
+    """Wrapper that keeps the newest action mask from ``info``.
 
     Attributes:
-        mask: that mask.
+        mask: the newest mask.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], mask: Array) -> None:
@@ -144,7 +147,7 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
     @override
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
-        # The last step of an episode may come without: the reset after it brings the next.
+        # The last step of an episode may have no mask: the reset after it brings the next one.
         shown = result[4].get(MASK_KEY)
         if shown is not None:
             self.mask = flat_mask(shown)
@@ -152,17 +155,17 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows ``info["action_mask"]`` in the observation, so that a policy can read it.
+    """Wrapper that adds ``info["action_mask"]`` to the observation, so that a policy can read it.
 
-    Observations are a Dict then: ``"action_mask"`` (int8), and beside it the entries of the
-    environment's Dict observation, or ``"observation"``.
+    The observation becomes a Dict with ``"action_mask"`` (int8) and the entries of the
+    environment's Dict observation. An observation that is not a Dict is under ``"observation"``.
 
     Args:
-        env: an environment with a ``Discrete`` or ``MultiDiscrete`` action space. The masks of the
-            latter are put one behind the other.
+        env: an environment with a ``Discrete`` or ``MultiDiscrete`` action space. The masks of a
+            ``MultiDiscrete`` space are concatenated.
 
     Raises:
-        TypeError: for another action space.
+        TypeError: if the action space is of another type.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -195,7 +198,7 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         if (terminated or truncated) and MASK_KEY not in info:
-            # No action follows.
+            # No action follows, so the value doesn't matter.
             info = {**info, MASK_KEY: np.ones(self._count, dtype=np.int8)}
         return self._with_mask(obs, info), reward, terminated, truncated, info
 

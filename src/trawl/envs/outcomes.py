@@ -1,7 +1,7 @@
-"""Rewards and flags as an environment's step returns them, checked.
+"""Checks of the rewards and flags that an environment's step returns.
 
-What is no number or no flag is refused: None would count as False, ``"False"`` as True, and
-numpy takes ``"5"`` for a number.
+Values that are not numbers or flags are refused. Unchecked, None would count as False,
+``"False"`` as True, and numpy would take ``"5"`` for a number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: numpy's False, of which there is only one.
+#: numpy's False, a singleton: it can be compared by identity.
 NO = np.False_
 
 
 class Outcome(NamedTuple):
-    """What a step of a vector environment returns beside observations: one row for each."""
+    """Reward and flags of a vector environment's step, with a row for each sub-environment."""
 
     reward: Array
     terminated: Array
@@ -26,15 +26,15 @@ class Outcome(NamedTuple):
 
 
 def flag_of(value: Any, name: str, env: object) -> bool:
-    """``terminated`` or ``truncated`` as a bool.
+    """Returns ``terminated`` or ``truncated`` as a bool.
 
     Args:
-        value: what the environment returned: a bool, or 0 or 1 in any form.
+        value: value from the environment: a bool, or 0 or 1 in any form.
         name: name of the flag.
         env: the environment, for the error.
 
     Raises:
-        TypeError: if it is anything else.
+        TypeError: if ``value`` is anything else.
     """
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -48,10 +48,10 @@ def flag_of(value: Any, name: str, env: object) -> bool:
 
 
 def reward_of(value: Any, env: object) -> float:
-    """The reward as a float.
+    """Returns the reward as a float.
 
     Raises:
-        TypeError: if it is no number.
+        TypeError: if it is not a number.
         ValueError: if it is an array of several numbers.
     """
     if value is not None and not isinstance(value, (str, bytes)):
@@ -72,27 +72,29 @@ def reward_of(value: Any, env: object) -> float:
 
 
 class OutcomeCheck:
-    """Checks what a vector environment's step returns, at little cost where nothing changes.
+    """Checks the rewards and flags of a vector environment's steps.
+
+    Arrays that have the dtypes of arrays checked before are not checked again.
 
     Args:
         env: the environment, for errors.
-        num_envs: rows expected.
+        num_envs: number of rows expected.
     """
 
     def __init__(self, env: object, num_envs: int) -> None:
         self._env = env
         self._shape = (num_envs,)
-        # The dtypes of arrays that were found to be right.
+        # Dtypes of arrays that passed the check.
         self._reward: Any = None
         self._terminated: Any = None
         self._truncated: Any = None
 
     def __call__(self, reward: Any, terminated: Any, truncated: Any) -> Outcome:
-        """The three as arrays.
+        """Returns the three as arrays.
 
         Raises:
-            TypeError: if a value is no number, or no flag.
-            ValueError: if there is not one for each sub-environment.
+            TypeError: if a reward is not a number, or a flag is neither a bool nor 0 or 1.
+            ValueError: if there is not one value for each sub-environment.
         """
         try:
             if (

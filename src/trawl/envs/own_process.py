@@ -1,4 +1,4 @@
-"""What a process needs before an environment lives in it."""
+"""Preparation of a process in which an environment runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def parent_registry() -> dict[str, Any]:
-    """The Gymnasium environments that were registered here, beside Gymnasium's own."""
+    """Returns the environments registered in this process, except Gymnasium's own."""
     return {
         name: replace(spec)
         for name, spec in gymnasium.registry.items()
@@ -22,14 +22,14 @@ def parent_registry() -> dict[str, Any]:
 
 
 def take_process(threads: int, registry: Mapping[str, Any]) -> None:
-    """Makes this process one's own.
+    """Prepares this process to run an environment or a worker.
 
     Args:
-        threads: threads of torch.
-        registry: environments that the parent knows, and this process may not.
+        threads: number of threads that torch may use.
+        registry: environments registered in the parent process, to be registered here too.
     """
     torch.set_num_threads(threads)
-    # A fork would draw the same numbers as all the others.
+    # Processes forked from one server would otherwise all draw the same random numbers.
     torch.seed()
     random.seed()
     np.random.seed()

@@ -1,4 +1,4 @@
-"""Several environments, each in a process of its own, stepped side by side as one batch."""
+"""Several environments, each in its own process, stepped in parallel as one batch."""
 
 from __future__ import annotations
 
@@ -30,32 +30,37 @@ Mask = NDArray[np.bool_]
 
 
 class ParallelEnv(TensorDictEnv):
-    """A batch of environments, each in a process of its own.
+    """Batch of environments, each in its own process.
 
-    It gives what :class:`~trawl.envs.SerialEnv` gives: with equal seeds, equal data. Processes
-    pay off where a step of one environment takes longer than to wake a process, some twenty
-    microseconds, and where there are cores for them.
+    With equal seeds it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay off
+    if a step of one environment takes longer than waking a process (about twenty microseconds),
+    and if there are enough CPU cores.
 
-    Actions, observations, rewards and flags lie in memory that the processes share, and an
-    episode that ends in a collector is followed by the next one within the same step. Environments
-    without a fixed layout, and TorchRL's, are stepped by messages instead, which takes longer.
+    Actions, observations, rewards and flags lie in shared memory. In a collector, the step that
+    ends an episode also resets the environment. Environments without a fixed layout, and
+    TorchRL's, exchange messages instead, which is slower.
 
     Args:
-        num_workers: how many processes, and environments.
-        create_env_fn: makes one of the environments, in its process, or a sequence of
-            ``num_workers`` such functions. A Gymnasium id or an environment's class works as
-            well; what is made may be anything that a collector accepts. Functions that can't be
-            imported over there (lambdas, closures, all of ``__main__``) are sent by value.
-        create_env_kwargs: keyword arguments for ``create_env_fn``, or one mapping for each.
-        device: where the TensorDicts are put; None for the CPU without saying so.
-        start_method: ``"forkserver"`` forks the processes from one that has imported what they
-            need; ``"spawn"`` starts a fresh interpreter for each, which takes seconds.
+        num_workers: number of environments, and of processes.
+        create_env_fn: function that makes one environment, called in its process, or a sequence
+            of ``num_workers`` functions. A Gymnasium id or an environment's class works as well.
+            A function may return any environment that a collector accepts. Functions that the
+            process can't import (lambdas, closures, all of ``__main__``) are sent by value.
+        create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
+            environments, or a sequence with one mapping for each.
+        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
+            they have no device.
+        start_method: ``"forkserver"`` forks the processes from a server that has imported the
+            modules they need; ``"spawn"`` starts a fresh interpreter for each, which takes
+            seconds.
 
     Raises:
         TypeError: if the environments can't be made.
-        ValueError: if the numbers don't match, or the environments' specs differ.
-        WorkerError: if a process raised an exception, now or later; it is of that type too.
-        WorkerDied: if a process died, now or later.
+        ValueError: if a sequence does not have ``num_workers`` entries, or the environments'
+            specs differ.
+        WorkerError: if a process raised an exception, here or in a later call; the error is also
+            of that exception's type.
+        WorkerDied: if a process died, here or in a later call.
 
     Example:
         >>> from trawl.envs import ParallelEnv
@@ -93,7 +98,7 @@ class ParallelEnv(TensorDictEnv):
                 facts[0].full_observation_spec.expand(num_workers).to(place)
             )
             self.full_action_spec = facts[0].full_action_spec.expand(num_workers).to(place)
-            #: The memory shared with the processes; None if steps go by messages.
+            #: Memory shared with the processes; None if steps are exchanged as messages.
             self.area: Area | None = None
             if self.fixed_layout:
                 self.area = self._crew.attach(self._plan())
@@ -106,7 +111,7 @@ class ParallelEnv(TensorDictEnv):
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
         self._eager = False
-        # The flags of the last step, as long as nobody asked for what was reset in its course.
+        # Flags of the last step, if it also reset environments, until their observations are read.
         self._told: Array | None = None
         self._spent: Tensor | None = None
 
@@ -122,7 +127,7 @@ class ParallelEnv(TensorDictEnv):
         return AreaPlan(self.num_workers, self.batch_size[1:].numel(), observed, acted)
 
     def _bind(self, area: Area) -> None:
-        """Prepares views of the area in the shapes that TensorDicts have."""
+        """Prepares views of the shared memory in the shapes of TensorDict entries."""
         self._observed, self._begun = (
             {key: array.reshape(*self.batch_size, *array.shape[1:]) for key, array in found.items()}
             for found in (area.observed, area.begun)
@@ -135,12 +140,12 @@ class ParallelEnv(TensorDictEnv):
 
     @property
     def name(self) -> str:
-        """The names of the environments."""
+        """Names of the environments, without repetitions."""
         return " ".join(dict.fromkeys(facts.name for facts in self._crew.facts))
 
     @property
     def fixed_layout(self) -> bool:
-        """Whether all that it takes and gives has a fixed shape and dtype."""
+        """True if all actions and observations have a fixed shape and dtype."""
         return all(facts.fixed for facts in self._crew.facts)
 
     @property
@@ -149,10 +154,10 @@ class ParallelEnv(TensorDictEnv):
         return self._first.action_spec_unbatched
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset of each environment, one from the other.
+        """Seeds the next reset of each environment, each with a seed derived from the last.
 
         Returns:
-            The seed for another environment (the same, if static).
+            The seed for another environment (the same if ``static_seed``).
         """
         seed = check_seed(seed)
         for index in range(self.num_workers):
@@ -178,7 +183,7 @@ class ParallelEnv(TensorDictEnv):
     @property
     @override
     def vectors(self) -> list[Any]:
-        """What stands for the vector environments over there that can't be told to restart."""
+        """Stand-ins for the processes' vector environments that can't restart on demand."""
         return [
             SimpleNamespace(can_restart=False, env=type(name, (), {})())
             for facts in self._crew.facts
@@ -193,38 +198,38 @@ class ParallelEnv(TensorDictEnv):
             torch.zeros(self.batch_size, dtype=torch.bool) if self._spent is None else self._spent
         )
 
-    # --- for collectors, which read and write the area themselves
+    # --- for collectors, which read and write the shared memory themselves
 
     def begin(self, mask: Mask | None, **kwargs: Any) -> None:
-        """Resets environments; their observations are then in the area.
+        """Resets environments, and leaves their observations in the shared memory.
 
         Args:
-            mask: which of them, ``(environments,)``; all without it.
+            mask: environments to reset, ``(environments,)``; None for all.
             **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
         """
         self._call_reset("begin", mask, kwargs)
 
     def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
-        """Says in which dtypes the actions come from now on."""
+        """Sets the dtypes of the actions in the shared memory from now on."""
         assert self.area is not None
         if self.area.action_dtypes != dtypes:
             self._crew.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
             self.area.take_actions_as(dtypes)
 
     def advance(self, eager: bool = True) -> None:
-        """Takes a step with the actions in the area, in which what comes of it is then.
+        """Takes a step with the actions in the shared memory, and leaves the results there.
 
         Args:
-            eager: whether environments are reset after the step that ends their episode.
+            eager: True if environments are also reset in the step that ends their episode.
         """
         self._crew.step(eager)
 
     def settle(self) -> None:
-        """Waits until nobody reads the area any more, should a step have been broken off here."""
+        """Waits for the processes to finish a step that was interrupted here, if there is one."""
         if self._crew.unsettled:
             self._crew.settle()
 
-    # --- for all others
+    # --- for other callers
 
     def _call_reset(self, name: str, mask: Mask | None, kwargs: dict[str, Any]) -> dict[int, Any]:
         calls: dict[int, tuple[Any, ...]] = {}
@@ -233,7 +238,7 @@ class ParallelEnv(TensorDictEnv):
             if part is None or part.any():
                 calls[index] = (name, part, dict(kwargs))
             if kwargs.get("seed") is not None:
-                # One seed for all would make them alike.
+                # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
         return self._crew.call(calls)
 
@@ -254,7 +259,7 @@ class ParallelEnv(TensorDictEnv):
         return self._made(self._results(tensordict))
 
     def _results(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        """Takes a step; what the entries of its TensorDict are."""
+        """Takes a step; returns the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
         self._told = None
         self._crew.step(self._eager)
@@ -287,12 +292,12 @@ class ParallelEnv(TensorDictEnv):
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
         simple = self.area is not None and self.device is None and tensordict.device is None
-        # What is done is reset in the course of the step, and asked for after it.
+        # The processes reset environments within the step, and _reset() only reads the results.
         self._eager = True
         try:
             if not simple or "next" in tensordict.keys():  # noqa: SIM118
                 return super().step_and_maybe_reset(tensordict)
-            # The same, but nothing is looked up that is at hand.
+            # The steps of the base class, without its lookups.
             results = self._results(tensordict)
             tensordict.set("next", self._made(results))
             del results["reward"]
@@ -325,7 +330,7 @@ class ParallelEnv(TensorDictEnv):
             target[...] = values[key].reshape(target.shape)
 
     def _copied(self, arrays: dict[Key, Array], **more: Array) -> dict[str, Any]:
-        """What lies in the area now, as a copy: the next step writes there."""
+        """Returns the arrays as tensors, copied because the next step overwrites them."""
         found = nested({key: torch.from_numpy(array.copy()) for key, array in arrays.items()})
         for name, array in more.items():
             found[name] = torch.from_numpy(array.copy())

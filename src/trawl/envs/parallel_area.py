@@ -1,4 +1,4 @@
-"""The memory in which an environment's process and its owner put what a step takes and gives."""
+"""Shared memory for the actions and results of steps in the processes of environments."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from trawl.keys import Key
 
 Array = NDArray[Any]
 
-# What the flags of a row say.
+# Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, SPENT = 1, 2, 4, 8
 
 _ALIGNMENT = 64
-# A policy may write its actions in another dtype than the environment's, up to this size.
+# Size in bytes of the largest dtype of an action: a policy may write its actions in another dtype
+# than the environment's.
 _WIDEST = 8
 
 
 @dataclass(frozen=True)
 class AreaPlan:
-    """What lies in an area; it can be sent.
+    """Contents of an :class:`Area`; a plan can be sent to processes.
 
     Attributes:
         workers: number of processes.
-        lanes: environments in each.
-        observed: shape and dtype of each observation, for one environment.
-        acted: the same of the actions.
+        lanes: number of environments in each process.
+        observed: shape and dtype of each observation of one environment, by key.
+        acted: shape and dtype of each action of one environment, by key.
     """
 
     workers: int
@@ -41,32 +42,33 @@ class AreaPlan:
 
     @property
     def nbytes(self) -> int:
-        """Size of the memory."""
+        """Size of the memory in bytes."""
         return Area(self, None).nbytes
 
 
 class Area:
-    """The arrays of all processes, each with a row for each environment.
+    """Arrays in the shared memory of all processes, with one row for each environment.
 
-    Two areas hold observations: what a step led to, and how an episode begins. A process that
-    resets its environment after the last step of an episode so has a place for either.
+    Observations have two sets of arrays, one for the results of steps and one for resets: a
+    process that resets its environment after the last step of an episode writes both.
 
     Args:
-        plan: what lies there.
-        buffer: the memory; None to find out how much is needed.
+        plan: contents of the memory.
+        buffer: the memory; None to find out the required size.
 
     Attributes:
         observed: observations after the step, by key.
         begun: observations after a reset, by key, valid in the rows that were reset.
         rewards: float32.
-        flags: a byte for each row, of ``TERMINATED``, ``TRUNCATED``, ``RESET`` (the row was reset
-            after the step) and ``SPENT`` (the step was none, but a reset).
-        actions: the actions, by key, and ``action_dtypes`` their dtypes.
-        cut: whether the row is to be reset after the step in any case.
-        eager: a byte: whether rows are reset after the step that ends their episode.
-        number: the number of the step that is to be taken.
-        answers: the number of the last step that each process took; negative if it failed.
-        nbytes: size of the memory.
+        flags: one byte for each row, a combination of ``TERMINATED``, ``TRUNCATED``, ``RESET``
+            (the row was reset after the step) and ``SPENT`` (the step was spent on a reset).
+        actions: the actions, by key.
+        action_dtypes: dtypes of the actions, by key.
+        cut: True for rows to be reset after the step even if their episode has not ended.
+        eager: one byte, not 0 if rows are reset after the step that ends their episode.
+        number: number of the step to be taken.
+        answers: number of the last step that each process took, negated if it failed.
+        nbytes: size of the memory in bytes.
     """
 
     def __init__(self, plan: AreaPlan, buffer: Any) -> None:
@@ -105,7 +107,7 @@ class Area:
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)
 
     def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
-        """From now on, actions are of these dtypes."""
+        """Sets the dtypes of the actions from now on."""
         self.action_dtypes = dict(dtypes)
         self.actions = {}
         for key, (memory, shape) in self._acted.items():
@@ -115,7 +117,7 @@ class Area:
             )
 
     def rows(self, worker: int) -> slice:
-        """The rows of a process."""
+        """Returns the rows of a process."""
         return slice(worker * self._plan.lanes, (worker + 1) * self._plan.lanes)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a :class:`~trawl.envs.ParallelEnv`, as seen by their owner."""
+"""The processes of a :class:`~trawl.envs.ParallelEnv`, seen from the process that owns them."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ from trawl.envs.parallel_worker import (
 )
 from trawl.errors import WorkerDied
 
-# Seconds in which processes are to close their environments, before they are killed.
+# Seconds that processes have to close their environments before they are killed.
 _CLOSING = 5.0
 _ORDER: Literal["little", "big"] = sys.byteorder
 
 
 class Crew:
-    """Processes with an environment each: told to step together, and watched.
+    """Processes that run one environment each and step together.
 
-    Each step has a number. The processes write it to shared memory when they have taken it, and
-    only this says that they have; bells wake who waits, and may ring once too often.
+    Each step has a number. A process that has taken the step writes the number to shared memory,
+    and only this number counts as its answer. Bells merely wake the waiting side, and may ring
+    more often than needed.
 
     Args:
-        sources: what each environment is made from, and keyword arguments for it.
-        start_method: where processes come from.
+        sources: source of each environment, and its keyword arguments.
+        start_method: start method of the processes.
 
     Attributes:
-        facts: what each process said of its environment.
-        area: the shared memory, once there is one.
-        unsettled: whether a step was broken off here and may go on there; :meth:`settle` waits
-            for its end.
+        facts: description of each environment, sent by its process.
+        area: the shared memory; None until :meth:`attach`.
+        unsettled: True if a step was interrupted here and may still run in the processes;
+            :meth:`settle` waits for its end.
     """
 
     def __init__(self, sources: Sequence[tuple[Any, Mapping[str, Any]]], start_method: str) -> None:
@@ -65,7 +66,7 @@ class Crew:
         self.closed = False
         self.area: Area | None = None
         self.unsettled = False
-        # Edges, so that nothing has to be read: each write to the bell is one.
+        # Edge-triggered: each write to the bell is an edge, so that it never has to be read.
         self._poll = select.epoll()
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
         self._poll.register(self._backend.fileno(), select.EPOLLIN)
@@ -85,7 +86,7 @@ class Crew:
                 maker = Maker(index, source, kwargs, bells, registry)
                 self._workers.append(self._backend.launch(index, maker))
             finally:
-                # The end of its owner is the end of what a process can read.
+                # Only the process keeps the reading end: the owner's writes fail when it is gone.
                 os.close(theirs)
             self._living.add(index)
         found: dict[int, Facts] = {}
@@ -96,7 +97,7 @@ class Crew:
         return [found[index] for index in sorted(found)]
 
     def attach(self, plan: AreaPlan) -> Area:
-        """Lets steps go through shared memory."""
+        """Allocates the shared memory, through which steps go from now on."""
         memory = self._backend.allocate(plan.nbytes)
         for worker in self._workers:
             worker.share(AREA, memory)
@@ -107,15 +108,21 @@ class Crew:
     # --- orders
 
     def call_all(self, name: str, *args: Any) -> list[Any]:
-        """Calls a method of all processes; the results."""
+        """Calls a method in all processes; returns the results in the order of the processes."""
         results = self.call(dict.fromkeys(range(len(self._workers)), (name, *args)))
         return [results[index] for index in sorted(results)]
 
     def call(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls methods of processes: for each of them a name and arguments; the results.
+        """Calls methods in processes.
+
+        Args:
+            calls: name of the method and its arguments, by index of the process.
+
+        Returns:
+            The results, by index of the process.
 
         Raises:
-            WorkerError: if a call raised an exception; it is of that type too.
+            WorkerError: if a call raised an exception; the error is also of that type.
             WorkerDied: if a process is gone.
         """
         self.check()
@@ -134,7 +141,7 @@ class Crew:
         return {index: self._replies[number] for index, number in numbers.items()}
 
     def _take(self, event: Event, awaited: set[int]) -> None:
-        """Takes in a message; those of orders that nobody waits for any more are left out."""
+        """Handles a message; ignores answers to orders that nobody waits for any more."""
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
         if isinstance(event.content, Broken):
@@ -143,10 +150,10 @@ class Crew:
             self._replies[event.content.number] = event.content.value
 
     def _next_event(self) -> Event:
-        """What happens next.
+        """Waits for the next event.
 
         Raises:
-            WorkerError: if that is the end of a process.
+            WorkerError: if the event is the failure or the death of a process.
         """
         while not self._events:
             self._events.extend(self._backend.wait())
@@ -165,13 +172,13 @@ class Crew:
     # --- steps
 
     def step(self, eager: bool) -> None:
-        """Takes a step with the actions in the area.
+        """Takes a step with the actions in the shared memory.
 
         Args:
-            eager: whether rows are reset after the step that ends their episode.
+            eager: True if rows are also reset in the step that ends their episode.
 
         Raises:
-            WorkerError: if an environment raised an exception; it is of that type too.
+            WorkerError: if an environment raised an exception; the error is also of that type.
             WorkerDied: if a process is gone.
         """
         if self._lost is not None or self.closed:
@@ -189,7 +196,7 @@ class Crew:
             for bell in self._bells:
                 write(bell, STEP)
         except BrokenPipeError:
-            # Somebody is dead; the others needn't hear of it.
+            # A process is dead: the step fails, and the other processes need not begin it.
             pass
         answers, poll = area.answers, self._poll.poll
         expected = number.to_bytes(8, _ORDER) * len(self._bells)
@@ -200,14 +207,14 @@ class Crew:
         self.unsettled = False
 
     def _look(self, number: int) -> None:
-        """Takes in what happened to the processes during a step."""
+        """Handles events of the processes during a step."""
         if not self._events:
             self._events.extend(self._backend.wait(0))
         while self._events:
             self._take(self._next_event(), {-number})
 
     def settle(self) -> None:
-        """Waits until a step that was broken off here has ended there, whatever came of it.
+        """Waits until all processes have ended a step that was interrupted here, even by an error.
 
         Raises:
             WorkerDied: if a process is gone.
@@ -216,7 +223,7 @@ class Crew:
         self._look(0)
         area = self.area
         assert area is not None
-        # Whoever was not yet told to take it is told now: all are to have taken as many.
+        # Some processes may not have been told of the step: all must take equally many.
         for index, answer in enumerate(area.answers):
             if abs(answer) != self._step:
                 self._ring(index, STEP)
@@ -236,7 +243,7 @@ class Crew:
         """Refuses to go on without all processes.
 
         Raises:
-            RuntimeError: if they were closed.
+            RuntimeError: if the environments are closed.
             WorkerDied: if one is gone.
         """
         if self.closed:
@@ -248,7 +255,7 @@ class Crew:
         """Ends all processes: they close their environments, or are killed if that takes long.
 
         Returns:
-            What went wrong over there.
+            The failures in the processes.
         """
         if self.closed:
             return []
@@ -268,7 +275,8 @@ class Crew:
         try:
             for index in self._living:
                 self._workers[index].stop()
-                # It says so by a message, too, should the signal be caught by anyone.
+                # stop() also sends a message, for a process that catches the signal. The bell
+                # makes the process read it.
                 self._ring(index, MESSAGE)
             while self._living and (left := deadline - time.monotonic()) > 0:
                 for event in self._backend.wait(left):

@@ -1,7 +1,7 @@
-"""An environment in a process of its own: what runs there.
+"""Service that runs an environment in its own process.
 
-Whatever is rare comes as a message. A step comes as a byte in a pipe: what it takes and gives is
-in shared memory, and it costs the process one read and one write.
+Rare requests come as messages. The request for a step is a byte in a pipe, and its actions and
+results are in shared memory: it costs the process one read and one write.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _RESET_GIVES = "reset must return (observation, info), the observation in the ob
 
 
 class Bells:
-    """The descriptors with which a process and its owner wake each other.
+    """File descriptors with which a process and its owner wake each other.
 
     Args:
-        steps: where the process reads that there is something to do.
-        answers: where it writes that it is done.
+        steps: pipe from which the process reads that there is work.
+        answers: eventfd to which the process writes that a step is done.
     """
 
     def __init__(self, steps: int, answers: int) -> None:
@@ -49,7 +49,7 @@ class Bells:
         self.answers = answers
 
     def __reduce__(self) -> Any:
-        """Takes the descriptors along to the process that is being started."""
+        """Passes the descriptors to the process that is being started."""
         return _bells, (DupFd(self.steps), DupFd(self.answers))
 
 
@@ -59,13 +59,13 @@ def _bells(steps: Any, answers: Any) -> Bells:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a process says of its environment when that is made.
+    """Description of an environment, which its process sends once it is made.
 
     Attributes:
-        fixed: whether its steps fit in shared memory.
-        cannot_restart: names of the vector environments that reset by themselves only.
-        spends: whether it spends steps on resets.
-        fake: a frame of zeros, if its steps don't fit in shared memory.
+        fixed: True if its steps fit in shared memory.
+        cannot_restart: names of its vector environments that can't restart on demand.
+        spends: True if it spends steps on resets.
+        fake: a frame of zeros, or None if its steps fit in shared memory.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Order:
-    """A call of one of the process's methods; it is answered."""
+    """Call of one of the service's methods; each order is answered."""
 
     number: int
     name: str
@@ -91,7 +91,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What an order brought."""
+    """Result of an order."""
 
     number: int
     value: Any
@@ -99,7 +99,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Broken:
-    """An order, or the step of the negative of this number, failed."""
+    """Failure of order ``number``, or of step ``-number`` if it is negative."""
 
     number: int
     failure: Failure
@@ -107,13 +107,14 @@ class Broken:
 
 @dataclass(frozen=True)
 class Maker:
-    """What an environment's process is made of; it can be sent.
+    """Factory of an environment's service, sent to its process.
 
     Attributes:
         index: number of the process.
-        source: what the environment is made from, and ``kwargs`` for it.
-        bells: to wake it, and for it to wake its owner.
-        registry: Gymnasium ids that the owner knows, and a fresh process may not.
+        source: source of the environment.
+        kwargs: keyword arguments for ``source``.
+        bells: descriptors with which the process and its owner wake each other.
+        registry: environments registered in the owner, to be registered in the process too.
     """
 
     index: int
@@ -123,16 +124,16 @@ class Maker:
     registry: Mapping[str, Any]
 
     def __call__(self, port: Port) -> EnvService:
-        """Makes the environment, in the process where it is to be."""
+        """Makes the service and its environment; called in the new process."""
         return EnvService(self, port)
 
 
 class EnvService(Service):
-    """What runs in an environment's process.
+    """Service that runs in an environment's process.
 
     Args:
-        maker: what it is made of.
-        port: the connection to its owner.
+        maker: source of the environment, and settings of the process.
+        port: connection to the process's owner.
     """
 
     def __init__(self, maker: Maker, port: Port) -> None:
@@ -142,7 +143,7 @@ class EnvService(Service):
         self._index = maker.index
         self._bells = maker.bells
         self._take: Callable[[bool], None] | None = None
-        # The process is the environment's own: its thread, and random numbers that no other draws.
+        # The process runs only this environment: one torch thread, and its own random numbers.
         take_process(1, maker.registry)
         self.env = build_env(maker.source, maker.kwargs)
         self._area: Area | None = None
@@ -151,7 +152,7 @@ class EnvService(Service):
     @property
     @override
     def busy(self) -> bool:
-        # Its work is to wait for the bell.
+        # The service's work includes waiting for the bell.
         return self._take is not None
 
     @override
@@ -184,7 +185,7 @@ class EnvService(Service):
                 return
             number = number_of[0]
             if answered[index] in (number, -number):
-                # It was told twice.
+                # The bell rang twice for this step.
                 continue
             try:
                 take(bool(eager[0]))
@@ -203,12 +204,12 @@ class EnvService(Service):
     # --- orders
 
     def attach(self, plan: AreaPlan) -> None:
-        """From now on steps go through shared memory."""
+        """Makes steps go through shared memory from now on."""
         self._area = Area(plan, self._port.memory(AREA))
         self._bind()
 
     def retype(self, dtypes: Mapping[Key, str]) -> None:
-        """From now on actions come in these dtypes."""
+        """Sets the dtypes of the actions from now on."""
         assert self._area is not None
         self._area.take_actions_as({key: np.dtype(name) for key, name in dtypes.items()})
         self._bind()
@@ -220,11 +221,11 @@ class EnvService(Service):
         self._take = bind(self.env, self._area, self._area.rows(self._index))
 
     def seed(self, seed: int, static_seed: bool) -> Any:
-        """Seeds the next reset; the seed for the next environment."""
+        """Seeds the next reset; returns the seed for the next environment."""
         return self.env.set_seed(seed, static_seed)
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
-        """Resets, everywhere or where the mask says; observations go to shared memory."""
+        """Resets all environments or those in ``mask``; writes observations to shared memory."""
         assert self._area is not None
         fresh = self.reset(mask, kwargs)
         rows = self._area.rows(self._index)
@@ -232,7 +233,7 @@ class EnvService(Service):
             target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
 
     def reset(self, mask: Array | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
-        """Resets, everywhere or where the mask says; what a reset gives."""
+        """Resets all environments or those in ``mask``; returns the TensorDict of the reset."""
         part = None
         if mask is not None and not mask.all():
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
@@ -241,7 +242,7 @@ class EnvService(Service):
         return result
 
     def step(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor | None]:
-        """Takes a step; what comes of it, and where it was spent on a reset."""
+        """Takes a step; returns its results and the mask of rows that spent it on a reset."""
         following = self.env.step(tensordict).get("next")
         return following, self.env.spent() if isinstance(self.env, TensorDictEnv) else None
 
@@ -268,7 +269,7 @@ def _facts(env: Any) -> Facts:
 
 
 def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
-    """The function that takes the steps of a single Gymnasium environment."""
+    """Returns the function that steps a single Gymnasium environment."""
     gym_step = env.env.step
     row = rows.start
     write_observed, write_begun = (
@@ -276,7 +277,7 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
         for arrays in (area.observed, area.begun)
     )
     read_action = _action_reader(env.action_codec, area, row)
-    # Unlike an array, a memoryview takes nothing but numbers.
+    # Unlike an array, a memoryview accepts only numbers.
     rewards: Any = area.rewards[rows].data
     flags, cut = area.flags[rows].data, area.cut[rows]
 
@@ -310,7 +311,7 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
-    """Writes an observation to its places, and refuses one of another shape."""
+    """Returns a function that writes observations, and refuses those of another shape."""
     places = list(zip(codec.leaves, targets, strict=True))
     encode = codec.encode
 
@@ -335,20 +336,20 @@ def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[An
 
 
 def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]:
-    """Gives what the environment takes."""
+    """Returns a function that reads the action in the form that the environment takes."""
     arrays = area.actions
     parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
     decode = codec.decode
     if codec.plain and not codec.leaves[0].path:
         (only,) = parts
         dtype = codec.leaves[0].space.dtype
-        # A copy: an environment may keep its action.
+        # A copy: the environment may keep its action.
         return only.copy if only.dtype == dtype else lambda: only.astype(dtype)
     return lambda: decode(parts)
 
 
 def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], None]:
-    """The function that takes the steps of an environment which is a batch itself."""
+    """Returns the function that steps an environment that is a batch itself."""
     actions = {key: array[rows] for key, array in area.actions.items()}
     rewards, flags, cut = area.rewards[rows], area.flags[rows], area.cut[rows]
     observed = {key: array[rows] for key, array in area.observed.items()}

@@ -1,4 +1,4 @@
-"""One seed, many streams that don't overlap."""
+"""Seeds of independent random streams, derived from one seed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 
 def derive(seed: int, *path: str | int) -> int:
-    """A seed of 32 bits for the stream at ``path`` under ``seed``.
+    """Returns a 32-bit seed for the stream at ``path`` under ``seed``.
 
-    Equal arguments give equal seeds, on every machine; different paths give streams that are
-    independent for all purposes (``numpy.random.SeedSequence``).
+    Equal arguments give equal seeds on every machine. Different paths give streams that are
+    independent for all practical purposes (``numpy.random.SeedSequence``).
     """
     spawn_key = tuple(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in path)
     return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0])
 
 
 def next_seed(seed: int, static_seed: bool = False) -> int:
-    """The seed for the environment after the one that has ``seed`` (the same, if static)."""
+    """Returns the seed of the next environment after ``seed`` (``seed`` itself if static)."""
     return seed if static_seed else derive(seed, "next")
 
 
 def check_seed(seed: object) -> int:
-    """``seed`` as an int.
+    """Returns ``seed`` as an int.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if it is not an integer.
         ValueError: if it is negative.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):

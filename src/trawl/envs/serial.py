@@ -20,19 +20,22 @@ from trawl.envs.vector import VectorAdapter
 
 
 class SerialEnv(TensorDictEnv):
-    """A batch of environments in this process.
+    """Batch of environments that are stepped one after the other in this process.
 
     Args:
-        num_workers: how many environments.
-        create_env_fn: makes one of them, or a sequence of ``num_workers`` such functions. A
-            Gymnasium id or an environment's class works as well; what is made may be anything
-            that a collector accepts.
-        create_env_kwargs: keyword arguments for ``create_env_fn``, or one mapping for each.
-        device: where the TensorDicts are put; None for the CPU without saying so.
+        num_workers: number of environments.
+        create_env_fn: function that makes one environment, or a sequence of ``num_workers``
+            functions. A Gymnasium id or an environment's class works as well. A function may
+            return any environment that a collector accepts.
+        create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
+            environments, or a sequence with one mapping for each.
+        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
+            they have no device.
 
     Raises:
         TypeError: if the environments can't be made.
-        ValueError: if the numbers don't match, or the environments' specs differ.
+        ValueError: if a sequence does not have ``num_workers`` entries, or the environments'
+            specs differ.
 
     Example:
         >>> from trawl.envs import GymEnv, SerialEnv
@@ -71,12 +74,12 @@ class SerialEnv(TensorDictEnv):
 
     @property
     def name(self) -> str:
-        """The names of the environments."""
+        """Names of the environments, without repetitions."""
         return " ".join(dict.fromkeys(getattr(env, "name", repr(env)) for env in self.envs))
 
     @property
     def fixed_layout(self) -> bool:
-        """Whether all that it takes and gives has a fixed shape and dtype."""
+        """True if all actions and observations have a fixed shape and dtype."""
         return all(getattr(env, "fixed_layout", False) for env in self.envs)
 
     @property
@@ -85,10 +88,10 @@ class SerialEnv(TensorDictEnv):
         return self.envs[0].action_spec_unbatched
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset of each environment, one from the other.
+        """Seeds the next reset of each environment, each with a seed derived from the last.
 
         Returns:
-            The seed for another environment (the same, if static).
+            The seed for another environment (the same if ``static_seed``).
         """
         seed = check_seed(seed)
         for env in self.envs:
@@ -102,7 +105,7 @@ class SerialEnv(TensorDictEnv):
                 raise RuntimeError("the environments are closed already")
             return
         self.is_closed = True
-        # Each is closed, whatever happens to the others.
+        # The stack closes every environment, even if closing another one raises.
         with ExitStack() as stack:
             for env in reversed(self.envs):
                 stack.callback(env.close, raise_if_closed=False)
@@ -139,7 +142,7 @@ class SerialEnv(TensorDictEnv):
 
     @property
     def _own(self) -> list[TensorDictEnv]:
-        """The environments that are none of TorchRL's."""
+        """Environments of the batch that are Trawl's own."""
         return [env for env in self.envs if isinstance(env, TensorDictEnv)]
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
@@ -152,10 +155,10 @@ class SerialEnv(TensorDictEnv):
                 partly = env.fake_tensordict().set("_reset", part.unsqueeze(-1))
                 results.append(env.reset(partly, **kwargs))
             else:
-                # Its row is not used, only its shape.
+                # Only the shape of this row is used.
                 results.append(env.fake_tensordict())
             if kwargs.get("seed") is not None:
-                # One seed for all would make them alike.
+                # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
         return self._joined(results, list(self.full_observation_spec.keys()))
 
@@ -175,7 +178,7 @@ class SerialEnv(TensorDictEnv):
 
 
 def factories_of(count: int, create: Any) -> list[Any]:
-    """What makes each environment."""
+    """Returns the source of each environment."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"num_workers must be an integer, but it is {count!r}")
     if count < 1:
@@ -188,7 +191,7 @@ def factories_of(count: int, create: Any) -> list[Any]:
 
 
 def arguments_of(count: int, kwargs: Any) -> list[Mapping[str, Any]]:
-    """The arguments for each."""
+    """Returns the keyword arguments for each environment."""
     if kwargs is None or isinstance(kwargs, Mapping):
         return [kwargs or {}] * count
     if len(kwargs) != count:
@@ -204,10 +207,13 @@ def _build(factory: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> Tens
 
 
 def check_alike(envs: Sequence[Any]) -> None:
-    """Refuses environments that don't go together, from what they (or others) say of them.
+    """Refuses environments of one batch whose batch sizes or specs differ.
+
+    Args:
+        envs: the environments, or other objects with these attributes.
 
     Raises:
-        ValueError: naming the first that differs from the first of all, and in what.
+        ValueError: if an environment differs from the first; the message names the difference.
     """
     first = envs[0]
     for index, env in enumerate(envs[1:], 1):
@@ -221,7 +227,7 @@ def check_alike(envs: Sequence[Any]) -> None:
 
 
 def _check_distinct(envs: list[TensorDictEnv]) -> None:
-    """Refuses a simulator that stands for two environments: each would change the other."""
+    """Refuses environments that share a simulator: each would change the other's state."""
     seen: dict[int, int] = {}
     for index, env in enumerate(envs):
         for simulator in _simulators(env):

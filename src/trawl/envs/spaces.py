@@ -1,9 +1,9 @@
-"""Gymnasium spaces as flat lists of array leaves, and the way there and back.
+"""Conversion between samples of Gymnasium spaces and flat lists of arrays.
 
-A :class:`SpaceCodec` is made once for each space. It names the leaves (key, shape, dtype) that
-the space's samples fill in a TensorDict, encodes samples into arrays and decodes arrays into
-what ``env.step`` takes. One sample and a batch of samples (as vector environments give) are
-handled alike: a batch only has leading dimensions.
+A :class:`SpaceCodec` is made once for each space. It lists the leaves (key, shape, dtype) that
+the space's samples fill in a TensorDict, encodes samples into arrays, and decodes arrays into
+actions for ``env.step``. Batches of samples, as vector environments return them, are handled like
+single samples: they only have leading dimensions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class SpaceLeaf:
-    """One array among those a space's samples consist of.
+    """One of the arrays that a sample of a space consists of.
 
     Attributes:
-        key: where it goes in a TensorDict.
-        path: where it is in a sample, as a sequence of dict keys and tuple indices.
+        key: its key in a TensorDict.
+        path: its path in a sample, as a sequence of dict keys and tuple indices.
         space: the Gymnasium space of the leaf.
         spec: shape, dtype and domain of the encoded array.
     """
@@ -52,11 +52,11 @@ class SpaceLeaf:
     spec: Spec
 
     def check(self, array: Array, batch: Sequence[int] = ()) -> None:
-        """Refuses an array of another shape or kind than ``batch`` and the space say.
+        """Refuses an array of another shape or kind than ``batch`` and the space require.
 
         Raises:
-            ValueError: naming the key, the shape and what was expected.
-            TypeError: naming the key, the dtype and what was expected.
+            ValueError: if the shape is wrong; the message names the key and both shapes.
+            TypeError: if the dtype is of another kind; the message names the key and both dtypes.
         """
         expected = (*batch, *self.spec.shape)
         if array.shape != expected:
@@ -81,9 +81,9 @@ class SpaceCodec:
 
     Args:
         space: the space of a single environment.
-        root: key of the only leaf, and the first part of a Tuple's keys (``"observation"`` or
+        root: key of a single leaf, and first part of the keys of a Tuple (``"observation"`` or
             ``"action"``). The entries of a top-level Dict space keep their own names.
-        categorical: whether discrete values are kept as indices, and not as one-hot vectors.
+        categorical: True to keep discrete values as indices instead of one-hot vectors.
     """
 
     def __init__(self, space: Space[Any], root: str, categorical: bool = False) -> None:
@@ -94,28 +94,28 @@ class SpaceCodec:
 
     @property
     def fixed(self) -> bool:
-        """Whether every leaf has a fixed shape and dtype, so that it can live in an array."""
+        """True if every leaf has a fixed shape and dtype, and so fits into an array."""
         return not self.loose
 
     @property
     def loose(self) -> list[SpaceLeaf]:
-        """The leaves of no fixed layout."""
+        """Leaves without a fixed layout."""
         return [leaf for leaf in self.leaves if isinstance(leaf.spec, NonTensor)]
 
     @property
     def plain(self) -> bool:
-        """Whether samples are single arrays that need no encoding (a Box or MultiBinary)."""
+        """True if there is a single leaf and it needs no encoding, as in a Box or MultiBinary."""
         return len(self.leaves) == 1 and self._encoders[0] is None
 
     def composite(self, batch: Sequence[int] = ()) -> Composite:
-        """The specs of the leaves, with ``batch`` in front of each."""
+        """Returns the specs of the leaves, with ``batch`` in front of each shape."""
         result = Composite(shape=batch)
         for leaf in self.leaves:
             result[leaf.key] = leaf.spec.expand(*batch)
         return result
 
     def encode(self, sample: Any) -> list[Any]:
-        """The arrays of a sample (or a batch of samples), in the order of ``leaves``."""
+        """Returns the arrays of a sample or a batch of samples, in the order of ``leaves``."""
         values = []
         for leaf, encoder in zip(self.leaves, self._encoders, strict=True):
             value = sample
@@ -125,7 +125,7 @@ class SpaceCodec:
         return values
 
     def decode(self, arrays: Sequence[Any]) -> Any:
-        """What ``env.step`` takes, from arrays in the order of ``leaves``."""
+        """Returns the argument for ``env.step``, from arrays in the order of ``leaves``."""
         parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
         if len(parts) == 1 and not self.leaves[0].path:
             return parts[0]
@@ -168,7 +168,7 @@ def _spec(space: Space[Any], categorical: bool) -> Spec:
 
 
 def _box_spec(space: spaces.Box) -> Spec:
-    # A scalar Box becomes a vector of one, as a reward does.
+    # A scalar Box becomes a vector with one element, as a reward does.
     low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
     dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     if not (np.isfinite(low).any() or np.isfinite(high).any()):
@@ -225,7 +225,7 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
         return decode
     if isinstance(spec, NonTensor):
         return lambda value: value
-    # A copy, because an environment may keep its action, and the record must not change.
+    # A copy: the environment may keep its action and change it, but the record must not change.
     return lambda array: array.astype(space.dtype)
 
 

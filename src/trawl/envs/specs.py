@@ -1,8 +1,8 @@
-"""What an environment takes and gives: shape, dtype and domain of every entry.
+"""Specs of an environment's inputs and outputs: shape, dtype and domain of every entry.
 
-A spec says what a tensor may hold and can draw a random one. Leaves describe one tensor,
-:class:`Composite` a TensorDict of them. Random draws come from torch's default generator, so
-``torch.manual_seed`` (or ``Collector.set_seed``) decides them.
+A spec describes the values that a tensor may hold, and can draw a random one. Leaf specs describe
+one tensor, and :class:`Composite` describes a TensorDict of them. Random values come from torch's
+default generator, so ``torch.manual_seed`` (or ``Collector.set_seed``) determines them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Key = tuple[str, ...]
 
 
 class Spec:
-    """One tensor of an environment: its shape, dtype and device.
+    """Spec of one tensor of an environment: its shape, dtype and device.
 
     Args:
-        shape: shape of one entry, batch dimensions of the environment included.
+        shape: shape of one entry, including the environment's batch dimensions.
         dtype: dtype of the entry.
-        device: where :meth:`rand` and :meth:`zero` put their result.
+        device: device of the results of :meth:`rand` and :meth:`zero`.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class Spec:
         return self._draw(torch.Size((*shape, *self.shape))).to(self.device)
 
     def zero(self, shape: Sequence[int] = ()) -> Tensor:
-        """An entry of zeros of shape ``(*shape, *self.shape)``."""
+        """Returns an entry of zeros of shape ``(*shape, *self.shape)``."""
         return torch.zeros((*shape, *self.shape), dtype=self.dtype, device=self.device)
 
     def is_in(self, value: Tensor) -> bool:
-        """Whether ``value`` has this spec's trailing shape, its dtype and lies in its domain."""
+        """Returns True if ``value`` has this trailing shape and dtype and is in the domain."""
         tail = value.shape[value.ndim - len(self.shape) :]
         return tail == self.shape and value.dtype == self.dtype and self.contains(value)
 
     def expand(self, *shape: int) -> Spec:
-        """The same spec with ``shape`` put in front, for a batch of environments."""
+        """Returns a copy with ``shape`` in front of the shape, for a batch of environments."""
         new = self.clone()
         new.shape = torch.Size((*shape, *self.shape))
         return new
 
     def to(self, device: torch.device | str) -> Spec:
-        """The same spec on another device."""
+        """Returns a copy on another device."""
         new = self.clone()
         new.device = torch.device(device)
         return new
 
     def clone(self) -> Spec:
-        """A copy that can be changed without changing this one."""
+        """Returns a copy that can be changed without changing this spec."""
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         return new
@@ -75,7 +75,7 @@ class Spec:
         raise TypeError(f"{type(self).__name__} has no random draw")
 
     def contains(self, value: Tensor) -> bool:
-        """Whether all values lie in the domain, whatever their dtype."""
+        """Returns True if all values are in the domain, regardless of their dtype."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -92,7 +92,7 @@ class Spec:
 
 
 class Unbounded(Spec):
-    """Any value of the dtype: drawn from a standard normal (floats)."""
+    """Any value of the dtype; random floats come from a standard normal distribution."""
 
     def __init__(
         self,
@@ -114,8 +114,9 @@ class Unbounded(Spec):
 class Bounded(Spec):
     """Values between ``low`` and ``high``, both included.
 
-    Drawn uniformly where both bounds are finite, from an exponential beside a single finite
-    bound, and from a standard normal where there is none (as ``gymnasium.spaces.Box``).
+    Random floats are uniform where both bounds are finite, exponentially distributed beside a
+    single finite bound, and standard normal where neither is finite, as in
+    ``gymnasium.spaces.Box``.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Bounded(Spec):
 
     @override
     def contains(self, value: Tensor) -> bool:
-        # By numpy, because torch does not compare the larger unsigned integers.
+        # In numpy, because torch can't compare the larger unsigned integers.
         low, high, array = (tensor.cpu().numpy() for tensor in (self.low, self.high, value))
         return bool(((array >= low) & (array <= high)).all())
 
@@ -174,7 +175,7 @@ class Bounded(Spec):
 
 
 class Categorical(Spec):
-    """A choice among ``n``, as an int64 index."""
+    """One choice among ``n`` values, as an int64 index."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class Categorical(Spec):
 
 
 class MultiCategorical(Spec):
-    """Several choices, each among its own number, as int64 indices of shape ``nvec.shape``."""
+    """Several choices among ``nvec`` values each, as int64 indices of shape ``nvec.shape``."""
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class MultiCategorical(Spec):
 
 
 class MultiOneHot(Spec):
-    """Several choices, one-hot each, one after the other: shape ``(sum(nvec),)``."""
+    """Several choices as concatenated one-hot vectors, of shape ``(sum(nvec),)``."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class MultiOneHot(Spec):
 
 
 class OneHot(MultiOneHot):
-    """A choice among ``n`` as a vector with a single 1: shape ``(n,)``."""
+    """One choice among ``n`` values as a one-hot vector, of shape ``(n,)``."""
 
     def __init__(
         self,
@@ -284,10 +285,11 @@ class Binary(Spec):
 
 
 class NonTensor(Spec):
-    """Data of no fixed layout (text, graphs, sequences), kept as it is.
+    """Data without a fixed layout (text, graphs, sequences), kept as it is.
 
     Args:
-        space: the Gymnasium space it comes from, which draws the random values.
+        space: the Gymnasium space of the data, which draws the random values.
+        shape: batch dimensions.
     """
 
     def __init__(self, space: gymnasium.Space[Any], shape: Sequence[int] = ()) -> None:
@@ -295,12 +297,12 @@ class NonTensor(Spec):
         self.space = copy.deepcopy(space)
 
     def rand(self, shape: Sequence[int] = ()) -> Any:
-        """A random value of the space, as ``NonTensorData`` (a stack of them for a batch)."""
-        # Torch's generator decides, as it does for every other spec.
+        """Draws a random value of the space, as ``NonTensorData`` (a stack of them for a batch)."""
+        # Seeded from torch's generator, which the other specs draw from.
         return self._sample(shape, int(torch.randint(2**31, ())))
 
     def zero(self, shape: Sequence[int] = ()) -> Any:
-        """A value of the space that is always the same."""
+        """Returns a fixed value of the space."""
         return self._sample(shape, 0)
 
     def _sample(self, shape: Sequence[int], seed: int) -> Any:
@@ -310,7 +312,7 @@ class NonTensor(Spec):
         return draws[0] if not full else stack(draws).reshape(full)
 
     def is_in(self, value: Any) -> bool:
-        """Whether the space holds ``value``, or each entry of a stack."""
+        """Returns True if the space contains ``value``, or each entry of a stack."""
         if isinstance(value, NonTensorStack):
             return all(self.is_in(entry) for entry in value.unbind(0))
         return bool(self.space.contains(value.data if isinstance(value, NonTensorData) else value))
@@ -320,11 +322,11 @@ class NonTensor(Spec):
 
 
 class Composite:
-    """The specs of a TensorDict, by key; nested where the data is.
+    """Specs of a TensorDict's entries, by key; nested data has nested specs.
 
     Args:
         specs: spec or nested :class:`Composite` by key.
-        shape: batch size of the TensorDicts it describes.
+        shape: batch size of the TensorDicts that it describes.
 
     Example:
         >>> import torch
@@ -362,7 +364,7 @@ class Composite:
         child[tuple(tail)] = spec
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[str | Key]:
-        """The keys; with ``include_nested`` those of nested specs too, as tuples."""
+        """Yields the keys; with ``include_nested`` those of nested specs too, as tuples."""
         for name, spec in self._specs.items():
             if isinstance(spec, Composite):
                 if not leaves_only:
@@ -376,13 +378,13 @@ class Composite:
     def values(
         self, include_nested: bool = False, leaves_only: bool = False
     ) -> Iterator[Spec | Composite]:
-        """The specs, in the order of :meth:`keys`."""
+        """Returns the specs, in the order of :meth:`keys`."""
         return (self[key] for key in self.keys(include_nested, leaves_only))
 
     def items(
         self, include_nested: bool = False, leaves_only: bool = False
     ) -> Iterator[tuple[str | Key, Any]]:
-        """Pairs of :meth:`keys` and :meth:`values`."""
+        """Returns pairs of key and spec, in the order of :meth:`keys`."""
         return ((key, self[key]) for key in self.keys(include_nested, leaves_only))
 
     def __contains__(self, key: object) -> bool:
@@ -395,31 +397,31 @@ class Composite:
         return len(self._specs)
 
     def rand(self, shape: Sequence[int] = ()) -> TensorDict:
-        """A TensorDict of random entries, of batch size ``(*shape, *self.shape)``."""
+        """Draws a TensorDict of random entries, of batch size ``(*shape, *self.shape)``."""
         values = {name: spec.rand(shape) for name, spec in self._specs.items()}
         return TensorDict(values, (*shape, *self.shape))
 
     def zero(self, shape: Sequence[int] = ()) -> TensorDict:
-        """A TensorDict of zeros, of batch size ``(*shape, *self.shape)``."""
+        """Returns a TensorDict of zeros, of batch size ``(*shape, *self.shape)``."""
         values = {name: spec.zero(shape) for name, spec in self._specs.items()}
         return TensorDict(values, (*shape, *self.shape))
 
     def is_in(self, value: TensorDictBase) -> bool:
-        """Whether every entry is there and in its own spec."""
+        """Returns True if every entry is present and matches its spec."""
         keys = set(value.keys())
         return all(key in keys and spec.is_in(value.get(key)) for key, spec in self.items())
 
     def expand(self, *shape: int) -> Composite:
-        """The same specs with ``shape`` put in front of each."""
+        """Returns a copy with ``shape`` in front of the shape of every spec."""
         specs = {name: spec.expand(*shape) for name, spec in self._specs.items()}
         return Composite(specs, (*shape, *self.shape))
 
     def to(self, device: torch.device | str) -> Composite:
-        """The same specs on another device."""
+        """Returns a copy on another device."""
         return Composite({k: spec.to(device) for k, spec in self._specs.items()}, self.shape)
 
     def clone(self) -> Composite:
-        """A copy that can be changed without changing this one."""
+        """Returns a copy that can be changed without changing these specs."""
         return Composite({k: spec.clone() for k, spec in self._specs.items()}, self.shape)
 
     def __eq__(self, other: object) -> bool:

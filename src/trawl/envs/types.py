@@ -1,4 +1,4 @@
-"""Types of the arguments that stand for environments."""
+"""Types of the arguments that describe environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class EnvLike(Protocol):
-    """An environment that exists already: of Gymnasium, EnvPool, TorchRL or Trawl."""
+    """An environment object of Gymnasium, EnvPool, TorchRL or Trawl."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Begins an episode."""
@@ -20,16 +20,17 @@ class EnvLike(Protocol):
 
 #: A Gymnasium id, an environment, or a function that makes one of these.
 EnvSource = str | EnvLike | Callable[..., Any]
-#: The environments of one collector: several are stepped as one batch.
+#: The environments of one collector; a sequence of several is stepped as one batch.
 EnvSources = EnvSource | Sequence[EnvSource]
-#: Keyword arguments of the functions that make environments: for all of them, or one for each.
+#: Keyword arguments of the functions that make environments: one mapping for all, or a sequence
+#: with one entry for each.
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None]
 DeviceLike = torch.device | str | int
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Tells whether an argument has an entry for each environment or worker.
+    """Returns True if an argument is a sequence, with one entry per environment or worker.
 
-    Lists of Hydra's configurations are sequences, but no ``list``.
+    Lists in Hydra configurations are sequences, but not instances of ``list``.
     """
     return isinstance(value, Sequence) and not isinstance(value, str)

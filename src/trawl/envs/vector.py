@@ -1,13 +1,13 @@
-"""Vector environments under one rule of when episodes end and begin.
+"""Adapters that make all vector environments end and begin episodes in one way.
 
-The step that ends an episode shows its true last observation, and a new episode begins by an
+The step that ends an episode returns its true last observation, and a new episode begins with an
 explicit restart.
 
-Gymnasium has three ways to reset a sub-environment (``AutoresetMode``) and EnvPool a fourth.
-Each adapter here turns one of them into ``step`` and ``restart(mask)``, so that the loop above
-knows only one. The exception is an environment that insists on spending a whole step on
-resetting and offers nothing else: :class:`StepResetVector` says which rows of a step were
-such resets, so that they are never taken for experience.
+Gymnasium has three ways to reset a sub-environment (``AutoresetMode``), and EnvPool has a fourth.
+Each adapter here turns one of them into ``step`` and ``restart(mask)``, so that the loop knows
+only one way. The exception is an environment that can reset only by spending a whole step on it:
+:class:`StepResetVector` returns the rows of a step that were resets, so that they are never taken
+for experience.
 
 Source of the modes: https://farama.org/Vector-Autoreset-Mode
 """
@@ -32,7 +32,7 @@ from trawl.envs.spaces import Array, SpaceCodec
 Mask = NDArray[np.bool_]
 Step = tuple[list[Array], Array, Array, Array]
 
-#: What to use where sub-environments have to be restarted at any time.
+#: Environments that can restart sub-environments at any time, for error messages.
 RESTARTABLE = (
     "gymnasium.vector.SyncVectorEnv with stateful wrappers around each sub-environment only, or a "
     "list of factories"
@@ -40,16 +40,16 @@ RESTARTABLE = (
 
 
 class VectorAdapter:
-    """A vector environment that is restarted where and when the caller says.
+    """Vector environment whose sub-environments are restarted by the caller.
 
     Args:
         env: the vector environment.
         codec: encodes the observations of one sub-environment.
-        check: whether the environment does what its autoreset mode says.
+        check: checks that the environment behaves as its autoreset mode says.
 
     Attributes:
         num_envs: number of sub-environments.
-        can_restart: whether :meth:`restart` may be called for any sub-environment at any time.
+        can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
     """
 
     can_restart = True
@@ -63,14 +63,17 @@ class VectorAdapter:
         self._shown: list[Array] = []
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
-        """Begins an episode everywhere; the observation leaves, each ``(num_envs, ...)``.
+        """Begins an episode in every sub-environment.
 
         Args:
-            seeds: one for each sub-environment, unless ``kwargs`` have a ``seed``.
-            **kwargs: arguments of the environment's reset.
+            seeds: one for each sub-environment; ignored if ``kwargs`` has a ``seed``.
+            **kwargs: arguments of the environment's ``reset``.
+
+        Returns:
+            The observation leaves, each ``(num_envs, ...)``.
         """
         if seeds is not None:
-            # Only these two take a seed for each sub-environment; others make them from one.
+            # Only these two take one seed per sub-environment; others derive them from one seed.
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         obs, _ = self.env.reset(**kwargs)
@@ -81,8 +84,8 @@ class VectorAdapter:
         """Steps every sub-environment.
 
         Returns:
-            The observation leaves (at an episode's end its true last one), rewards, and the
-            terminated and truncated flags, each with ``num_envs`` rows.
+            The observation leaves (the true last observation where an episode ended), rewards,
+            and the terminated and truncated flags, each with ``num_envs`` rows.
         """
         leaves, outcome, info = self._step(action)
         if self._check.sees_observations:
@@ -90,14 +93,14 @@ class VectorAdapter:
         return leaves, *outcome
 
     def _step(self, action: Any) -> tuple[list[Array], Outcome, Any]:
-        """A step as the environment takes it, its rewards and flags checked."""
+        """Steps the environment itself, and checks the rewards and flags."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         outcome = self._check_outcome(reward, terminated, truncated)
         self._shown = leaves = self.codec.encode(obs)
         return leaves, outcome, info
 
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
-        """Begins a new episode where ``mask`` says; observation leaves for all rows."""
+        """Begins new episodes where ``mask`` is True; returns observation leaves for all rows."""
         options = {**(kwargs.pop("options", None) or {}), "reset_mask": mask.copy()}
         verifies = self._check.sees_observations and not mask.all()
         # A copy: the environment may write the new observations into the same memory.
@@ -109,7 +112,7 @@ class VectorAdapter:
         return leaves
 
     def spent(self) -> Mask | None:
-        """The rows of the last step that were resets and no experience, or None."""
+        """Returns a mask of the rows whose last step was a reset and no experience, or None."""
         return None
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class VectorAdapter:
         if not isinstance(inner, AsyncVectorEnv) or state is AsyncState.DEFAULT:
             self.env.close()
             return
-        # A process died while it was waited for; to close the environment would be to wait on.
+        # A process died while the environment waited for it, and close() would wait again.
         for process in inner.processes:
             process.terminate()
         for pipe in inner.parent_pipes:
@@ -135,17 +138,17 @@ class VectorAdapter:
 
 
 class SameStepVector(VectorAdapter):
-    """``AutoresetMode.SAME_STEP``: the new episode's first observation comes with the last step.
+    """Adapter for ``AutoresetMode.SAME_STEP``: an episode's last step also begins the next one.
 
-    That observation is held back until :meth:`restart` asks for it, and the true last one is
-    taken from ``info["final_obs"]``.
+    That step returns the first observation of the next episode. The adapter holds it back until
+    :meth:`restart`, and takes the true last observation from ``info["final_obs"]``.
     """
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
         self.can_restart = is_plain(env)
         self._fresh: list[Array] = []
-        # Whose first observation is held back.
+        # Sub-environments whose first observation is held back.
         self._ended = np.zeros(self.num_envs, dtype=np.bool_)
 
     @override
@@ -163,7 +166,7 @@ class SameStepVector(VectorAdapter):
         return leaves, *outcome
 
     def _with_final(self, leaves: list[Array], info: Any) -> list[Array]:
-        # What has no fixed layout comes as a tuple.
+        # Leaves without a fixed layout are tuples.
         merged: list[Any] = [
             np.array(leaf) if isinstance(leaf, np.ndarray) else list(leaf) for leaf in leaves
         ]
@@ -180,13 +183,14 @@ class SameStepVector(VectorAdapter):
         if more.any():
             if not self.can_restart:
                 raise _cant_restart(self.env)
-            # A partial reset repeats the other rows' last observation, which is their first one.
+            # A partial reset also returns the newest observations of the other rows. For a row
+            # whose episode has ended, that is the first observation of the next episode.
             self._fresh = super().restart(more, **kwargs)
         return self._fresh
 
 
 class EnvPoolVector(VectorAdapter):
-    """An EnvPool environment: it resets any sub-environments when asked by their ids."""
+    """Adapter for EnvPool, which resets sub-environments by their ids at any time."""
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -216,7 +220,10 @@ class EnvPoolVector(VectorAdapter):
 
 
 class StepResetVector(VectorAdapter):
-    """``AutoresetMode.NEXT_STEP`` without partial resets: the step after an end is a reset."""
+    """Adapter for ``AutoresetMode.NEXT_STEP`` without partial resets.
+
+    The step after the end of an episode is a reset.
+    """
 
     can_restart = False
 
@@ -250,7 +257,7 @@ class StepResetVector(VectorAdapter):
             if not mask.all():
                 raise _cant_restart(self.env)
             return self.reset(**kwargs)
-        # The next step is the reset.
+        # The environment resets in the next step.
         return self._shown
 
     @override
@@ -259,10 +266,11 @@ class StepResetVector(VectorAdapter):
 
 
 def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
-    """Resets sub-environments by id; gives their observations and ids, in one order.
+    """Returns a function that resets EnvPool's sub-environments by id.
 
-    EnvPool's own ``reset`` takes four times as long, most of it for the names and nesting of
-    what it returns. Where observations are a single array its inner calls are enough.
+    The function returns observations and ids in the same order. EnvPool's own ``reset`` takes
+    four times as long, mostly to name and nest its results. If observations are a single array,
+    its inner calls suffice.
     """
     keys = list(getattr(env, "_state_keys", ()))
     inner = hasattr(env, "_reset") and hasattr(env, "_recv")
@@ -284,16 +292,16 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
 
 
 def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None) -> VectorAdapter:
-    """The adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment.
+    """Returns the adapter for a Gymnasium ``VectorEnv`` or an EnvPool environment.
 
     Args:
         env: the environment.
         codec: encodes the observations of one sub-environment.
-        given: when it resets, if it doesn't state that itself.
+        given: the autoreset mode stated by the user, or None.
 
     Raises:
-        ValueError: for an environment that steps only some of its sub-environments at once, or
-            that doesn't state when it resets.
+        ValueError: if the environment steps only some of its sub-environments at once, or if its
+            autoreset mode is unknown or contradicts ``given``.
     """
     _check_batch_size(env)
     if is_envpool(env):
@@ -336,12 +344,12 @@ def _check_batch_size(env: Any) -> None:
 
 
 def is_envpool(env: object) -> bool:
-    """Whether ``env`` is an EnvPool environment with the Gymnasium interface."""
+    """Returns True if ``env`` is an EnvPool environment."""
     return all(hasattr(env, name) for name in ("async_reset", "send", "recv", "config"))
 
 
 def is_vector_env(env: object) -> bool:
-    """Whether ``env`` steps several sub-environments at once."""
+    """Returns True if ``env`` steps several sub-environments at once."""
     return isinstance(env, VectorEnv) or is_envpool(env)
 
 

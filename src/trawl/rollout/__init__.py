@@ -1,1 +1,1 @@
-"""The engine: one loop that steps an environment with a policy into a block of memory."""
+"""The inner loop, which steps an environment with a policy and fills batches of memory."""

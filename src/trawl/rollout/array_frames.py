@@ -1,4 +1,4 @@
-"""Batches of fixed layout: environment and policy write straight into one block of memory."""
+"""Batches of fixed layout: environment and policy write directly into one block of memory."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class ArrayFrames(Frames):
     """Fills batches of an environment whose data has a fixed layout.
 
     Args:
-        env: the environment; it is reset.
-        policy: the policy; it is called once, to see what it writes.
-        options: what else is recorded.
+        env: the environment; the constructor resets it.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches.
 
     Raises:
-        NotFixed: if the policy writes something that has no fixed layout.
+        NotFixed: if the policy writes something without a fixed layout.
     """
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: FrameOptions) -> None:
@@ -75,7 +75,7 @@ class ArrayFrames(Frames):
             self._carry[IS_INIT][:] = True
         self.stepper.reset(View({}, self._carry), None)
         self._policy_leaves = self._discover()
-        # A policy that doesn't say what it reads may read all there is.
+        # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
         self._binder = PolicyBinder(env, policy, self._policy_leaves, set(self._roots), self._carry)
         layout = Layout(self._all_leaves(), self.batch, options.steps)
@@ -85,10 +85,10 @@ class ArrayFrames(Frames):
         self._given = False
         self._view = View({}, self._carry)
 
-    # --- what the batch consists of
+    # --- entries of a batch
 
     def _root_leaves(self) -> dict[Key, Leaf]:
-        """The entries that are there before the policy acts."""
+        """Returns the entries that exist before the policy acts."""
         leaves = {**self._observed, **dict.fromkeys(_ROOT_FLAGS, _FLAG)}
         if self.options.limit is not None:
             leaves[STEP_COUNT] = Leaf((1,), torch.int64)
@@ -113,7 +113,7 @@ class ArrayFrames(Frames):
         return zeros((self.lanes, *leaf.shape), leaf.dtype)
 
     def _discover(self) -> PolicyLeaves:
-        """Calls the policy once, and sees what it writes."""
+        """Calls the policy once to find out what it writes."""
         with torch.no_grad():
             found = self.policy.discover(self._first_root())
         given = set(map(next_of, self._roots))
@@ -206,7 +206,7 @@ class ArrayFrames(Frames):
         return self._deliver(block)
 
     def _carry_on_from(self, block: Block, row: int) -> None:
-        """Takes the row after the last step for the next batch's first."""
+        """Makes the row after the last step the first row of the next batch."""
         for key, carry in self._carry.items():
             if key not in self._policy_leaves.memories:
                 carry[...] = block.lanes[key][row]
@@ -239,7 +239,7 @@ class ArrayFrames(Frames):
             self._carry[IS_INIT][chosen] = True
 
     def fake(self) -> TensorDictBase:
-        """A batch of zeros."""
+        """Returns a batch of zeros."""
         block = Block(self.pool.lease())
         return self._deliver(block).zero_()
 

@@ -19,19 +19,20 @@ from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
 from trawl.rollout.record import following, split_rows
 
-# Largest row that numpy copies: memory for a whole stretch of larger ones is not worth the time.
+# Size in bytes of the largest row that numpy copies. For larger rows, the time saved is not worth
+# the memory for copies of a whole chunk of rows.
 _SMALL_BYTES = 4096
 
 
 @dataclass
 class PolicyLeaves:
-    """What a policy writes, and what of it comes back to the policy at the next step.
+    """Entries that a policy writes, and those that it reads again at the next step.
 
     Attributes:
-        written: all entries that it writes.
+        written: all entries that the policy writes, by key.
         states: keys that it writes under ``"next"`` and reads one step later.
         memories: keys that it writes and reads one step later under the same name.
-        convert: the cheapest way from its tensors to arrays, by key.
+        convert: the fastest conversion of its tensors to arrays, by key.
     """
 
     written: dict[Key, Leaf]
@@ -41,14 +42,15 @@ class PolicyLeaves:
 
 
 class PolicyBinder:
-    """Binds a policy to stretches of batches.
+    """Binds a policy to chunks of a batch's rows.
 
     Args:
         env: the environment.
         policy: the policy.
-        leaves: what it writes.
-        readable: keys of the environment's data that it can read.
-        carry: for each entry that goes on from step to step, the row after a batch's last.
+        leaves: entries that the policy writes.
+        readable: keys of the environment's data that the policy can read.
+        carry: the row after the last one of a batch, for each entry that a step passes on to the
+            next.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class PolicyBinder:
         self._carry = carry
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
-        """The function that acts in row ``start + t``; None if the actions are there already."""
+        """Returns the function that acts in row ``start + t``; None if all rows have actions."""
         if random or self.policy.draws_from(self.env):
             return self._act_randomly(block, start, stop)
         plan = self.policy.plan(self._readable, self.batch, self.env.device)
@@ -95,7 +97,7 @@ class PolicyBinder:
         return act
 
     def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
-        """Draws random actions, at once where no mask tells step by step what is allowed."""
+        """Draws random actions, all at once unless an action mask has to be read at each step."""
         self._fill_random(block, start, stop)
         name, *more = self.env.action_keys
         spec, shown = self.env.full_action_spec[name], block.rows.get((MASK_KEY,))
@@ -121,7 +123,7 @@ class PolicyBinder:
         return act_by_info
 
     def _fill_random(self, block: Block, start: int, stop: int) -> None:
-        """Draws all actions of the stretch at once; what else the policy writes is zero."""
+        """Draws all actions of the chunk at once; the policy's other entries become zero."""
         actions = {as_key(key): key for key in self.env.action_keys}
         for key, leaf in self.leaves.written.items():
             rows = block.rows[key][start:stop]
@@ -138,7 +140,7 @@ class PolicyBinder:
     def _inputs(
         self, block: Block, keys: Sequence[Key], start: int, stop: int
     ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
-        """Rows for each key, and what is done to a row before the policy gets it."""
+        """Returns the rows of each key, and a function to apply to rows before use, or None."""
         inputs: list[Any] = []
         contiguous = True
         device = self.policy.device or self.env.device
@@ -195,7 +197,7 @@ class PolicyBinder:
     def _also(
         self, block: Block, key: Key, shape: tuple[int, ...], start: int, stop: int
     ) -> list[Array] | None:
-        """Where else a value is written, for the policy to read at the next step."""
+        """Returns further rows for a value that the policy reads at the next step, or None."""
         if key[0] == "next":
             carry = self._carry[key[1:]].reshape(shape)
             rows = split_rows(block.rows[key[1:]][start + 1 : stop + 1])
@@ -206,7 +208,7 @@ class PolicyBinder:
 
 
 class _Copies:
-    """Copies of a tensor that changes: a policy may keep its input, or return a view of it."""
+    """Copies of a tensor that changes; a policy may keep its input, or return a view of it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -216,13 +218,13 @@ class _Copies:
 
 
 def _guarded(rows: Sequence[Tensor], arrays: Array) -> Any:
-    """Rows for a policy that may write to its input, or keep it."""
+    """Returns rows for a policy that may write to its input, or keep it."""
     large = rows[0].nbytes > _SMALL_BYTES
     return _Clones(rows) if large else _Snapshots(rows, arrays)
 
 
 class _Clones:
-    """A clone of each row that is asked for."""
+    """Rows that are cloned when they are read."""
 
     def __init__(self, rows: Sequence[Tensor]) -> None:
         self._rows = rows
@@ -232,9 +234,10 @@ class _Clones:
 
 
 class _Snapshots:
-    """The same for small rows, in a tenth of the time: numpy copies them to memory that is there.
+    """Small rows that numpy copies to preallocated memory when they are read.
 
-    It is new for each stretch, so that a policy may keep what it was given.
+    That takes a tenth of the time of a clone. The memory is new for each chunk, so that a policy
+    may keep its inputs.
     """
 
     def __init__(self, rows: Sequence[Tensor], arrays: Array) -> None:
@@ -249,7 +252,7 @@ class _Snapshots:
 
 
 def converter(sample: Tensor) -> Callable[[Any], Array]:
-    """The cheapest way from tensors like ``sample`` to numpy arrays."""
+    """Returns the fastest conversion of tensors like ``sample`` to numpy arrays."""
     if sample.dtype is torch.bfloat16:
         return lambda value: as_array(value.detach().cpu())
     if sample.requires_grad or sample.device.type != "cpu":
@@ -258,10 +261,10 @@ def converter(sample: Tensor) -> Callable[[Any], Array]:
 
 
 def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
-    """An output that is not what it was at first: wrapped, elsewhere, or of another dtype.
+    """Converts an output that is wrapped, on another device, or of another dtype than at first.
 
     Raises:
-        TypeError: if it is no tensor, or its dtype can't become what it was.
+        TypeError: if it is not a tensor, or can't be converted to the first dtype.
     """
     tensor = value if isinstance(value, Tensor) else unwrap(value, key)
     if not torch.can_cast(tensor.dtype, dtype):
@@ -280,7 +283,7 @@ def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
 
 
 def _loses(tensor: Tensor, cast: Tensor) -> bool:
-    """Tells whether a cast changed numbers, beyond the precision of floats."""
+    """Returns True if a cast changed values by more than the precision of floats."""
     if tensor.dtype.is_floating_point:
         return bool((cast.isinf() & ~tensor.isinf()).any())
     return not torch.equal(cast.to(tensor.dtype), tensor)

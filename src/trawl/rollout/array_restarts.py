@@ -1,4 +1,4 @@
-"""Environments on arrays that are built anew when they fail."""
+"""Stepper on arrays that rebuilds its environment when it fails."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trawl.rollout.restarts import Restarts, Watch
 
 
 class RestartingStepper(ArrayStepper):
-    """Steps an environment on arrays, and builds it anew when it fails.
+    """Steps an environment on arrays, and rebuilds it when it fails.
 
     Args:
         env: the environment.
-        restarts: what is known of failures.
+        restarts: the collector's record of failures.
     """
 
     def __init__(self, env: GymEnv, restarts: Restarts) -> None:
@@ -47,7 +47,7 @@ class RestartingStepper(ArrayStepper):
                 take(t)
             except Exception as error:
                 self._recover(watch, error, view, episodes, start + t)
-                # The old function steps the old environment.
+                # The old function is bound to the old environment.
                 take = self._stepper.bind(view, episodes, start, stop)
             else:
                 watch.failures = 0
@@ -57,7 +57,8 @@ class RestartingStepper(ArrayStepper):
     def _recover(
         self, watch: Watch, error: Exception, view: View, episodes: Episodes, row: int
     ) -> None:
-        # Flags are written between a step and the reset that follows it.
+        # Flags are written after a step and before its reset: if there are any, the step succeeded
+        # and the reset failed.
         taken = bool(view.arrays[DONE][row].any())
         watch.restart(error, row, lambda: self._rebuild(view), taken)
         if taken:
@@ -76,7 +77,7 @@ class RestartingStepper(ArrayStepper):
 
 
 def _break_off_after(view: View, episodes: Episodes, row: int) -> None:
-    """Ends the episodes that were still under way after ``row``, whose step was a good one."""
+    """Ends the episodes that were still running after ``row``, whose step succeeded."""
     done, mask = view.arrays[DONE], view.arrays[MASK]
     for lane in np.flatnonzero(mask[row] & ~done[row, :, 0]):
         _truncate(view, row, int(lane))
@@ -84,7 +85,7 @@ def _break_off_after(view: View, episodes: Episodes, row: int) -> None:
 
 
 def _take_back(view: View, episodes: Episodes, row: int, lanes: int) -> None:
-    """Makes nothing of the step in ``row``, and ends the episodes with the frames before."""
+    """Discards the step in ``row``, and ends the episodes with the frames before it."""
     for lane in range(lanes):
         if episodes.break_off(view.first + lane, row):
             _truncate(view, row - 1, lane)

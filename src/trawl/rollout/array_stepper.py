@@ -1,9 +1,9 @@
-"""Environments stepped on arrays: no TensorDict, no allocation in the loop.
+"""Steppers, which step environments on arrays, without TensorDicts in the loop.
 
-A stepper is bound to a stretch of a batch and gives a function of the row number. Calling it
-reads the actions in that row, steps the environment, writes what came of it into the row, and
-the observation to go on from into the next. Steppers nest: a batch of environments is one
-stepper for each lane, or one for a vector environment.
+A stepper is bound to a chunk of a batch's rows, and returns a function of the row number. That
+function reads the actions in the row, steps the environment, and writes the results into the row
+and the observation for the next step into the next row. Steppers nest: the stepper of a list of
+environments has one stepper for each of them, and a vector environment has a single stepper.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class ArrayStepper(Protocol):
     lanes: int
 
     def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        """Begins episodes (all, or where ``mask`` says); observations go to the carry."""
+        """Begins episodes everywhere or where ``mask`` is True; observations go to the carry."""
 
     def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
-        """The function that takes the step of row ``start + t``, for ``t < stop - start``."""
+        """Returns the function that takes the step of row ``start + t``, ``t < stop - start``."""
 
 
 def make_stepper(env: Any, leaf: Callable[[GymEnv], ArrayStepper]) -> ArrayStepper:
-    """The stepper of an environment of fixed layout, from those of what it consists of."""
+    """Returns the stepper of an environment of fixed layout, composed of those of its parts."""
     if isinstance(env, SerialEnv):
         return SerialStepper([make_stepper(child, leaf) for child in env.envs])
     return leaf(env)
 
 
 def leaf_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
-    """The stepper of an environment that isn't a list of others."""
+    """Returns the stepper of an environment that isn't a list of others."""
     if isinstance(env, ParallelEnv):
-        # Not at the top: it is made of what is here.
+        # Imported here, because that module imports this one.
         from trawl.rollout.parallel_stepper import ParallelStepper
 
         return ParallelStepper(env)
@@ -104,12 +104,12 @@ class SingleStepper(ArrayStepper):
         terminations, truncations, dones = (
             view.arrays[key][start:stop, 0] for key in (TERMINATED, TRUNCATED, DONE)
         )
-        # Unlike an array, a memoryview takes nothing but numbers, and it takes them faster.
+        # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
         cutoff = episodes.cutoff(lane) - start
 
         def restart(t: int, obs: Any, terminated: Any, truncated: Any) -> Any:
-            """Ends the episode if step ``t`` did; the observation to go on from."""
+            """Ends the episode if step ``t`` ended it; returns the next step's observation."""
             nonlocal cutoff
             terminated = flag_of(terminated, "terminated", env)
             truncated = flag_of(truncated, "truncated", env) or t >= cutoff
@@ -136,7 +136,7 @@ class SingleStepper(ArrayStepper):
                     obs = checked(0, obs)
                     dtype = obs.dtype
                 next_row[t][...] = obs
-                # False itself is the commonest flag; whatever else it is, is looked at.
+                # False itself is by far the most common flag; anything else is examined.
                 if (
                     (terminated is not False and terminated is not NO)
                     or (truncated is not False and truncated is not NO)
@@ -188,7 +188,7 @@ class SerialStepper(ArrayStepper):
             part = None if mask is None else mask[first : first + child.lanes]
             child.reset(view.part(first, child.lanes), part, **kwargs)
             if kwargs.get("seed") is not None:
-                # One seed for all would make them alike.
+                # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
 
     @override
@@ -283,7 +283,7 @@ class _Observations:
     def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
         self.encode = codec.encode
         self._batch = batch
-        # Whether an observation is one array, written as it comes.
+        # True if an observation is a single array that is written as it is.
         self.is_array = codec.plain and not codec.leaves[0].path
         self.keys = [leaf.key for leaf in codec.leaves]
         self._leaves = codec.leaves
@@ -291,7 +291,7 @@ class _Observations:
         self.dtypes = [leaf.dtype for leaf in codec.leaves if codec.fixed]
 
     def writer(self, rows: list[list[Array]]) -> Callable[[int, list[Any]], None]:
-        """Writes encoded leaves into row ``t``."""
+        """Returns a function that writes encoded leaves into row ``t``."""
         targets = list(zip(range(len(rows)), rows, self.shapes, strict=True))
         checked, dtypes = self.checked, list(self.dtypes)
 
@@ -306,19 +306,19 @@ class _Observations:
         return write
 
     def checked(self, index: int, value: Any) -> Array:
-        """The value as an array; an error if it is not of the leaf's shape."""
+        """Returns the value as an array; raises an error if it does not fit the leaf."""
         array = np.asarray(value)
         self._leaves[index].check(array, self._batch)
         return array
 
 
 def from_bfloat16(array: Array) -> Array:
-    """Float32 of the same values as a bfloat16 array's bytes, which are float32's upper half."""
+    """Converts bfloat16 values, stored as int16, to float32, whose upper half they are."""
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
 
 
 def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Callable[[int], Any]:
-    """Gives what the environment takes, from the actions in row ``t``."""
+    """Returns a function that reads row ``t``'s actions in the form that the environment takes."""
     keys = [as_key(leaf.key) for leaf in codec.leaves]
     rows = [view.rows(key, start, stop) for key in keys]
     decode = codec.decode
@@ -328,7 +328,7 @@ def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Call
     if codec.plain and not codec.leaves[0].path:
         (only,) = rows
         dtype = codec.leaves[0].space.dtype
-        # A copy: an environment may keep its action, and the record must not change.
+        # A copy: the environment may keep its action and change it, but the record must not change.
         if only[0].dtype == dtype:
             return lambda t: only[t].copy()
         return lambda t: only[t].astype(dtype)

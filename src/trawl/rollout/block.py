@@ -1,4 +1,4 @@
-"""One batch in the making: where steps are written, and how it is delivered."""
+"""Memory of a batch that is being filled, and its delivery as a TensorDict."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trawl.tensordicts import tensordict_of
 
 Array = NDArray[Any]
 
-# A step of a batch of environments writes one row for each of them, and in the batch as it is
-# delivered these lie far apart. Small entries are therefore written side by side, and put in
-# their places together at the end; of large ones (images) each row fills cache lines anyway.
+# A step of several environments writes one row for each of them, and in the delivered batch these
+# rows lie far apart. Small entries are therefore written side by side in separate memory, and
+# copied to their places at the end. The rows of large entries (images) fill cache lines anyway.
 _STAGED_BYTES = 1024
 
 
 class Block:
-    """The memory of a batch while it is being filled.
+    """Memory of a batch while it is being filled.
 
     Args:
         lease: the memory that will be delivered.
 
     Attributes:
-        lease: that memory.
+        lease: the memory that will be delivered.
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
-        lanes: the same with the batch as one dimension, ``(steps, lanes, *leaf)``.
+        lanes: these arrays with the batch as one dimension, ``(steps, lanes, *leaf)``, by key.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -56,41 +56,41 @@ class Block:
         }
 
     def inputs(self, key: Key, start: int, stop: int) -> tuple[tuple[Tensor, ...], bool]:
-        """The rows of an entry as tensors, and whether each is contiguous."""
+        """Returns the rows of an entry as tensors, and True if each of them is contiguous."""
         tensor = self._tensors[key]
         apart = bool(self.lease.layout.batch) and key not in self._staged
         return tensor[start:stop].unbind(0), not apart
 
     def clear_from(self, row: int, but: Key) -> None:
-        """Zeroes the rows that were not filled, of all entries but one."""
+        """Zeroes the rows from ``row`` on, in all entries except ``but``."""
         for key, rows in self.rows.items():
             if key != but:
                 rows[row:] = 0
 
     def deliver(self, hidden: set[Key], device: torch.device | None) -> TensorDictBase:
-        """The batch as a TensorDict.
+        """Returns the batch as a TensorDict.
 
         Args:
             hidden: keys to leave out.
-            device: what the TensorDict says as its device (its tensors are moved there).
+            device: device to which the TensorDict is moved; None leaves it without a device.
         """
         self.settle()
         return as_batch(self.lease, hidden, device)
 
     def settle(self) -> None:
-        """Puts in its place what was gathered elsewhere."""
+        """Copies the entries in separate memory to their places in the leased memory."""
         axis = len(self.lease.layout.batch)
         for key, staged in self._staged.items():
             self.lease.tensors[key].copy_(staged.movedim(0, axis))
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:
-    """What a block holds, as a TensorDict.
+    """Returns the contents of leased memory as a TensorDict.
 
     Args:
-        lease: the block.
+        lease: the memory.
         hidden: keys to leave out.
-        device: what the TensorDict says as its device (its tensors are moved there).
+        device: device to which the TensorDict is moved; None leaves it without a device.
     """
     shown = {key: tensor for key, tensor in lease.tensors.items() if key not in hidden}
     layout = lease.layout
@@ -100,7 +100,7 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
 
 
 def put(batch: TensorDictBase, lease: Lease) -> bool:
-    """Copies a batch to leased memory, if it has the layout of that; tells whether it has."""
+    """Copies a batch to leased memory if their layouts are equal; returns True if it did."""
     if layout_of(batch) != lease.layout:
         return False
     for key, tensor in lease.tensors.items():
@@ -109,7 +109,7 @@ def put(batch: TensorDictBase, lease: Lease) -> bool:
 
 
 def staged_keys(layout: Layout) -> list[Key]:
-    """The entries that are gathered elsewhere before they are put in their places."""
+    """Returns the keys of entries that are written to separate memory first."""
     if not layout.batch:
         return []
     return [
@@ -120,7 +120,7 @@ def staged_keys(layout: Layout) -> list[Key]:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """A tensor's memory as a numpy array (bfloat16 as its bytes in int16)."""
+    """Returns a numpy array over a tensor's memory (int16 for bfloat16)."""
     array: Array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
 
@@ -130,5 +130,5 @@ def _time_first(layout: Layout, key: Key) -> tuple[int, ...]:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-    """An array of zeros, of the dtype in which tensors of ``dtype`` are written."""
+    """Returns an array of zeros, of the dtype that :func:`as_array` gives for ``dtype``."""
     return np.zeros(shape, as_array(torch.empty(0, dtype=dtype)).dtype)

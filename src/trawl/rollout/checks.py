@@ -1,4 +1,4 @@
-"""Checks of what environments and policies give, with errors that say what was expected."""
+"""Checks of actions and rewards, with errors that say what was expected."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
 
     Raises:
         KeyError: if an action is missing.
-        ValueError: if it has another shape.
-        TypeError: if its dtype can't be a choice among discrete values.
+        ValueError: if an action has another shape, or is not one of the discrete choices.
+        TypeError: if a discrete action has a floating-point dtype.
     """
     for name in env.action_keys:
         key, spec = as_key(name), env.full_action_spec[name]
@@ -56,10 +56,10 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
 
 
 def doubts_of_actions(env: Any, found: dict[Key, Any]) -> list[str]:
-    """Returns what is doubtful about actions for an environment that isn't Trawl's own.
+    """Returns warnings about the actions for an environment that isn't Trawl's own.
 
-    Such an environment decides itself what it makes of an action, and a policy may leave it to
-    others to write one.
+    They are no errors: the environment decides how to interpret an action, and something other
+    than the policy may write it.
     """
     doubts = []
     for name in env.action_keys:
@@ -95,10 +95,10 @@ def _hint(spec: Any) -> str:
 
 
 def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
-    """Whether the environment spends steps on resets, so that frames need a mask.
+    """Returns True if the environment spends steps on resets, so that frames need a mask.
 
     Raises:
-        ValueError: if episodes are to be cut off at a limit, and can't be.
+        ValueError: if there is a limit on episodes, but the environment can't cut them off.
     """
     for vector in env.vectors:
         if limit is not None and not vector.can_restart:
@@ -110,7 +110,7 @@ def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
 
 
 def _first_nan(values: NDArray[Any], lane: int) -> int | None:
-    """Returns the first row in which an environment's values have a NaN."""
+    """Returns the first row in which an environment's values have a NaN, or None."""
     own = values[:, lane] if lane < values.shape[1] else values
     if not np.issubdtype(own.dtype, np.floating):
         return None
@@ -121,17 +121,17 @@ def _first_nan(values: NDArray[Any], lane: int) -> int | None:
 def check_rewards(
     rewards: NDArray[Any], actions: Callable[[], Mapping[Key, NDArray[Any]]] = dict
 ) -> None:
-    """Refuses rewards that are no numbers.
+    """Refuses rewards that are NaN.
 
     Args:
         rewards: ``(steps, lanes)``.
-        actions: gives the actions before them, ``(steps, lanes, ...)``. If one of them is NaN it
-            is to blame.
+        actions: returns the actions of these steps, ``(steps, lanes, ...)``. If one of them is
+            NaN at or before the first such reward, the error names it as the cause.
 
     Raises:
-        ValueError: naming the row and the environment of the first NaN.
+        ValueError: if a reward is NaN; the message names the step and the environment.
     """
-    # The sum of a batch is NaN if one of them is, or if infinities cancel out.
+    # The sum is NaN if one of the rewards is, but also if infinities cancel out.
     with np.errstate(all="ignore"):
         if not np.isnan(rewards.sum()):
             return

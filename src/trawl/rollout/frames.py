@@ -1,4 +1,4 @@
-"""What the loop needs of whatever fills a batch: the two ways share this contract."""
+"""Contract between the loop and the two ways to fill a batch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ StepFn = Callable[[int], None]
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """What is recorded beside what environment and policy give.
+    """Options of the batches that are filled.
 
     Attributes:
         steps: rows of a batch.
         limit: steps after which an episode is cut off, or None.
-        track_traj_ids: whether frames carry their trajectory's id.
-        compact: whether observations are left out of ``"next"``.
-        recycle: whether memory of batches that nobody holds is used again.
-        is_init: whether frames say that they begin an episode; None if the policy asks for it.
-        restarts: builds environments anew that fail; None if errors are raised.
+        track_traj_ids: True if frames have the id of their trajectory.
+        compact: True if observations are left out of ``"next"``.
+        recycle: True if the memory of batches that nobody holds is reused.
+        is_init: True if frames have the flag ``is_init`` for the first of an episode; None if
+            they have it only for a policy that reads it.
+        restarts: record of failures, after which environments are rebuilt; None to raise errors.
     """
 
     steps: int
@@ -46,14 +47,14 @@ class FrameOptions:
 class Frames(Protocol):
     """Fills batches with frames, step by step.
 
-    A batch is begun, bound stretch by stretch to two functions of the row within the stretch
-    (the policy's and the environment's part of a step), and finished.
+    A batch is begun, bound chunk by chunk to two functions of the row within the chunk (the
+    policy's and the environment's part of a step), and finished.
 
     Attributes:
-        env: the environment; it may be replaced by another after a failure.
+        env: the environment; another may replace it after a failure.
         lanes: number of environments.
-        episodes: where each of them is in its episode.
-        doubts: what may be wrong with environment and policy, for the user to be warned of.
+        episodes: position of each environment in its episode.
+        doubts: warnings to the user about the environment and the policy.
     """
 
     env: Any
@@ -63,36 +64,36 @@ class Frames(Protocol):
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of all batches, if they have one and the same."""
+        """The layout of all batches, or None if it is not fixed."""
 
     @property
     def hidden(self) -> set[Key]:
-        """Entries of the layout that are not delivered."""
+        """Keys of entries in the layout that are left out of delivered batches."""
 
     def begin(self, block: Block | None = None) -> None:
-        """Prepares a new batch, in that memory if it is given."""
+        """Prepares a new batch, in the memory ``block`` if it is given."""
 
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
-        """The functions for rows ``start`` to ``stop``.
+        """Returns the functions for rows ``start`` to ``stop``.
 
-        ``None`` for the policy's part says that its rows are filled already.
+        The policy's function is None if its rows are filled already.
         """
 
     def finish(self, filled: int) -> TensorDictBase | None:
-        """The batch, of whose rows the first ``filled`` were stepped.
+        """Returns the batch, of which the first ``filled`` rows were stepped.
 
-        None says that it is in the block which was given for it.
+        None if the batch is in the block that was given to :meth:`begin`.
         """
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        """Begins new trajectories, everywhere or where ``mask`` says."""
+        """Begins new trajectories in all environments, or where ``mask`` is True."""
 
     def fake(self) -> TensorDictBase:
-        """A batch of zeros with the layout of a real one."""
+        """Returns a batch of zeros with the layout of a real one."""
 
     def describe(self) -> dict[str, Any]:
-        """Which path is in use, and why not a faster one."""
+        """Describes the path in use, with the reason if there is a faster one."""
 
 
 class NotFixed(Exception):
-    """Says why a batch can't have a fixed layout."""
+    """Raised with the reason why a batch can't have a fixed layout."""

@@ -1,4 +1,4 @@
-"""Where the leaves of a batch lie in its block of memory."""
+"""Layout of a batch's entries in its block of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from trawl.keys import Key, as_key
 from trawl.tensordicts import has_lazy
 
-# Wide enough for every SIMD load, and a cache line.
+# In bytes: a cache line, which is wide enough for every SIMD load.
 _ALIGNMENT = 64
 
 
@@ -31,7 +31,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Place:
-    """A leaf's place in the block: offset and size in bytes, and the shape of the whole batch."""
+    """Place of an entry in the block: offset and size in bytes, shape in the batch, and dtype."""
 
     offset: int
     nbytes: int
@@ -40,10 +40,10 @@ class Place:
 
 
 class Layout:
-    """The shape of a batch: batch dimensions, then time, then each leaf's own.
+    """Layout of a batch: for each entry the batch dimensions, then time, then its own.
 
     Args:
-        leaves: what a frame consists of, by key.
+        leaves: entries of a frame, by key.
         batch: batch size of the environment, ``()`` for a single one.
         steps: frames of each environment in a batch.
 
@@ -76,7 +76,7 @@ class Layout:
 
 
 def layout_of(batch: TensorDictBase) -> Layout | None:
-    """The layout of a batch, or None if it has no fixed one."""
+    """Returns the layout of a batch, or None if it has no fixed one."""
     if has_lazy(batch):
         return None
     leaves: dict[Key, Leaf] = {}
@@ -88,32 +88,32 @@ def layout_of(batch: TensorDictBase) -> Layout | None:
 
 
 def along_time(how: str | int, batch: Sequence[int]) -> bool:
-    """Whether ``cat_results`` puts the workers' batches behind each other along time.
+    """Returns True if ``cat_results`` concatenates the workers' batches along time.
 
-    Without a dimension of environments the first dimension of a batch is time.
+    If an environment has no batch dimensions, the first dimension of a batch is time.
 
     Args:
-        how: ``"stack"``, 0 or -1.
+        how: value of ``cat_results``: ``"stack"``, 0 or -1.
         batch: batch size of a worker's environment.
     """
     return how == -1 or (how == 0 and not batch)
 
 
 class Joint:
-    """How the batches of several workers lie in one block.
+    """Layout of the batches of several workers in one block.
 
     Args:
-        part: the layout of a worker's batch; that of the others differs in its steps at most.
-        steps: steps of each worker.
-        how: ``"stack"`` puts a dimension of workers in front; 0 and -1 put their batches behind
-            each other, along the first dimension or along time.
+        part: layout of a worker's batch; those of the other workers differ at most in their steps.
+        steps: number of steps of each worker.
+        how: ``"stack"`` adds a first dimension for the workers; 0 and -1 concatenate their
+            batches along the first dimension or along time.
 
     Attributes:
         whole: the layout of the block.
         layouts: the layout of each worker's part.
 
     Raises:
-        ValueError: if the workers' steps differ where they must not.
+        ValueError: if the workers' steps differ, unless their batches are concatenated along time.
     """
 
     def __init__(self, part: Layout, steps: Sequence[int], how: str | int) -> None:
@@ -134,7 +134,7 @@ class Joint:
         self.whole = Layout(part.leaves, together, self._steps[0])
 
     def part(self, index: int, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """A worker's part of the tensors of the whole."""
+        """Returns a worker's part of the tensors of the whole block."""
         if self._how == "stack":
             return {key: tensor[index] for key, tensor in tensors.items()}
         if self._how == "time":

@@ -1,10 +1,10 @@
-"""The inner loop: a policy and an environment, step after step.
+"""The inner loop, which steps an environment with a policy.
 
     for each row of the batch:
         act(row)     # the policy reads the row's observation and writes its actions
         step(row)    # the environment takes them, and writes what came of it
 
-All that can be settled beforehand is settled when the two functions are bound.
+Everything that can be decided beforehand is decided when the two functions are bound.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
 from trawl.rollout.tensordict_frames import TensorDictFrames
 
-# Rows bound at a time. It bounds the memory that the loop's lists of rows take.
+# Number of rows bound at a time, which limits the memory of the loop's lists of rows.
 _STRETCH = 512
-# Of each stretch, so many steps are timed: the clock is cheap, but not free.
+# Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 
@@ -39,19 +39,21 @@ _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 class Rollout:
     """Fills batches with the frames of a policy in an environment.
 
-    It knows nothing of budgets, hooks or buffers, and runs the same way wherever a worker is.
+    It knows nothing of budgets, hooks or buffers, and runs in the same way in every kind of
+    worker.
 
     Args:
         env: the environment, with the TensorDict interface.
-        policy: the policy, resolved.
-        options: what is recorded.
-        exploration: how probabilistic policies act.
+        policy: the resolved policy.
+        options: options of the batches.
+        exploration: exploration type of probabilistic policies.
 
     Attributes:
-        frames: the way in use to fill a batch.
+        frames: the object that fills the batches.
         steps_done: steps that each environment has taken.
-        env_share: share of a step's time that the environment takes, by sampling.
+        env_share: share of a step's time that the environment takes, estimated from samples.
         filled: rows of the last batch that were stepped.
+        stream: random numbers of the collector, or None to use the global generators as they are.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Rollout:
     ) -> None:
         self.options = options
         self.exploration = exploration
-        # The policy is called once, to see what it writes: as it will be called later.
+        # The first call of the policy, which finds out what it writes, must be like later ones.
         with set_interaction_type(exploration):
             self.frames = _choose(env, policy, options)
         self.steps_done = 0
@@ -69,7 +71,7 @@ class Rollout:
 
     @property
     def env(self) -> Any:
-        """The environment; it may be another than at first if that one failed."""
+        """The environment; after a failure it may be another one than at first."""
         return self.frames.env
 
     @property
@@ -87,10 +89,11 @@ class Rollout:
         """Fills a batch.
 
         Args:
-            random: whether actions are random, and the policy is left alone.
-            stopped: asked before each step but the first; if true, the batch ends there.
-            alone: whether no other thread draws random numbers meanwhile. The generators are
-                global: only then may they be this collector's own for as long as it takes.
+            random: True to draw random actions instead of calling the policy.
+            stopped: called before each step except the first; if it returns True, the batch ends
+                there.
+            alone: True if no other thread draws random numbers meanwhile. The generators are
+                global, so only then may the collector's own stream take their place.
         """
         batch = self._run(None, random, stopped, alone)
         assert batch is not None
@@ -99,10 +102,10 @@ class Rollout:
     def run_into(
         self, block: Block, random: bool, stopped: Callable[[], bool] | None
     ) -> TensorDictBase | None:
-        """Fills a batch in given memory.
+        """Fills a batch in the given memory.
 
         Returns:
-            None, or the batch, if it is not of the layout that the memory is for.
+            None, or the batch itself if it does not have the layout of the memory.
         """
         return self._run(block, random, stopped, alone=True)
 
@@ -135,7 +138,8 @@ class Rollout:
             before = perf_counter()
             act, step = self.frames.bind(start, stop, random)
             if act is None:
-                # Random actions are drawn together; the share is that of the steps timed below.
+                # Binding draws random actions for the whole chunk; only the share of the steps
+                # timed below counts.
                 timed = min(_TIMED, stop - start) / (stop - start)
                 self._act_time += (perf_counter() - before) * timed
             done = self._stretch(act, step, start, stop - start, stopped)
@@ -151,7 +155,7 @@ class Rollout:
         count: int,
         stopped: Callable[[], bool] | None,
     ) -> int:
-        """Takes up to ``count`` steps; returns how many."""
+        """Takes up to ``count`` steps; returns the number taken."""
         t = 0
         try:
             for t in range(min(_TIMED, count)):
@@ -177,7 +181,7 @@ class Rollout:
             number = self.steps_done + start + t
             note = f"while collecting from {self.env!r}, at its step {number} (from 0)"
             if isinstance(error, StopIteration):
-                # It would end the user's loop as if all had been collected.
+                # It would end the user's loop as if all frames had been collected.
                 raise RuntimeError(f"environment or policy raised StopIteration {note}") from error
             add_note(error, note)
             if isinstance(error, ValueError) and "unpack" in str(error):
@@ -195,14 +199,14 @@ class Rollout:
         self._step_time += perf_counter() - between
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        """Begins new trajectories, everywhere or where ``mask`` says."""
+        """Begins new trajectories in all environments, or where ``mask`` is True."""
         turn = nullcontext() if self.stream is None else self.stream.turn()
         with turn:
             self.frames.reset(mask, **kwargs)
 
 
 def _choose(env: Any, policy: Policy, options: FrameOptions) -> Frames:
-    """The fast way to fill batches, if environment and policy allow it."""
+    """Returns the fast way to fill batches if environment and policy allow it, or the other."""
     if not isinstance(env, TensorDictEnv):
         why = f"{type(env).__name__} is no Gymnasium environment, but steps TensorDicts itself"
         return TensorDictFrames(env, policy, options, why)

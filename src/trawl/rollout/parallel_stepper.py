@@ -1,4 +1,4 @@
-"""Environments in processes of their own, stepped on arrays."""
+"""Stepper on arrays for environments in their own processes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trawl.rollout.record import MASK, Array, Episodes, View
 class ParallelStepper(ArrayStepper):
     """Steps environments in other processes, all with one exchange.
 
-    A process resets its environment by itself when an episode ends, or when it is told before the
-    step that the step is the last one: what the next episode begins with comes with the step.
+    A process resets its environment in the step that ends an episode, or that reaches the limit
+    on steps. The step then also returns the first observation of the next episode.
 
     Args:
-        env: the environments, of fixed layout.
+        env: the parallel environment, of fixed layout.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -69,7 +69,7 @@ class ParallelStepper(ArrayStepper):
         nearest = min(limits)
 
         def note(t: int) -> None:
-            """Takes in what the flags of a step say."""
+            """Handles the flags of step ``t``."""
             nonlocal limits, nearest
             told = flags.copy()
             spent = np.flatnonzero(told & SPENT)
@@ -109,7 +109,7 @@ class ParallelStepper(ArrayStepper):
         return step
 
     def _actions(self, view: View, start: int, stop: int) -> list[tuple[Array, Any]]:
-        """For each action its place in the area, and the rows that are put there."""
+        """Returns each action's array in the shared memory, and the rows to be copied there."""
         assert self.env.area is not None
         rows: dict[Key, list[Array]] = {}
         for key in self.env.area.action_dtypes:
@@ -121,7 +121,7 @@ class ParallelStepper(ArrayStepper):
 
 
 class _Floats(list[Array]):
-    """Rows of bfloat16, as float32 when they are asked for."""
+    """Rows of bfloat16 that are converted to float32 when they are read."""
 
     def __getitem__(self, t: Any) -> Any:
         return from_bfloat16(super().__getitem__(t))

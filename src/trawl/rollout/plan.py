@@ -1,9 +1,9 @@
-"""A TensorDict policy as plain calls on tensors.
+"""Plans, which call a TensorDict policy directly on tensors.
 
-Most policies are a chain of TensorDictModules around ordinary modules. What such a chain reads
-and writes is known before it runs, so the loop can hand tensors straight to the inner modules
-and skip the TensorDict between. :func:`make_plan` does that where the result is certain to be
-the same, and otherwise says why not.
+Most policies are a chain of TensorDictModules around ordinary modules. The keys that the chain
+reads and writes are known before it runs, so the loop can pass tensors directly to the inner
+modules, without TensorDicts. :func:`make_plan` makes a plan only if the results are certain to be
+the same; otherwise it raises :class:`NotPlannable` with the reason.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Plan:
     Attributes:
         reads: keys of the arguments of ``call``.
         writes: keys of its results.
-        call: takes a tensor for each key read, gives a sequence of tensors (for a single key
-            written, the tensor itself).
+        call: takes a tensor for each key in ``reads``, and returns a sequence of tensors (for a
+            single key in ``writes``, the tensor itself).
     """
 
     reads: tuple[Key, ...]
@@ -49,20 +49,20 @@ class Plan:
 
 
 class NotPlannable(Exception):
-    """Says why a policy can't be called on tensors directly."""
+    """Raised with the reason why a policy can't be called on tensors directly."""
 
 
 def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) -> Plan:
-    """The plan of a policy.
+    """Returns the plan of a policy.
 
     Args:
         module: the policy.
-        exploration: how probabilistic modules are to act.
-        unrolled: whether inner modules are taken apart, as they are now; otherwise they are
-            called, so that the plan stays true when they change.
+        exploration: exploration type of probabilistic modules.
+        unrolled: True to replace inner modules by the functions that they run now; otherwise the
+            plan calls the modules, and stays valid when they change.
 
     Raises:
-        NotPlannable: if the policy has to see a TensorDict; the message says why.
+        NotPlannable: if the policy needs a TensorDict; the message says why.
     """
     steps = list(_steps(module))
     if len(steps) == 1 and isinstance(steps[0], TensorDictModule):
@@ -105,7 +105,7 @@ def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> 
 
 
 def _steps(module: Any) -> Iterable[Any]:
-    """The modules that run one after the other, sequences unrolled."""
+    """Yields the modules that run one after the other, those of sequences one by one."""
     if isinstance(module, nn.Module) and (is_special(module) or _overrides(module)):
         raise NotPlannable(f"{type(module).__name__} has hooks, or methods of its own")
     forward = getattr(type(module), "forward", None)
@@ -122,7 +122,7 @@ def _steps(module: Any) -> Iterable[Any]:
 
 
 def _overrides(module: nn.Module) -> bool:
-    """Whether a subclass changes how a TensorDictModule calls, or writes."""
+    """Returns True if a subclass changes how a TensorDictModule calls its module or writes."""
     return isinstance(module, TensorDictModule) and any(
         getattr(type(module), name) is not getattr(TensorDictModule, name)
         for name in ("_call_module", "_write_to_tensordict")
@@ -134,7 +134,7 @@ def _out_keys(module: Any) -> list[Key]:
 
 
 def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
-    """The commonest policy, one tensor in and one out, without anything around the call."""
+    """Returns a plan without overhead for a module with one input and one output, or None."""
     if len(module.in_keys) != 1 or len(module.out_keys) != 1 or _out_keys(module) == []:
         return None
     if _keywords(module) is not None or module.method_kwargs or module._get_kwargs:
@@ -146,13 +146,13 @@ def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
 
 
 def unwrap(value: Any, key: Key) -> Tensor:
-    """Returns the tensor in an output that is none itself.
+    """Returns the tensor in an output that is not a tensor itself.
 
-    The module behind a single key may return a tuple of one, or a mapping with the key. Numbers
-    and arrays become tensors, as they do in a TensorDict.
+    A module with a single output key may return a tuple with one element, or a mapping with that
+    key. Numbers and arrays become tensors, as they do in a TensorDict.
 
     Raises:
-        TypeError: if there is no tensor in it, and no number.
+        TypeError: if the output has no tensor, array or number.
     """
     inner = value
     if isinstance(value, (tuple, dict, TensorDictBase)):
@@ -167,7 +167,7 @@ def unwrap(value: Any, key: Key) -> Tensor:
 
 
 def _is_numbers(value: Any) -> bool:
-    """Tells whether a value is a list of numbers, or of such lists."""
+    """Returns True if a value is a list of numbers, or nested lists of numbers."""
     numbers = (bool, int, float)
     return isinstance(value, list) and all(isinstance(v, numbers) or _is_numbers(v) for v in value)
 
@@ -245,7 +245,7 @@ def _sampling(module: ProbabilisticTensorDictModule, exploration: InteractionTyp
 
     def operate(values: Values) -> None:
         dist = cls(**{name: values[key] for name, key in arguments}, **fixed)
-        # Without autograd both draw the same; `rsample` is what the module itself prefers.
+        # Without autograd both draw the same values; the module itself prefers `rsample`.
         sample = dist.rsample() if dist.has_rsample else dist.sample()
         values[sample_key] = sample
         if log_prob_key is not None:

@@ -1,7 +1,7 @@
-"""What a policy may be, and how it is called at the least cost.
+"""Resolves policies of all kinds, and finds the fastest way to call them.
 
-Any callable is turned, once, into a :class:`Policy`: a function of a TensorDict, with a way to
-call it on tensors (:class:`~trawl.rollout.plan.Plan`).
+A callable is turned once into a :class:`Policy`: a function of a TensorDict, with a way to call it
+on tensors (:class:`~trawl.rollout.plan.Plan`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from trawl.tensordicts import changes, is_lazy
 
 
 class Policy:
-    """A policy, resolved.
+    """Resolved policy, with the plan by which the loop calls it.
 
     Args:
-        module: maps a TensorDict to one that has the actions too.
-        exploration: how probabilistic modules are to act.
-        device: where the policy's inputs have to be, and what its TensorDicts say as their device;
-            or None if it takes them as they are.
+        module: maps a TensorDict to one that also has the actions.
+        exploration: exploration type of probabilistic modules.
+        device: device of the policy's inputs, and of the TensorDicts that it gets; None if it
+            takes its inputs as they are.
         transform: wraps the function that the loop calls (``torch.compile``), or None.
 
     Attributes:
-        writes: keys that the policy writes, once :meth:`discover` has run.
-        why_not_direct: why the policy is called with a TensorDict, or None if it is not.
+        writes: keys that the policy writes; known once :meth:`discover` has run.
+        why_not_direct: reason why the policy is called with a TensorDict, or None if it is called
+            on tensors.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Policy:
         self._compiled_module: Callable[[Any], Any] | None = None
 
     def is_elsewhere(self, home: torch.device | None) -> bool:
-        """Tells whether inputs have to be moved to the policy.
+        """Returns True if inputs have to be moved to the policy's device.
 
         Args:
             home: the device of the environment's data; None for the CPU.
@@ -64,7 +65,7 @@ class Policy:
         return self.device is not None and self.device != (home or cpu)
 
     def draws_from(self, env: Any) -> bool:
-        """Tells whether the policy draws what the environment itself would: random actions."""
+        """Returns True if the policy draws random actions from the environment's action spec."""
         module: Any = self.module
         if not hasattr(module, "set_action_spec_from_env"):
             return False
@@ -73,12 +74,12 @@ class Policy:
 
     @property
     def in_keys(self) -> list[Key]:
-        """The keys that the policy says it reads."""
+        """Keys that the policy declares as its inputs."""
         return _keys_of(getattr(self.module, "in_keys", None))
 
     @property
     def reads_is_init(self) -> bool:
-        """Whether it wants to know which frames begin an episode."""
+        """True if the policy reads ``is_init``, which marks the first frame of an episode."""
         # A policy need not name the keys that its modules read.
         own = self.module
         modules = own.modules() if isinstance(own, nn.Module) else [own]
@@ -86,14 +87,14 @@ class Policy:
 
     @property
     def leaves_inputs_alone(self) -> bool:
-        """Whether it is certain that it neither changes nor keeps the tensors it is given."""
+        """True if the policy is certain neither to change nor to keep its input tensors."""
         return leaves_inputs_alone(self.module)
 
     def remembered(self, written: Iterable[Key]) -> set[Key]:
-        """The keys among ``written`` that it may read one step after.
+        """Returns the keys among ``written`` that the policy may read one step later.
 
-        A chain of modules says what it reads. Anything else is given what it wrote, as
-        TorchRL's collectors do.
+        A chain of modules declares what it reads. Any other policy gets back all that it wrote,
+        as in TorchRL's collectors.
         """
         try:
             make_plan(self.module, self.exploration)
@@ -111,20 +112,20 @@ class Policy:
         return self._compiled_module
 
     def describe(self) -> dict[str, Any]:
-        """Which path is in use, and why not the faster one."""
+        """Describes the path in use, with the reason if it is the slower one."""
         if self.why_not_direct is None:
             return {"policy_path": "direct"}
         return {"policy_path": "tensordict", "policy_path_reason": self.why_not_direct}
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
-        """Calls the policy once, and finds out what it writes.
+        """Calls the policy once to find out what it writes.
 
         Args:
-            root: a TensorDict as an environment gives it after a reset.
+            root: a TensorDict as an environment returns it from a reset.
 
         Returns:
-            The values that the policy wrote, by key. What it wrote within a lazy stack is one
-            value, a lazy stack too; if ``root`` is such a stack, its key is empty.
+            The values that the policy wrote, by key. Values within a lazy stack are one entry,
+            which is a lazy stack too; its key is empty if ``root`` itself is a lazy stack.
         """
         try:
             found = self._call_on_tensors(root)
@@ -147,10 +148,10 @@ class Policy:
         return found
 
     def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
-        """What it writes, if that can be had without a TensorDict.
+        """Returns what the policy writes when it is called on tensors, or None if it can't be.
 
-        A TensorDictModule imports pandas to see whether it has been given something of its: that
-        takes a new process as long as the rest of its first batch.
+        A TensorDictModule imports pandas to check its inputs for pandas objects. In a new process
+        the import takes as long as the rest of the first batch.
         """
         if self.is_elsewhere(None):
             return None
@@ -158,7 +159,7 @@ class Policy:
             plan = make_plan(self.module, self.exploration, unrolled=False)
         except NotPlannable:
             return None
-        # Clones: if it fails, it is called again.
+        # Clones: if this call fails, the policy is called again with the same inputs.
         given = {k: v.clone() for k, v in _entries(root).items() if _is_tensor(v)}
         batch = root.batch_size
         inputs = [given.get(key) for key in plan.reads]
@@ -168,7 +169,7 @@ class Policy:
         try:
             made = plan.call(*inputs)
         except Exception:
-            made = None  # with a TensorDict it tells more of what is wrong
+            made = None  # the call with a TensorDict raises a more telling error
         values = [made] if len(plan.writes) == 1 else made or [None]
         if not all(_is_tensor(v) and v.shape[: len(batch)] == batch for v in values):
             torch.set_rng_state(state)
@@ -177,7 +178,7 @@ class Policy:
         return {key: value for key, value in found.items() if value is not given.get(key)}
 
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
-        """What it writes to a TensorDict."""
+        """Calls the policy with a TensorDict, and returns what it writes there."""
         given_to = root if self.device is None else root.to(self.device)
         given = given_to.copy()
         result = self.module(given_to)
@@ -194,12 +195,12 @@ class Policy:
     def plan(
         self, available: set[Key], batch: tuple[int, ...], home: torch.device | None = None
     ) -> Plan:
-        """How the loop is to call the policy now, with tensors.
+        """Returns the plan by which the loop calls the policy now, with tensors.
 
-        It is made anew for each batch, because a user may have hooked or replaced a module.
+        The plan is made anew for each batch, because a user may have hooked or replaced a module.
 
         Args:
-            available: keys of the tensors that the loop can offer.
+            available: keys of the tensors that the loop can provide.
             batch: batch size of the environment.
             home: the device of the environment's data, or None.
         """
@@ -208,7 +209,7 @@ class Policy:
         )
 
     def direct(self, available: set[Key]) -> Plan | None:
-        """How to call the policy without a TensorDict, or None if that can't be done."""
+        """Returns a plan that calls the policy without a TensorDict, or None if there is none."""
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         try:
@@ -225,7 +226,7 @@ class Policy:
         return self._transformed(plan)
 
     def _transformed(self, plan: Plan) -> Plan:
-        """The plan with its function compiled, if that was asked for; once, as it takes long."""
+        """Returns the plan, compiled if that was asked for; compilation runs only once."""
         if self.transform is None:
             return plan
         if self._compiled is None:
@@ -250,17 +251,18 @@ class Policy:
 
 
 def resolve(policy: Any, env: Any, trust: bool) -> Any:
-    """A callable from TensorDict to TensorDict, by the rules of TorchRL's collectors.
+    """Returns a callable from TensorDict to TensorDict, by the rules of TorchRL's collectors.
 
     A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
-    parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) stay
-    as they are. Any other module or function is wrapped: its parameters' names must be
-    observation keys, and what it returns is the action, followed by ``output1``, ``output2``, …
+    parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) are
+    returned as they are. Any other module or function is wrapped: the names of its parameters
+    must be observation keys, and its results are the action, followed by ``output1``,
+    ``output2``, …
 
     Args:
         policy: the user's policy.
         env: the environment, for its observation and action keys.
-        trust: whether the policy is to be used as it is, whatever it is.
+        trust: True to use any callable as it is.
 
     Raises:
         TypeError: if the policy can't be called, or its parameters match no observation.
@@ -295,7 +297,7 @@ def _reads_is_init(module: Any) -> bool:
 
 
 def _keys_of(keys: Any) -> list[Key]:
-    """The keys that a module names, which may be a list, a mapping or nothing."""
+    """Returns the keys of a module's key list or mapping; none for None."""
     return [as_key(key) for key in keys or ()]
 
 
@@ -327,7 +329,7 @@ def _takes_tensordict(policy: Any) -> bool:
     target = policy.forward if isinstance(policy, nn.Module) else policy
     try:
         hint = get_type_hints(target).get(parameter.name)
-    except Exception:  # an annotation that can't be evaluated here says nothing
+    except Exception:  # an annotation that can't be evaluated here is taken as it is
         hint = parameter.annotation
     if isinstance(hint, str):
         return hint.split(".")[-1] in ("TensorDict", "TensorDictBase")
@@ -351,20 +353,20 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
     out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, names, out_keys))]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
-    # By position they would end up in other parameters.
+    # Passed by position, the inputs would reach the wrong parameters.
     by_name = {name: name for name in names}
     return TensorDictModule(policy, in_keys=by_name, out_keys=out_keys, out_to_in_map=True)
 
 
 def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
-    """How many values beside the actions the policy returns, by a trial call."""
+    """Returns the number of values besides the actions that the policy returns in a trial call."""
     sample = env.observation_spec.rand()
     device = (
         next((p.device for p in policy.parameters()), None)
         if isinstance(policy, nn.Module)
         else None
     )
-    # Indexing unwraps texts, as a TensorDictModule does.
+    # Indexing unwraps non-tensor data, as a TensorDictModule does.
     inputs = {key: sample[key] for key in in_keys}
     if device is not None:
         inputs = {k: v.to(device) if _is_tensor(v) else v for k, v in inputs.items()}
@@ -380,7 +382,7 @@ def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]
 
 
 def _entries(values: TensorDictBase) -> dict[Key, Any]:
-    """The entries by key; a lazy stack is one entry, since it may have no leaves in common."""
+    """Returns the entries by key; a lazy stack is one entry, as its parts may have other keys."""
     if is_lazy(values):
         return {(): values}
     found: dict[Key, Any] = {}
@@ -397,7 +399,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _describe(root: TensorDictBase) -> str:
-    """The entries that a policy was given."""
+    """Describes the entries that a policy was given."""
     if is_lazy(root):
         return ", and ".join(_describe(part) for part in root.tensordicts)
     parts = []
@@ -410,7 +412,7 @@ def _describe(root: TensorDictBase) -> str:
 
 
 def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
-    """The error for a policy that gives no action."""
+    """Returns the error for a policy that writes no action."""
     return KeyError(
         f"policy {_name(policy)} wrote no action: the environment takes {show_key(key)}, the "
         f"policy wrote {show_keys(wrote)}. Name it in the policy's out_keys."

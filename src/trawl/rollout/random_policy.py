@@ -1,4 +1,4 @@
-"""The policy that draws its actions from the environment's action spec."""
+"""Policy that draws its actions from the environment's action spec."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trawl.envs.specs import Composite, Spec
 
 
 class RandomPolicy:
-    """Acts at random, as the action spec draws; of masked actions it takes those allowed.
+    """Policy that draws random actions from the action spec, and respects action masks.
 
     Args:
-        action_spec: spec of the action, or a composite of the specs of several; with None it is
-            taken from the environment when the policy is given to a collector.
-        action_key: where a single action is written.
+        action_spec: spec of the action, or a composite of the specs of several actions. If None,
+            a collector sets it from its environment.
+        action_key: key of a single action.
 
     Example:
         >>> from trawl.collectors import RandomPolicy
@@ -35,7 +35,7 @@ class RandomPolicy:
         self.action_key = action_key
 
     def set_action_spec_from_env(self, env: Any) -> None:
-        """Takes the action spec of ``env``, if this policy has none."""
+        """Sets the action spec to that of ``env``, if this policy has none."""
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()
 
@@ -50,7 +50,7 @@ class RandomPolicy:
                 "RandomPolicy has no action spec: give it one, RandomPolicy(env.action_spec), "
                 "or give the policy to a collector"
             )
-        # A composite has keys, a leaf has none; TorchRL's specs answer the same way.
+        # Composite specs have keys, and leaf specs have none, also in TorchRL.
         spec = self.action_spec
         if isinstance(spec, Composite):
             return td.update(rand_actions(spec, td))

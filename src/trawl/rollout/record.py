@@ -1,7 +1,7 @@
-"""What is written while a batch is being filled, beside what the environment gives.
+"""Arrays of a batch that is being filled, with its trajectory ids, step counts and ``is_init``.
 
 :class:`View` shows the arrays of a batch with time first, whatever the batch's shape.
-:class:`Episodes` knows where each episode of each lane began, and from that writes trajectory
+:class:`Episodes` knows the row in which each environment's episode began, and writes trajectory
 ids, step counts and ``is_init``. A *lane* is one environment of the batch.
 """
 
@@ -26,14 +26,14 @@ NEVER = 2**62
 
 
 class View:
-    """The arrays of a batch, time first: ``(steps, lanes, *leaf)``.
+    """Arrays of a batch with time first: ``(steps, lanes, *leaf)``.
 
     Args:
         arrays: the arrays, by key.
-        carry: for each entry that goes on from step to step, the row after the batch's last:
-            ``(lanes, *leaf)``.
-        first: number of the first lane shown.
-        bfloat16: keys of arrays that hold bfloat16, which numpy lacks, as bytes in int16.
+        carry: the row after the last one of the batch, ``(lanes, *leaf)``, for each entry that a
+            step passes on to the next.
+        first: index of the first lane shown.
+        bfloat16: keys of bfloat16 entries. As numpy has no bfloat16, their arrays are int16.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class View:
         self.bfloat16 = bfloat16
 
     def part(self, first: int, lanes: int) -> View:
-        """The same for ``lanes`` environments from number ``first`` on."""
+        """Returns a view of ``lanes`` environments, from index ``first`` on."""
         stop = first + lanes
         return View(
             {key: array[:, first:stop] for key, array in self.arrays.items()},
@@ -59,15 +59,15 @@ class View:
         )
 
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
-        """An array of all lanes for each step, so that the loop doesn't index."""
+        """Returns an array of all lanes for each step, so that the loop doesn't slice."""
         return split_rows(self.arrays[key][start:stop])
 
     def following(self, key: Key, start: int, stop: int) -> list[Array]:
-        """For each step the row of the step after it; after the last one, the carry."""
+        """Returns for each step the row of the next step; for the batch's last one, the carry."""
         return following(self.rows(key, start + 1, stop + 1), stop - start, self.carry[key])
 
     def lane(self) -> View:
-        """The only lane, without its dimension: arrays ``(steps, *leaf)``."""
+        """Returns a view of the only lane, without its dimension: arrays ``(steps, *leaf)``."""
         return View(
             {key: array[:, 0] for key, array in self.arrays.items()},
             {key: array[0, ...] for key, array in self.carry.items()},
@@ -77,23 +77,23 @@ class View:
 
 
 def following(rows: list[Array], steps: int, carry: Array) -> list[Array]:
-    """``rows``, completed to ``steps`` by the carry where the batch ends."""
+    """Returns ``rows``, with the carry appended if the batch ends before ``steps`` rows."""
     return rows if len(rows) == steps else [*rows, carry]
 
 
 def split_rows(array: Array) -> list[Array]:
-    """The rows of an array, as arrays that can be written to even where they are scalars."""
+    """Returns the rows of an array as arrays that can be written to, even if they are scalars."""
     return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
 
 
 @dataclass(frozen=True)
 class Start:
-    """An entry that gets a value where an episode begins.
+    """Entry that gets a value where an episode begins.
 
     Attributes:
         rows: ``(steps, lanes, *leaf)``, or None if only the carry is written.
-        carry: the row after the batch's last: ``(lanes, *leaf)``.
-        value: what is written.
+        carry: the row after the last one of the batch, ``(lanes, *leaf)``.
+        value: the value that is written.
     """
 
     rows: Array | None
@@ -102,17 +102,18 @@ class Start:
 
 
 class Episodes:
-    """Where each lane is in its episode.
+    """Position of each lane in its episode.
 
     Args:
         lanes: number of environments.
         limit: steps after which an episode is cut off, or None.
 
     Attributes:
-        next_id: the id that the next new trajectory gets.
-        stride: the difference between an id and the next.
-        counts_ahead: whether steps are numbered before they are taken, for a policy that reads
-            the count; otherwise once the episode has ended, which costs less.
+        next_id: id of the next new trajectory.
+        stride: difference between an id and the next.
+        counts_ahead: True if steps are numbered before they are taken, for a policy that reads
+            the count. Otherwise they are numbered when the episode or the batch ends, which costs
+            less.
     """
 
     def __init__(self, lanes: int, limit: int | None) -> None:
@@ -121,18 +122,18 @@ class Episodes:
         self.next_id = lanes
         self.stride = 1
         self._ids = list(range(lanes))
-        self._began = [0] * lanes  # row of this batch at which what is not yet written begins
+        self._began = [0] * lanes  # first row of this batch that is not yet numbered
         self._steps = [0] * lanes  # steps of the episode before that row
         self._traj_ids: Array | None = None
         self._counts: tuple[Array, Array] | None = None
         self._starts: list[Start] = []
 
     def begin(self, view: View, starts: list[Start]) -> None:
-        """Takes the arrays of a new batch.
+        """Begins a new batch.
 
         Args:
-            view: the batch.
-            starts: what else to write when an episode begins.
+            view: the arrays of the batch.
+            starts: other entries to write when an episode begins.
         """
         self._traj_ids = view.arrays.get(TRAJ_IDS)
         self._starts = starts
@@ -146,31 +147,31 @@ class Episodes:
             self._count_ahead(lane, 0)
 
     def cutoff(self, lane: int) -> int:
-        """The row at whose step the lane's episode reaches the limit."""
+        """Returns the row whose step brings the lane's episode to the limit."""
         if self.limit is None:
             return NEVER
         return self._began[lane] + self.limit - self._steps[lane] - 1
 
     def end(self, lane: int, row: int) -> None:
-        """The lane's episode ended with the step in ``row``; another begins after it."""
+        """Ends the lane's episode with the step in ``row``, and begins another after it."""
         self._write(lane, row + 1)
         self._renew(lane)
         self._start(lane, row + 1)
 
     def skip(self, lane: int, row: int) -> None:
-        """The step in ``row`` was none of an episode: the lane spent it on resetting."""
+        """Takes the step in ``row`` out of all episodes: the lane spent it on a reset."""
         if self._traj_ids is not None:
             self._traj_ids[row, lane] = NO_TRAJECTORY
         self._start(lane, row + 1)
 
     def break_off(self, lane: int, row: int) -> bool:
-        """The step in ``row`` failed, and is none; the lane's episode ended with the one before.
+        """Discards the failed step in ``row``, and ends the lane's episode with the step before.
 
         Returns:
-            Whether that one is in this batch.
+            True if the episode has a step before ``row`` in this batch.
         """
         frames = row - self._began[lane]
-        # The row itself, too: the policy may have read its number.
+        # The failed row is numbered, too: the policy may have read its number.
         self._write(lane, row + 1)
         if self._steps[lane] + frames:
             self._renew(lane)
@@ -178,11 +179,11 @@ class Episodes:
         return frames > 0
 
     def restart(self, lane: int) -> None:
-        """Between batches, the lane was reset: a new trajectory begins."""
+        """Begins a new trajectory, after the lane was reset between two batches."""
         self._renew(lane)
 
     def finish(self, steps: int) -> None:
-        """Writes what is left of a batch of which ``steps`` rows were filled."""
+        """Writes the missing ids and counts of a batch of which ``steps`` rows were filled."""
         for lane, began in enumerate(self._began):
             self._write(lane, steps)
             self._steps[lane] += steps - began
@@ -193,11 +194,11 @@ class Episodes:
         self._starts = []
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on counting."""
+        """Returns the state from which the numbering of trajectories can go on."""
         return {"traj_id": self.next_id}
 
     def load(self, next_id: int, stride: int | None = None) -> None:
-        """Goes on from ``next_id``, with new trajectories everywhere."""
+        """Continues from ``next_id``, with a new trajectory in every lane."""
         self.next_id = next_id
         self.stride = self.stride if stride is None else stride
         for lane in range(len(self._ids)):
@@ -216,7 +217,7 @@ class Episodes:
             self._count(lane, began, stop)
 
     def _count_ahead(self, lane: int, row: int) -> None:
-        """Numbers the steps from ``row`` on as far as the episode may go: a policy may read it."""
+        """Numbers the steps from ``row`` to the episode's limit, for a policy that reads them."""
         if self.counts_ahead and self._counts is not None and self.limit is not None:
             self._count(lane, row, min(row + self.limit - self._steps[lane], len(self._counts[0])))
 

@@ -1,8 +1,8 @@
-"""What is done when an environment fails: it is built anew, and collection goes on.
+"""Restarts of environments that fail: they are rebuilt, and collection goes on.
 
-The step that failed is no experience: its row is masked out, as that of a step which an
-environment spent on resetting. The episode ends as truncated with the frame before it. Where a
-reset failed, the step before it was a good one, and nothing is masked.
+A step that failed is no experience: its row is masked out, like the row of a step that an
+environment spent on a reset. The episode ends as truncated with the frame before it. If a reset
+failed, the step before it succeeded, and nothing is masked.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from trawl.errors import add_note
 
-# A failure now and then is what a restart is for. An environment that has never taken a step in
-# so many attempts is broken, and building it anew for ever would hide that.
+# Restarts are for occasional failures. An environment that fails so many times without a good
+# step in between is broken, and rebuilding it forever would hide that.
 MOST_FAILURES = 10
 
 
 class Restarts:
-    """What is known of failures, for all environments of a collector.
+    """Record of the failures of all environments of a collector.
 
     Args:
-        warn: tells the user of a failure.
-        remake: makes an environment that isn't one of Trawl's anew, as a whole.
+        warn: warns the user of a failure.
+        remake: rebuilds an environment that isn't one of Trawl's, as a whole.
 
     Attributes:
-        count: how often an environment was built anew.
+        count: number of times that an environment was rebuilt.
         steps_done: steps that each environment had taken before this batch.
     """
 
@@ -37,15 +37,15 @@ class Restarts:
 
 
 class Watch:
-    """Follows the failures of what is built anew as one.
+    """Tracks the failures of one environment, or of several that are rebuilt together.
 
     Args:
-        restarts: what is known of all.
-        first: number of its first environment in the batch.
-        lanes: how many environments it is.
+        restarts: record of all failures.
+        first: index of the first environment in the batch.
+        lanes: number of environments.
 
     Attributes:
-        lanes: how many environments it is.
+        lanes: number of environments.
         failures: failures since the last good step.
     """
 
@@ -58,25 +58,26 @@ class Watch:
         self._which = f"environment {first}" if lanes == 1 else f"environments {first} to {last}"
 
     def failed_in(self, row: int) -> bool:
-        """Whether the last failure was in ``row`` of this batch."""
+        """Returns True if the last failure was in ``row`` of this batch."""
         return self._last_failed == self.restarts.steps_done + row
 
     def restart(
         self, error: Exception, row: int, rebuild: Callable[[], Any], after_step: bool
     ) -> Any:
-        """Builds the environment anew after an error in ``row`` of the batch.
+        """Rebuilds the environment after an error in ``row`` of the batch.
 
         Args:
-            error: what was raised.
-            row: where.
-            rebuild: makes the environment anew, and resets it.
-            after_step: whether the step was a good one, and what failed is the reset after it.
+            error: the exception that was raised.
+            row: row of the batch.
+            rebuild: rebuilds the environment, and resets it.
+            after_step: True if the step succeeded and the reset after it failed.
 
         Returns:
-            What ``rebuild`` returned.
+            The result of ``rebuild``.
 
         Raises:
-            Exception: the error, if the environment can't be built, or fails again and again.
+            Exception: ``error``, if the environment can't be rebuilt, or has failed
+                ``MOST_FAILURES`` times without a good step.
         """
         self.failures = 1 if after_step else self.failures + 1
         self._last_failed = self.restarts.steps_done + row

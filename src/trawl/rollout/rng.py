@@ -1,4 +1,4 @@
-"""A stream of random numbers of one's own, behind the global generators."""
+"""Stream of random numbers for one collector, drawn through the global generators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trawl.envs.seeding import derive
 
 
 class RandomStream:
-    """The state of the global generators (torch, numpy, random) for one collector.
+    """State of the global generators (torch, numpy, random) for one collector.
 
-    Policies draw from global generators. Between its turns a stream keeps their state, so that
-    what others draw doesn't change what this one draws, and the other way round.
+    Policies draw from global generators. Between its turns, a stream keeps its own state of these
+    generators, so that the stream's numbers don't depend on what others draw, and vice versa.
 
     Args:
-        seed: where the stream begins.
+        seed: seed of the stream.
         device: a CUDA device whose generator belongs to the stream too, or None.
     """
 
@@ -35,7 +35,7 @@ class RandomStream:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within it, the global generators are this stream."""
+        """Makes the global generators draw from this stream within a ``with`` block."""
         outside = self._take()
         self._put(self._state)
         try:

@@ -1,8 +1,8 @@
-"""Blocks of memory that batches live in, leased to the user and recycled after.
+"""Blocks of memory for batches, leased to the user and then recycled.
 
-A batch that was delivered stays valid for as long as anything refers to it: every tensor of it
-keeps its storage, the storage keeps the array it was made from, and when that array dies the
-block goes back to its pool. Nobody has to copy a batch to keep it.
+A delivered batch stays valid as long as anything refers to it. Each of its tensors keeps its
+storage alive, the storage keeps the array that it was made from, and when that array dies the
+block returns to its pool. Users need not copy a batch to keep it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from trawl.keys import Key
 from trawl.rollout.layout import Layout, Place
 
-# Two blocks serve the usual loop: one is being filled while the last is still held.
+# Two blocks are enough for the usual loop: one is filled while the user still holds the last one.
 _KEEP = 2
 
 
 class Memory(Protocol):
-    """Where blocks come from: this process, or what it shares with others.
+    """Memory of a block, private to this process or shared with others.
 
     Attributes:
-        buffer: the memory, as something that has the buffer protocol.
+        buffer: the memory, as an object with the buffer protocol.
     """
 
     @property
@@ -48,7 +48,7 @@ class Lease:
     """One use of a block.
 
     Attributes:
-        layout: the shape of the batch.
+        layout: layout of the batch.
         tensors: a tensor of the whole batch for each key.
         memory: the block.
     """
@@ -59,9 +59,9 @@ class Lease:
 
 
 def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:
-    """The leaves of a batch in a block, and the array whose death says that all are gone.
+    """Returns the tensors of a batch in a block, and the array that dies with the last of them.
 
-    The block has :func:`needed_bytes`; the same block gives the same places in every process.
+    The block has :func:`needed_bytes`. A shared block has the same offsets in every process.
     """
     whole = np.frombuffer(buffer, dtype=np.uint8)
     skip = -whole.ctypes.data % 64
@@ -71,17 +71,17 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
-    """The leaves of a batch in its block; they keep the array."""
+    """Returns the tensors of a batch in its block; they keep the array alive."""
     return {key: _tensor(block, place) for key, place in layout.places.items()}
 
 
 def needed_bytes(layout: Layout) -> int:
-    """Bytes of a block in which the batch can be aligned."""
+    """Returns the size in bytes of a block in which the batch can be aligned."""
     return layout.nbytes + 64
 
 
 def _tensor(block: NDArray[np.uint8], place: Place) -> Tensor:
-    """A leaf, with a storage of its own: what is saved or copied of it is not the whole block."""
+    """Returns an entry with its own storage, so that saving it doesn't save the whole block."""
     if not place.nbytes:
         return torch.empty(place.shape, dtype=place.dtype)
     count = place.nbytes // place.dtype.itemsize
@@ -90,18 +90,19 @@ def _tensor(block: NDArray[np.uint8], place: Place) -> Tensor:
 
 
 class SlabPool:
-    """Blocks for the batches of one layout.
+    """Pool of blocks for the batches of one layout.
 
-    The pool grows while the user keeps batches, and shrinks to its spare blocks when they go.
+    The pool grows while the user keeps batches, and shrinks to its spare blocks when they are
+    released.
 
     Args:
-        layout: what the blocks hold.
-        recycle: whether blocks are used again; otherwise each batch gets memory of its own.
-        allocate: makes a block of a number of bytes.
-        keep: how many spare blocks are kept.
+        layout: layout of the batches.
+        recycle: True to reuse blocks; otherwise each batch gets new memory.
+        allocate: allocates a block of the given number of bytes.
+        keep: number of spare blocks to keep.
 
     Attributes:
-        leased: blocks that are in use now.
+        leased: number of blocks in use.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class SlabPool:
         self._free: list[Memory] = []
 
     def lease(self) -> Lease:
-        """A block nobody else refers to. Its content is undefined."""
+        """Leases a block that nothing else refers to; its content is undefined."""
         block = self._free.pop() if self._free else self._allocate(needed_bytes(self.layout))
         tensors, owner = tensors_over(self.layout, block.buffer)
         self.leased += 1
-        # The pool may be gone before the batch is: the batch must not keep it alive.
+        # A weak reference, because a batch that outlives its pool must not keep it alive.
         done = weakref.finalize(owner, _give_back, weakref.ref(self), block)
         done.atexit = False
         return Lease(self.layout, tensors, block)

@@ -1,4 +1,4 @@
-"""Modules that are known well enough to be given the memory of a batch."""
+"""Modules that are known to be safe with direct access to the memory of a batch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch import nn
 
 from trawl.rollout.unroll import is_special
 
-# Modules of these packages compute, and keep nothing.
+# Modules of these packages compute, and keep no inputs.
 _STOCK = ("torch.nn.", "tensordict.nn.")
 _SEQUENCES = (TensorDictSequential, ProbabilisticTensorDictSequential)
 _DISTRIBUTIONS = ("torch.distributions.", "tensordict.nn.")
 
 
 def leaves_inputs_alone(module: Any) -> bool:
-    """Whether it is certain that a policy neither changes nor keeps the tensors it is given.
+    """Returns True if a policy is certain neither to change nor to keep its input tensors.
 
-    Only code that is known can be trusted with that. To look for changes afterwards would not be
-    exact: numpy, ``Tensor.data`` and compiled code write past a tensor's version counter.
+    Only known code can be trusted. A check for changes afterwards would miss some, because numpy,
+    ``Tensor.data`` and compiled code write without increasing a tensor's version counter.
     """
     return isinstance(module, nn.Module) and all(map(_is_harmless, module.modules()))
 
 
 def _is_harmless(part: nn.Module) -> bool:
-    """Whether a module, its children aside, neither changes nor keeps its inputs."""
+    """Returns True if a module, apart from its children, neither changes nor keeps its inputs."""
     kind = type(part)
     if not kind.__module__.startswith(_STOCK) or is_special(part):
         return False
@@ -40,5 +40,5 @@ def _is_harmless(part: nn.Module) -> bool:
     if kind is ProbabilisticTensorDictModule:
         made_by = part.distribution_class
         return isinstance(made_by, type) and made_by.__module__.startswith(_DISTRIBUTIONS)
-    # A function is no child, and may do anything.
+    # A function is not among the modules checked, and may do anything.
     return kind in _SEQUENCES or (kind is TensorDictModule and isinstance(part.module, nn.Module))

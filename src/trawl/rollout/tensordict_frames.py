@@ -1,7 +1,7 @@
-"""Batches of an environment that steps TensorDicts: TorchRL's, or one without a fixed layout.
+"""Batches of TensorDict frames, from TorchRL's environments and those without a fixed layout.
 
-Frames are gathered as they come and stacked at the end; where their shapes differ, or they hold
-other things than tensors, the batch is a lazy stack.
+Frames are gathered as they come, and stacked at the end of the batch. If their layouts differ,
+the batch is a lazy stack.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class TensorDictFrames(Frames):
     """Fills batches of an environment with the TensorDict interface.
 
     Args:
-        env: the environment; it is reset.
-        policy: the policy; it is called once, to see that it acts.
-        options: what else is recorded.
-        why: why the array path can't be taken.
+        env: the environment; the constructor resets it.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches.
+        why: reason why the array path can't be used.
     """
 
     def __init__(self, env: Any, policy: Policy, options: FrameOptions, why: str) -> None:
@@ -70,7 +70,7 @@ class TensorDictFrames(Frames):
         self.doubts: Sequence[str] = ()
         self.batch = tuple(env.batch_size)
         self.lanes = math.prod(self.batch)
-        # TorchRL's environments count steps and mark starts by transforms of their own.
+        # TorchRL's environments count steps and mark starts with their own transforms.
         own = isinstance(env, TensorDictEnv)
         self._limit = options.limit if own else None
         asked = policy.reads_is_init if options.is_init is None else options.is_init
@@ -80,10 +80,10 @@ class TensorDictFrames(Frames):
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
-        # Steps that were spent on resets, one mask for each row, if the environment has such.
+        # One mask for each row of the environments that spent the step on a reset, if any can.
         self._spends = own and spends_steps(env, self._limit)
         self._spent: list[Tensor] = []
-        # Environments that fail are built anew, Trawl's own one by one and others as a whole.
+        # Environments that fail are rebuilt: Trawl's own one by one, others as a whole.
         self._parts: PartWatches | None = None
         self._whole: Watch | None = None
         if options.restarts is not None:
@@ -92,10 +92,10 @@ class TensorDictFrames(Frames):
                 self._parts = PartWatches(env, options.restarts)
             else:
                 self._whole = Watch(options.restarts, 0, self.lanes)
-        # What the policy wrote for itself to read at the next step, under "next" or as it is.
+        # Keys that the policy writes and reads at the next step: under "next", or under one name.
         self._states: list[Key] = []
         self._memories: list[Key] = []
-        # Before the reset, which may change the mask of a spec.
+        # Compared before the reset, which may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
         self._first = TensorDict({}, self.batch, device=env.device)
         self._carrier = self._begun(env.reset())
@@ -103,7 +103,7 @@ class TensorDictFrames(Frames):
         self._carrier = self._begun(self._carrier)
 
     def _begun(self, root: TensorDictBase) -> TensorDictBase:
-        """A root at which all environments begin an episode."""
+        """Completes ``root`` as the beginning of an episode in all environments."""
         shape = (*self.batch, 1)
         if self._limit is not None:
             root.set(_COUNT, torch.zeros(shape, dtype=torch.int64))
@@ -126,9 +126,9 @@ class TensorDictFrames(Frames):
         if isinstance(self.env, TensorDictEnv):
             check_actions(self.env, self.policy.module, found)
         else:
-            # What such an environment takes is its own business.
+            # An environment that isn't Trawl's own decides which actions it accepts.
             self.doubts = doubts_of_actions(self.env, found)
-        # An action that comes later, as of a policy that waits for something, is one as well.
+        # Actions count even if the policy did not write them in its first call: it may later.
         actions = [whole_key(root, as_key(key)) for key in self.env.action_keys]
         self._written = list(dict.fromkeys([*found, *actions]))
         self._unwritten = [key for key in actions if key not in found]
@@ -151,7 +151,7 @@ class TensorDictFrames(Frames):
     def _as_one(
         self, entries: dict[Key, Any], device: torch.device | None = None
     ) -> TensorDictBase:
-        """Entries that the policy wrote as a TensorDict."""
+        """Returns the entries that the policy wrote as one TensorDict."""
         whole: TensorDictBase | None = entries.get(())
         return TensorDict(entries, self.batch, device=device) if whole is None else whole
 
@@ -199,7 +199,7 @@ class TensorDictFrames(Frames):
         return (self._act_randomly if random else self._act()), step
 
     def _step_without_action(self, step: StepFn, t: int) -> None:
-        """A step of an environment whose action the policy did not write when it was made."""
+        """Takes a step, and explains the error if the policy still writes no action."""
         try:
             step(t)
         except KeyError as error:
@@ -210,7 +210,7 @@ class TensorDictFrames(Frames):
             raise
 
     def _step_or_remake(self, watch: Watch, t: int) -> None:
-        """A step of an environment that is built anew as a whole if it fails."""
+        """Takes a step of an environment that is rebuilt as a whole if it fails."""
         nowhere = torch.zeros(self.batch, dtype=torch.bool)
         frame = self._carrier
         try:
@@ -236,10 +236,10 @@ class TensorDictFrames(Frames):
         return self._begun(self.env.reset())
 
     def _take_back(self, following: TensorDictBase | None, lanes: Tensor) -> TensorDictBase:
-        """The step failed in ``lanes``: their episodes ended with the step before.
+        """Discards the step where it failed, in ``lanes``: episodes end with the step before.
 
         Returns:
-            What is under ``"next"``, with nothing there.
+            The TensorDict for ``"next"``, with blank entries in ``lanes``.
         """
         if self._records:
             break_off(self._records[-1], self._done_keys, lanes & ~self._spent[-1])
@@ -247,7 +247,7 @@ class TensorDictFrames(Frames):
         return emptied(blank if following is None else following, blank, lanes)
 
     def _act_randomly(self, t: int) -> None:
-        # What else the policy writes is zero, so that all batches have the same entries.
+        # The policy's other entries are zero, so that all batches have the same entries.
         self._carrier.update(self._blank.clone())
         self.env.rand_action(self._carrier)
         for key in self.env.action_keys:
@@ -277,7 +277,7 @@ class TensorDictFrames(Frames):
                 outputs = (outputs,)
             for key, value in zip(writes, outputs, strict=True):
                 value = value if isinstance(value, Tensor) else unwrap(value, key)
-                # A copy: the policy may use its output's memory again.
+                # A copy: the policy may reuse the memory of its outputs.
                 carrier.set(key, value.clone())
 
         return act
@@ -290,9 +290,9 @@ class TensorDictFrames(Frames):
 
         def act(t: int) -> None:
             carrier = self._carrier
-            # What it changes in place is shared with the frame before.
+            # A copy, because the frame before shares tensors that the policy may change in place.
             given = snapshot(carrier) if guarded else carrier
-            # The policy is told of its device, even if the tensors are there already.
+            # The TensorDict gets the policy's device, even if its tensors are there already.
             given = given.to(device) if renamed else given
             before = noted(given)
             result = module(given)
@@ -303,7 +303,7 @@ class TensorDictFrames(Frames):
         return act
 
     def _keep_written(self) -> None:
-        """Copies what the policy wrote: it may use the memory of its outputs again."""
+        """Copies what the policy wrote, because it may reuse the memory of its outputs."""
         carrier = self._carrier
         for key in self._written:
             if not key:
@@ -314,7 +314,7 @@ class TensorDictFrames(Frames):
                 carrier.set(key, value.clone())
 
     def _act_elsewhere(self) -> ActFn:
-        """The policy is on another device than the environment's data."""
+        """Returns the function of a policy on another device than the environment's data."""
         module, device = self.policy.function, self.policy.device
         home = self.env.device or "cpu"
 
@@ -326,7 +326,7 @@ class TensorDictFrames(Frames):
         return act
 
     def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
-        """Counts steps, cuts long episodes off, and hands recurrent state on, or empties it."""
+        """Counts steps, cuts off long episodes, and passes on or clears recurrent state."""
         following = frame.get("next")
         if self._limit is not None:
             count = frame.get(_COUNT) + 1
@@ -393,7 +393,7 @@ class TensorDictFrames(Frames):
         return None if block is not None and put(batch, block.lease) else batch
 
     def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
-        """The actions in a batch, time first and environments second; not those of lazy stacks."""
+        """Returns the actions of a batch, ``(steps, lanes, ...)``, except those in lazy stacks."""
         axis, actions = len(self.batch), {}
         for key in map(as_key, self.env.action_keys):
             if whole_key(batch, key) == key and _is_tensor(value := batch.get(key, None)):
@@ -402,7 +402,7 @@ class TensorDictFrames(Frames):
         return actions
 
     def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
-        """The batch with zeros behind, which are of no trajectory."""
+        """Returns the batch, padded at the end with zeros that belong to no trajectory."""
         missing, axis = self.options.steps - filled, len(self.batch)
         if has_lazy(batch):
             blank = batch[..., :1].clone().zero_()
@@ -415,7 +415,7 @@ class TensorDictFrames(Frames):
         return whole
 
     def _compact(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch without what a step hands on to the next one, if that was asked for."""
+        """Returns the batch, without the entries that steps pass on if ``compact`` is set."""
         if not self.options.compact:
             return batch
         env = self.env
@@ -426,7 +426,7 @@ class TensorDictFrames(Frames):
         return batch.exclude(*[next_of(as_key(key)) for key in passed])
 
     def _number(self, batch: TensorDictBase, filled: int) -> Tensor:
-        """The trajectory ids of a batch, from its done flags."""
+        """Returns the trajectory ids of a batch, computed from its done flags."""
         size = (*self.batch, filled)
         done = torch.zeros(size, dtype=torch.bool)
         for key in self._done_keys:
@@ -465,7 +465,7 @@ class TensorDictFrames(Frames):
                 self.episodes.restart(lane)
 
     def _keep_own(self, reset: Tensor, fresh: TensorDictBase) -> None:
-        """Keeps what is no observation as it was, where there was no reset."""
+        """Restores entries other than observations in environments that were not reset."""
         own: list[Any] = [*self._states, *self._memories]
         own += [_COUNT] if self._limit is not None else []
         own += [IS_INIT] if self._marks_starts else []
@@ -473,7 +473,7 @@ class TensorDictFrames(Frames):
             fresh.set(key, self._where(reset, fresh.get(key), self._carrier.get(key)))
 
     def fake(self) -> TensorDictBase:
-        """A batch of zeros."""
+        """Returns a batch of zeros."""
         frame = self.env.fake_tensordict().update(self._wrote)
         if self._limit is not None or self._marks_starts:
             marks = self._begun(TensorDict({}, self.batch))

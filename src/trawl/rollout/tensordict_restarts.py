@@ -1,4 +1,4 @@
-"""Environments that step TensorDicts, and are built anew when they fail."""
+"""Restarts of environments that step TensorDicts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trawl.rollout.restarts import Restarts, Watch
 
 
 class PartWatches:
-    """Follows the failures of each part of one of Trawl's environments.
+    """Tracks the failures of each part of one of Trawl's environments.
 
     Args:
         env: the environment.
-        restarts: what is known of failures.
+        restarts: the collector's record of failures.
     """
 
     def __init__(self, env: TensorDictEnv, restarts: Restarts) -> None:
@@ -35,18 +35,18 @@ class PartWatches:
             first += lanes
 
     def begin(self, records: Sequence[TensorDictBase]) -> None:
-        """From now on failures are dealt with; ``records`` will be the frames of the batch."""
+        """Restarts parts that fail from now on; ``records`` will be the frames of the batch."""
         self._records = records
         for part, watch in self._watched:
             part.on_error = partial(self._restart, part, watch)
 
     def end(self) -> None:
-        """From now on failures are raised."""
+        """Lets failures raise from now on."""
         for part, _ in self._watched:
             part.on_error = None
 
     def failed(self) -> Tensor:
-        """Where the last step failed: bool, of the environment's batch size."""
+        """Returns a bool mask of the last step's failures, of the environment's batch size."""
         flags = [
             torch.full((watch.lanes,), part.step_failed, dtype=torch.bool)
             for part, watch in self._watched
@@ -54,7 +54,7 @@ class PartWatches:
         return torch.cat(flags).reshape(self._batch)
 
     def forgive(self) -> None:
-        """After a row: a good step ends what failures there were before it."""
+        """Clears the failures of parts whose step in the current row succeeded."""
         for part, watch in self._watched:
             if not part.step_failed and not watch.failed_in(len(self._records)):
                 watch.failures = 0
@@ -64,14 +64,14 @@ class PartWatches:
 
 
 def break_off(frame: TensorDictBase, done_keys: Sequence[Key], lanes: Tensor) -> None:
-    """Says that the episodes in ``lanes`` ended with ``frame``, unless they had already.
+    """Marks the episodes in ``lanes`` as truncated by ``frame``, unless they ended there anyway.
 
-    New tensors are set: the step after the frame shares those that are there.
+    It sets new tensors, because the next step shares the existing ones.
 
     Args:
         frame: a frame.
-        done_keys: keys of its flags that an episode is over.
-        lanes: bool, of the frame's batch size.
+        done_keys: keys of the flags that mark the end of an episode.
+        lanes: mask of the environments; bool, of the frame's batch size.
     """
     for key in done_keys:
         if key[-1] != "done":
@@ -86,12 +86,12 @@ def break_off(frame: TensorDictBase, done_keys: Sequence[Key], lanes: Tensor) ->
 
 
 def emptied(following: TensorDictBase, blank: TensorDictBase, lanes: Tensor) -> TensorDictBase:
-    """``following`` with nothing in ``lanes``.
+    """Returns ``following`` with blank entries in ``lanes``.
 
     Args:
-        following: what is under ``"next"``.
-        blank: the same of a frame of zeros, as the environment makes it.
-        lanes: bool, of the batch size.
+        following: the TensorDict under ``"next"``.
+        blank: the TensorDict under ``"next"`` of the environment's frame of zeros.
+        lanes: mask of the environments; bool, of the batch size.
     """
     keys = list(blank.keys(True, True, is_leaf=is_leaf_nontensor))
     if lanes.all():

@@ -1,9 +1,9 @@
-"""A module as the plain functions that calling it comes down to.
+"""Reduces a module to the plain functions that a call of it runs.
 
-Calling an ``nn.Module`` looks for hooks, and a layer looks its parameters up by name: for small
-networks that costs as much as the arithmetic. All of it can be settled before the loop, as long
-as it is settled anew for each batch, since a user may add a hook or replace a parameter between
-two. The operations, and so the results, are the same to the bit.
+A call of an ``nn.Module`` looks for hooks, and a layer looks up its parameters by name. For small
+networks this costs as much as the arithmetic. Both can be done before the loop, but must be done
+anew for each batch, since a user may add a hook or replace a parameter between two batches. The
+operations, and so the results, are the same to the bit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def unroll(module: Any) -> Function:
-    """A function that does what calling ``module`` does.
+    """Returns a function that does what a call of ``module`` does.
 
     Args:
-        module: a callable; one that is no ordinary module is given back as it is.
+        module: a callable; anything but an ordinary module is returned as it is.
     """
     if not isinstance(module, nn.Module) or is_special(module):
         return module  # type: ignore[no-any-return]
@@ -46,7 +46,7 @@ def unroll(module: Any) -> Function:
 
 
 def is_special(module: nn.Module) -> bool:
-    """Whether calling the module is more than calling its ``forward``."""
+    """Returns True if a call of the module does more than call its ``forward``."""
     return (
         type(module).__call__ is not nn.Module.__call__
         or "forward" in vars(module)
