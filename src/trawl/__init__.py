@@ -41,7 +41,7 @@ __all__ = [
     "split_trajectories",
 ]
 
-# Where each name lives: a name's module is imported when the name is first used.
+# Module and attribute of each public name. The module is imported when the name is first used.
 _HOMES = {
     "MultiSyncCollector": ("trawl.collectors", "MultiSyncCollector"),
     "MultiCollector": ("trawl.collectors", "MultiCollector"),
@@ -62,7 +62,7 @@ _HOMES = {
 }
 
 
-# Type checkers would take any name for one of these.
+# Hidden from type checkers, which would accept any name because of it.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

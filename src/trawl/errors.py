@@ -1,33 +1,34 @@
-"""Exceptions of this library, and what is done to others."""
+"""Exceptions of Trawl, and a function that adds notes to exceptions."""
 
 from __future__ import annotations
 
 import builtins
 from typing import Any
 
-# Groups of exceptions, which Python has since 3.11.
+# The base class of exception groups, which exist since Python 3.11.
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 
 
 class WorkerError(Exception):
-    """Something went wrong in a worker.
+    """Raised if something goes wrong in a worker.
 
-    An exception that a worker raised comes as a subclass that is of the original type as well:
-    ``except ValueError`` catches it if the environment raised a ``ValueError``.
+    Where possible, an exception that a worker raised arrives as a subclass of both this class and
+    its original type: ``except ValueError`` catches it if the environment raised a ``ValueError``.
 
     Attributes:
-        message: what happened where, with the traceback of the worker if there is one.
+        message: the error and the place where it happened, with the worker's traceback if there
+            is one.
         original: the exception as the worker raised it, or None.
     """
 
     def __new__(cls, message: str = "", original: BaseException | None = None) -> WorkerError:
-        """An instance, whatever the constructor of the original's type takes."""
+        """Creates an instance, whatever arguments the original type's constructor takes."""
         if isinstance(original, _GROUP) and issubclass(cls, _GROUP):
             return super().__new__(cls, message, original.exceptions)
         if issubclass(cls, MemoryError):
-            # It has a constructor of its own, which is for no class with another base.
+            # `MemoryError.__new__` refuses classes that have another exception as a base, too.
             return Exception.__new__(cls, message)
-        # Some types (OSError) would read the second argument as theirs.
+        # Without `original`, as some types (OSError) would use a second argument as their own.
         return super().__new__(cls, message)
 
     def __init__(self, message: str = "", original: BaseException | None = None) -> None:
@@ -40,7 +41,7 @@ class WorkerError(Exception):
 
 
 class WorkerDied(WorkerError):
-    """A worker died, and is not to be replaced again."""
+    """Raised if a worker died and is not replaced."""
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -9,24 +9,24 @@ Key = tuple[str, ...]
 
 
 def as_key(key: str | Sequence[Any]) -> Key:
-    """``"a"`` and ``("a", ("b",))`` as ``("a",)`` and ``("a", "b")``."""
+    """Flattens a key: ``"a"`` becomes ``("a",)``, and ``("a", ("b",))`` becomes ``("a", "b")``."""
     if isinstance(key, str):
         return (key,)
     return tuple(part for item in key for part in as_key(item))
 
 
 def show_key(key: Key) -> str:
-    """The key as a user would write it: a lone string without its tuple."""
+    """Returns the key as a user would write it: a single string without its tuple."""
     return repr(key[0] if len(key) == 1 else key)
 
 
 def show_keys(keys: Sequence[Key] | set[Key]) -> str:
-    """Several keys, sorted, for an error message."""
+    """Returns several keys, sorted, as text for an error message."""
     return "[" + ", ".join(show_key(key) for key in sorted(keys)) + "]"
 
 
 def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
-    """The entries as dicts in dicts: ``{("a", "b"): 1}`` as ``{"a": {"b": 1}}``."""
+    """Returns the entries as nested dicts: ``{("a", "b"): 1}`` becomes ``{"a": {"b": 1}}``."""
     outer: dict[str, Any] = {}
     for key, value in entries.items():
         place = outer
@@ -37,5 +37,5 @@ def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def next_of(key: Key) -> Key:
-    """The key of the same entry after the step."""
+    """Returns the key of the same entry after the step, under ``"next"``."""
     return ("next", *key)

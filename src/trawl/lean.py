@@ -1,8 +1,8 @@
-"""Importing tensordict in half of the time, in processes that are Trawl's own.
+"""Imports tensordict in half the time, in processes that Trawl starts.
 
-Tensordict tells PyTorch's compiler what it need not look into. That alone imports the compiler,
-which takes longer than tensordict itself, and a process that collects hardly ever compiles. Here
-the compiler is told when somebody imports it.
+On import, tensordict marks some of its functions for PyTorch's compiler. That imports the compiler,
+which takes longer than tensordict itself, although a process that collects hardly ever compiles.
+This module postpones the marks until the compiler is imported.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from types import ModuleType
 from typing import Any
 
 _TENSORDICT, _COMPILER = "tensordict", "torch._dynamo"
-# Functions of `torch.compiler` that take a function, give it back, and import the compiler.
+# Functions of `torch.compiler` that mark a function and return it, and import the compiler.
 _MARKS = ("allow_in_graph", "assume_constant_result")
 
-# A call that is to be made once the compiler is there.
+# Calls to make once the compiler is imported.
 _Later = list[tuple[Callable[[Any], Any], Any]]
 
 
 def import_lean() -> None:
-    """From now on tensordict is imported without the compiler, unless one of the two is there.
+    """Makes the import of tensordict skip the compiler, unless either is imported already.
 
-    While tensordict is imported, `torch.compiler` is changed: this is for processes that begin, and
-    have no other threads that compile.
+    The import then patches `torch.compiler` as long as it runs. Call this only at the start of a
+    process, while no other thread compiles.
     """
     there = any(isinstance(finder, _Finder) for finder in sys.meta_path)
     if not there and _TENSORDICT not in sys.modules and _COMPILER not in sys.modules:
@@ -37,7 +37,7 @@ def import_lean() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has a module executed within a context, once."""
+    """Import hook that executes one module within a context manager, once."""
 
     def __init__(self, name: str, around: Callable[[], Any]) -> None:
         self._name, self._around = name, around
@@ -55,7 +55,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module as another loader does, within a context."""
+    """Loads a module by another loader, and executes it within a context manager."""
 
     def __init__(self, loader: Loader, around: Callable[[], Any]) -> None:
         self._loader, self._around = loader, around
@@ -109,7 +109,7 @@ def _telling(later: _Later) -> Iterator[None]:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Nearly all that imports make stays for good, and is not worth looking through for garbage."""
+    """Turns off garbage collection: nearly all objects that imports create stay for good."""
     collecting = gc.isenabled()
     gc.disable()
     try:

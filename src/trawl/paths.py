@@ -1,4 +1,4 @@
-"""Attributes by a dotted path, as ``"policy.module[0].weight"``."""
+"""Access to attributes by a dotted path, like ``"policy.module[0].weight"``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\]]+)\]")
 
 
 def get_path(root: Any, path: str) -> Any:
-    """The object at ``path`` under ``root``.
+    """Returns the object at ``path`` under ``root``.
 
     Raises:
         ValueError: if the path is malformed.
-        AttributeError, KeyError, IndexError: if there is nothing at it.
+        AttributeError, KeyError, IndexError: if there is nothing at the path.
     """
     position, found = 0, root
     while position < len(path):
@@ -28,10 +28,10 @@ def get_path(root: Any, path: str) -> Any:
 
 
 def call_path(root: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls what is at ``path``; gives it back if it can't be called.
+    """Calls the object at ``path``, and returns the result; returns the object if not callable.
 
     Raises:
-        ValueError: if there are arguments, but nothing to call.
+        ValueError: if there are arguments, but the object is not callable.
     """
     found = get_path(root, path)
     if callable(found):

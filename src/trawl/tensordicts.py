@@ -1,4 +1,4 @@
-"""TensorDicts: made of tensors that fit, compared, stacked, and without private entries."""
+"""Functions that build, copy, compare and stack TensorDicts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 def tensordict_of(
     entries: Mapping[Key, Any], batch_size: Sequence[int], names: Sequence[str | None]
 ) -> TensorDict:
-    """Entries, by key, as a TensorDict without a device. They must have its batch size.
+    """Builds a TensorDict without a device. All entries must have its batch size.
 
     Args:
-        entries: tensors.
+        entries: tensors by key.
         batch_size: the batch size, also of nested TensorDicts.
         names: the names of its dimensions.
     """
@@ -48,7 +48,7 @@ def _made(tree: Mapping[str, Any], batch_size: torch.Size, names: list[str | Non
 
 
 def drop_private(batch: TensorDictBase) -> TensorDictBase:
-    """The batch without entries whose key has a part that begins with an underscore."""
+    """Returns the batch without entries whose key has a part that begins with an underscore."""
     private = [key for key in batch.keys(True) if _is_private(key)]
     return batch.exclude(*private) if private else batch
 
@@ -89,12 +89,12 @@ def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, i
     """Yields the tensors of an entry: several, if it is in a lazy stack.
 
     Args:
-        tensordict: where the entry is.
-        key: its key.
+        tensordict: the TensorDict that has the entry.
+        key: the key of the entry.
         axis: a dimension of ``tensordict``.
 
     Yields:
-        A tensor, and which of its dimensions is ``axis``.
+        A tensor, and the dimension of it that corresponds to ``axis``.
     """
     if is_lazy(tensordict) and tensordict.stack_dim != axis:
         inner = axis if axis < tensordict.stack_dim else axis - 1
@@ -124,9 +124,9 @@ def _copied(value: Any) -> Any:
 
 
 def noted(values: TensorDictBase) -> TensorDictBase:
-    """Returns a TensorDict of the same objects, to compare with by :func:`changes`.
+    """Returns a TensorDict with the same objects, for a later comparison by :func:`changes`.
 
-    :meth:`~tensordict.TensorDictBase.copy` makes anew what wraps non-tensor data.
+    Unlike :meth:`~tensordict.TensorDictBase.copy`, it keeps the wrappers of non-tensor data.
     """
     if is_lazy(values):
         parts = map(noted, values.tensordicts)
@@ -140,8 +140,8 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     """Returns the entries of ``after`` that are not the same objects in ``before``.
 
     Args:
-        before: a TensorDict, as :func:`noted` or ``copy()`` keeps it.
-        after: what became of it. A lazy stack in it stays one.
+        before: the earlier state of a TensorDict, as :func:`noted` or ``copy()`` keeps it.
+        after: its later state. A lazy stack in it stays one.
     """
     if is_lazy(after):
         olds = _parts(before, after)
@@ -161,18 +161,18 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
 
 
 def _parts(before: Any, after: Any) -> list[TensorDictBase]:
-    """The parts of ``before`` that go with those of a lazy stack."""
+    """Returns the parts of ``before`` that match those of a lazy stack; else, empty parts."""
     if is_lazy(before) and before.stack_dim == after.stack_dim:
         return list(before.tensordicts)
     return [TensorDict({}, part.batch_size) for part in after.tensordicts]
 
 
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
-    """Stacks frames to a batch.
+    """Stacks frames into a batch.
 
     The batch is dense if the frames have one layout; lazy stacks within a frame (agents of
     different specs) stay lazy stacks. If the layouts of the frames differ, the batch is a lazy
-    stack of copies of them.
+    stack of copies of the frames.
 
     Args:
         frames: at least one.
@@ -181,7 +181,7 @@ def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
     try:
         return _stack(frames, axis)
     except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
-        # Copies: a lazy stack holds its frames, and what follows them shares their tensors.
+        # Copies, because a lazy stack keeps its frames, and later frames share their tensors.
         return TensorDict.maybe_dense_stack([frame.clone() for frame in frames], axis)
 
 

@@ -1,4 +1,4 @@
-"""Places where workers live: here, in other processes; what all of them have in common."""
+"""Backends: the places where workers run, such as this process, other processes or a cluster."""
 
 from trawl.backends.base import Backend, Death, Event, Failed, Message, Port, Service, Worker
 from trawl.backends.inline import InlineBackend

@@ -1,8 +1,9 @@
-"""Connections between processes that share a key, and messages that only these could have sent.
+"""Authentication of connections between processes that share a key, and of their messages.
 
 Both ends of a connection prove that they know the key: each sends a random number, and answers with
-an HMAC (RFC 2104) over both numbers. Messages then carry an HMAC over their content and a counter.
-Nothing that came from elsewhere, was changed, or was sent before, is read. Nothing is encrypted.
+an HMAC (RFC 2104) over both numbers. Messages then carry an HMAC over a counter and their content,
+without the memory of large arrays (:func:`trawl.backends.remote_packing.seal`). So forged, changed
+and replayed messages are rejected. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _HELLO_BYTES = hashlib.sha256().digest_size + NONCE_BYTES
 # First byte of the answer to a greeting.
 _EXPECTED, _UNKNOWN = b"+", b"-"
 _NUMBER = struct.Struct("!Q")
-# Seconds between two attempts of a client that was dropped; strangers may crowd the listener.
+# Seconds between two attempts of a client that the listener dropped, as it does when crowded.
 _PAUSE = 0.1
 
 
 class AuthenticationError(RuntimeError):
-    """The other end of a connection does not know the key, or did not send this message."""
+    """Raised if the other end of a connection lacks the key, or did not send a message."""
 
 
 def derived_key(key: bytes, purpose: str) -> bytes:
-    """Returns a key for one purpose, which tells nothing about the key it is made of."""
+    """Derives a key for one purpose. It reveals nothing about the original key."""
     return hmac.digest(key, purpose.encode(), "sha256")
 
 
@@ -42,9 +43,9 @@ class Session:
 
     Args:
         key: the key that both ends know.
-        purpose: what the connection is for; the same at both ends.
+        purpose: the purpose of the connection; both ends must give the same one.
         nonces: the random numbers of the client and of the server.
-        client: whether this end is the client.
+        client: True if this end is the client.
     """
 
     def __init__(self, key: bytes, purpose: str, nonces: tuple[bytes, bytes], client: bool) -> None:
@@ -58,16 +59,16 @@ class Session:
         """Returns the tag of the next message that this end sends.
 
         Args:
-            *parts: the content. Where one part ends must be clear from those before it.
+            *parts: the content. The length of each part must follow from the parts before it.
         """
         self._sent += 1
         return _tag(self._sending, self._sent, parts)
 
     def check(self, tag: bytes, *parts: bytes) -> None:
-        """Checks the tag of the next message that came.
+        """Checks the tag of the next message received.
 
         Raises:
-            AuthenticationError: if the other end did not send it, or not at this point.
+            AuthenticationError: if the other end did not send the message, or not at this point.
         """
         self._received += 1
         if not hmac.compare_digest(_tag(self._receiving, self._received, parts), tag):
@@ -98,10 +99,10 @@ def connect(
         port: port of the listener.
         name: name of the connection.
         key: the key that both ends know.
-        timeout: seconds that this may take.
+        timeout: seconds that connecting may take.
 
     Raises:
-        OSError: if the listener is out of reach, or expects no such connection.
+        OSError: if the listener is out of reach, or expects no connection of this name.
         AuthenticationError: if the other end does not know the key.
     """
     deadline = time.monotonic() + timeout
@@ -111,7 +112,7 @@ def connect(
         except ConnectionResetError:
             if time.monotonic() + _PAUSE >= deadline:
                 raise
-        # Too many strangers were there, or this process was too slow.
+        # The listener hung up: too many clients were there, or this one was too slow.
         time.sleep(_PAUSE)
 
 
@@ -132,7 +133,7 @@ def _connected(
 
 
 def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Session:
-    """Proves to the listener that this process knows the key, and has it prove the same."""
+    """Proves to the listener that this process knows the key, and requires the same proof."""
     own = os.urandom(NONCE_BYTES)
     end.sendall(_digest(name) + own)
     answer = _read(end, 1 + NONCE_BYTES, deadline)
@@ -163,7 +164,7 @@ def _read(end: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until a deadline; a socket takes 0 for something else."""
+    """Returns the seconds until a deadline, never 0: that would make a socket non-blocking."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -175,10 +176,10 @@ def _digest(name: str) -> bytes:
 
 
 class Expected(NamedTuple):
-    """A connection that a listener waits for.
+    """Connection that a listener expects.
 
     Attributes:
-        name: its name.
+        name: name of the connection.
         key: the key that the client knows.
         admit: called with the connection and its session.
     """
@@ -189,25 +190,26 @@ class Expected(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """The form of the name that a client sends."""
+        """Digest of the name, which a client sends in its place."""
         return _digest(self.name)
 
 
 def greeting(
     find: Callable[[bytes], Expected | None],
 ) -> Generator[tuple[bytes, int], bytes, tuple[Expected, Session, bytes]]:
-    """Greets a client: the server's side of a connection, without the connection itself.
+    """Runs the server's side of the handshake with a client, without doing any I/O itself.
 
-    It yields what is to be sent, and how many bytes are to be read after that; it is sent these.
+    The generator yields bytes to send, and the number of bytes to read after that. The caller
+    sends the bytes read into the generator.
 
     Args:
-        find: returns the connection whose name has a digest, if it is expected.
+        find: returns the expected connection for the digest of a name, or None.
 
     Returns:
-        The connection that came, its session, and the last thing to send.
+        The expected connection, its session, and the last bytes to send.
 
     Raises:
-        AuthenticationError: if the client is a stranger. Its arguments are what to send to it.
+        AuthenticationError: if the client is a stranger. The error's argument is the bytes to send.
     """
     hello = yield b"", _HELLO_BYTES
     digest, nonce = hello[:-NONCE_BYTES], hello[-NONCE_BYTES:]
@@ -220,6 +222,6 @@ def greeting(
     try:
         session.check(proof)
     except AuthenticationError:
-        # No proof of this end: a client with another key hears at once that it has the wrong one.
+        # Zeros instead of a proof tell a client at once that it has the wrong key.
         raise AuthenticationError(bytes(TAG_BYTES)) from None
     return expected, session, session.tag()

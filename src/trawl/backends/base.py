@@ -1,7 +1,7 @@
-"""The contract of a place where workers live.
+"""Contract of a backend, a place where workers run.
 
 A backend starts workers, carries messages both ways, notices deaths and, where it can, shares
-memory. It knows nothing of environments or batches::
+memory. It knows nothing about environments or batches::
 
     backend = ProcessBackend()
     worker = backend.launch(0, make_service)     # make_service(port) runs over there
@@ -13,8 +13,8 @@ memory. It knows nothing of environments or batches::
             case Death(worker, reason): ...      # it is gone, however that came about
     backend.close()
 
-Over there, a :class:`Service` answers. Messages come to it one at a time, and between two pieces
-of its work::
+In the worker, a :class:`Service` handles the messages. They come one at a time, and only between
+two pieces of its own work::
 
     while not ended:
         while messages are there (or service.busy is False, and so there is time to wait):
@@ -37,42 +37,44 @@ from trawl.backends.failure import Failure
 
 
 class Port(ABC):
-    """A worker's connection to the process that it works for."""
+    """Connection of a worker to its driver, the process that launched it."""
 
     @abstractmethod
     def send(self, content: Any) -> None:
-        """Sends a message to the other side.
+        """Sends a message to the driver.
+
+        Objects that the message refers to may change after the call returns.
 
         Args:
-            content: what :mod:`pickle` can take there. An exception that says that it can't is
-                raised here, and nothing is sent. What it refers to may change after that.
+            content: any object that :mod:`pickle` can serialize. If it can't, its exception is
+                raised here, and nothing is sent.
         """
 
     @abstractmethod
     def memory(self, name: int) -> Any:
-        """The memory that was shared under ``name``, as a buffer.
+        """Returns the memory that was shared under ``name``, as a buffer.
 
         Raises:
-            KeyError: if there is none.
+            KeyError: if no memory is shared under that name.
         """
 
     @abstractmethod
     def interrupted(self) -> int:
-        """The number last given to :meth:`Worker.interrupt`; 0 before. It costs next to nothing."""
+        """Returns the number last passed to :meth:`Worker.interrupt`, or 0. The call is cheap."""
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Keeps :meth:`Worker.stop` from breaking off what is done within, if it would."""
+        """Returns a context within which :meth:`Worker.stop` does not break off the work."""
         return nullcontext()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A method call by a holder of the worker's handle, where a backend has handles.
+    """Method call by a holder of the worker's handle, if the backend has handles.
 
-    A service takes it as it takes messages, and sets its answer.
+    The service receives it by :meth:`Service.handle`, like a message, and sets the answer.
 
     Attributes:
-        name: the method.
+        name: name of the method.
         args: positional arguments.
         kwargs: keyword arguments.
         answer: the result, pickled, or the exception.
@@ -85,16 +87,16 @@ class Asked:
 
 
 class Service(ABC):
-    """What runs in a worker."""
+    """Object that runs in a worker: handles messages and does the work."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether there is work to do; otherwise the worker waits for a message."""
+        """True if there is work to do. Otherwise the worker waits for a message."""
 
     @abstractmethod
     def handle(self, content: Any) -> None:
-        """Takes a message."""
+        """Handles a message."""
 
     @abstractmethod
     def work(self) -> None:
@@ -102,14 +104,14 @@ class Service(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything. It is called once, when the worker ends other than by a kill."""
+        """Releases all resources. Called once, when the worker ends, unless it is killed."""
 
 
 MakeService = Callable[[Port], Service]
 
 
 class Worker(ABC):
-    """A worker, as seen by the process that it works for.
+    """Worker, as seen by its driver, the process that launched it.
 
     Attributes:
         index: its number, from 0.
@@ -119,42 +121,42 @@ class Worker(ABC):
 
     @abstractmethod
     def send(self, content: Any) -> None:
-        """Sends a message, and doesn't wait until it is taken.
+        """Sends a message, without waiting until the worker receives it.
 
         If the worker is dead, nothing happens: its death is an event.
 
         Args:
-            content: what :mod:`pickle` can take there. An exception that says that it can't is
+            content: any object that :mod:`pickle` can serialize. If it can't, its exception is
                 raised here, and nothing is sent.
         """
 
     @abstractmethod
     def share(self, name: int, memory: Any) -> None:
-        """Lets the worker use memory of this backend, under a name. It stays valid there."""
+        """Lets the worker use memory of this backend under a name, until :meth:`forget`."""
 
     @abstractmethod
     def forget(self, name: int) -> None:
-        """Takes the name back; the worker's part of that memory is freed with its last user."""
+        """Removes the name. The worker releases the memory when nothing there uses it any more."""
 
     @abstractmethod
     def interrupt(self, number: int) -> None:
-        """Sets what :meth:`Port.interrupted` tells the worker, also while it works."""
+        """Sets the number that :meth:`Port.interrupted` returns, also while the worker works."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends the worker: what it does is broken off, and its service closed. A death follows.
+        """Ends the worker: breaks off its work and closes its service. A :class:`Death` follows.
 
-        An exception that comes of that is a failure, as any other.
+        An exception that is raised meanwhile becomes a :class:`Failed` event, like any other.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends the worker at once, its service not asked. A death follows."""
+        """Ends the worker at once, without closing its service. A :class:`Death` follows."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A worker sent something."""
+    """Event: a worker sent a message."""
 
     worker: Worker
     content: Any
@@ -162,7 +164,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Failed:
-    """A worker's service raised an exception, or sent what can't be read; its death follows."""
+    """Event: a service raised an exception, or sent an unreadable message. A death follows."""
 
     worker: Worker
     failure: Failure
@@ -170,11 +172,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Death:
-    """A worker is gone; nothing more comes from it.
+    """Event: a worker is gone, and nothing more comes from it.
 
     Attributes:
-        reason: why, as the end of a sentence: ``"was killed by SIGKILL"``.
-        expected: whether it was told to stop, and did.
+        reason: the cause, as the end of a sentence: ``"was killed by SIGKILL"``.
+        expected: True if the worker was told to stop, and did.
     """
 
     worker: Worker
@@ -186,11 +188,11 @@ Event = Message | Failed | Death
 
 
 class Backend(ABC):
-    """A place where workers live.
+    """Place where workers run.
 
     Attributes:
-        shares_memory: whether :meth:`allocate` gives memory that workers can write to.
-        isolated: whether each worker has an interpreter of its own.
+        shares_memory: True if workers can write to the memory that :meth:`allocate` returns.
+        isolated: True if each worker has an interpreter of its own.
     """
 
     shares_memory: bool
@@ -198,9 +200,10 @@ class Backend(ABC):
 
     @abstractmethod
     def launch(self, index: int, make: MakeService) -> Worker:
-        """Starts a worker that makes its service by ``make`` (pickled, if need be).
+        """Starts a worker, which makes its service by calling ``make`` (pickled if necessary).
 
-        It doesn't wait for that: messages may be sent at once, and are handled after.
+        The call does not wait for the service. Messages may be sent at once; the worker handles
+        them after it has made the service.
 
         Raises:
             RuntimeError: if no worker can be started, or the backend is closed.
@@ -208,7 +211,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """What happened to any worker, as soon as there is something.
+        """Waits for events of any worker, and returns them as soon as there are some.
 
         The messages of a worker come in the order in which they were sent, its death last.
 
@@ -216,16 +219,16 @@ class Backend(ABC):
             timeout: seconds after which an empty list is returned; None waits as long as it takes.
 
         Raises:
-            RuntimeError: if there is nothing that could happen, and no timeout.
+            RuntimeError: if no event can come, and there is no timeout.
         """
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
-        """Memory that can be shared with workers, as an object with a ``buffer``.
+        """Allocates memory that can be shared with workers: an object with a ``buffer``.
 
-        Nothing but references keeps it: it has no name, and is gone with its last user.
+        The memory has no name, and is freed when nothing refers to it any more.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Kills what still lives, and lets go of all. May be called again; nothing else may."""
+        """Kills all workers and releases all resources. Only this may be called again later."""

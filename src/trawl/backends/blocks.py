@@ -40,7 +40,7 @@ class BlockAllocator:
         """Returns a block of zeros, of ``nbytes`` rounded up to whole pages."""
         size = -(-max(nbytes, 1) // _PAGE) * _PAGE
         files = self._files.setdefault(size, [])
-        # Garbage that is collected meanwhile changes the list.
+        # A copy: blocks that become garbage meanwhile may change the list.
         for file in reversed(files.copy()):
             if (block := file.take()) is not None:
                 return block
@@ -59,7 +59,7 @@ class BlockFile:
             removed from this list, and thereby freed.
 
     Attributes:
-        number: identifies the file among all of this process.
+        number: number that identifies the file within this process.
         memory: the memory.
     """
 
@@ -81,7 +81,7 @@ class BlockFile:
             return None
         offset = slot * self._size
         array = np.frombuffer(self.memory.buffer, np.uint8, self._size, offset)
-        # Every view of the block keeps this array.
+        # Every view of the block keeps this array alive.
         weakref.finalize(array, self._release, slot).atexit = False
         return SharedBlock(self, offset, array)
 
@@ -100,7 +100,7 @@ class SharedBlock:
 
     Attributes:
         file: the file that it is a slot of.
-        offset: its first byte there.
+        offset: offset of the block in the file, in bytes.
         buffer: the memory; the slot is free again when nothing refers to it.
     """
 
@@ -111,9 +111,9 @@ class SharedBlock:
 
 
 def _clear(memory: Any, offset: int, size: int) -> None:
-    """Gives the pages back to the system; they read as zeros."""
+    """Returns the pages to the system; they read as zeros afterwards."""
     try:
         memory.madvise(mmap.MADV_REMOVE, offset, size)
     except (AttributeError, OSError):
-        # The memory is a file on a disk that can't have holes.
+        # There is no MADV_REMOVE, or the file system can't punch holes into files.
         np.frombuffer(memory, np.uint8, size, offset)[:] = 0

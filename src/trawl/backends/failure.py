@@ -1,4 +1,4 @@
-"""Exceptions that happened elsewhere."""
+"""Exceptions from workers, in a form that can be sent and raised again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OF_OSERROR = ("errno", "strerror", "filename", "filename2")
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception, in a form that travels.
+    """Exception in a form that can be sent to another process.
 
     Attributes:
-        summary: its type and message, in a line.
-        text: the traceback as it would have been printed over there.
+        summary: the type and message, in one line.
+        text: the traceback, as Python would have printed it in the worker.
         pickled: the exception itself, or None if it can't be pickled.
     """
 
@@ -45,20 +45,20 @@ class Failure:
         )
 
     def original(self) -> BaseException | None:
-        """The exception as it was, or None if it can't be had."""
+        """Returns the original exception, or None if it can't be restored."""
         if self.pickled is None:
             return None
         try:
             error = pickle.loads(self.pickled)
-        except Exception:  # what comes from a user's class may fail in any way
+        except Exception:  # a user's class may fail in any way
             return None
         return error if isinstance(error, BaseException) else None
 
     def error(self, where: str) -> WorkerError:
-        """The exception to raise here: a :class:`WorkerError` that is also of the original type.
+        """Returns the :class:`WorkerError` to raise here, if possible also of the original type.
 
         Args:
-            where: whom it happened to: ``"worker 3"``.
+            where: the place where it happened: ``"worker 3"``.
         """
         original = self.original()
         hint = _NO_DEBUGGER if isinstance(original, bdb.BdbQuit) else ""
@@ -78,9 +78,11 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 class _Remains:
-    """An exception whose class can't be called as pickle does, or that holds what can't be sent.
+    """Replacement for an exception that can't be pickled as it is.
 
-    What comes out of the pickle is an exception of its class, with all that could be sent.
+    Its class may take other arguments than pickle passes, or it may hold objects that can't be
+    sent. The unpickled exception is of the same class. It lacks attributes that can't be sent, and
+    has the ``repr`` of arguments that can't.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -114,26 +116,26 @@ def _rebuilt(message: str, original: BaseException | None) -> WorkerError:
         error = _kind(original)(message, original)
         for name, value in _attributes(original).items():
             setattr(error, name, value)
-    except Exception:  # what a user's class does when it is made
+    except Exception:  # a user's class may raise anything when it is called
         return WorkerError(message, original)
     return error
 
 
 def _kind(original: BaseException | None) -> type[WorkerError]:
-    """A class that both ``except WorkerError`` and ``except <the original's type>`` catch."""
-    # An error that is raised in a generator must not seem to be the generator's end.
+    """Returns a class that ``except WorkerError`` and ``except <the original's type>`` catch."""
+    # An error that is raised in an iterator must not look like the end of the iteration.
     if not isinstance(original, Exception) or isinstance(original, StopIteration):
         return WorkerError
     if isinstance(original, WorkerError):
         return type(original)
     kind = type(original)
     members = {
-        # Tracebacks show these: the class looks as the original's does.
+        # Tracebacks show these, so the class looks like that of the original.
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__str__": _text,
         "__reduce__": _reduce,
-        # The original's class may have properties of these names.
+        # They hide properties of these names that the original's class may have.
         "message": "",
         "original": None,
     }
@@ -141,7 +143,7 @@ def _kind(original: BaseException | None) -> type[WorkerError]:
 
 
 def _attributes(original: BaseException | None) -> dict[str, Any]:
-    """What those who catch an exception of this type may want to read, besides its message."""
+    """Returns the attributes that a handler of this type of exception may want to read."""
     found = {
         name: value
         for name, value in getattr(original, "__dict__", {}).items()
@@ -157,5 +159,5 @@ def _text(self: WorkerError) -> str:
 
 
 def _reduce(self: WorkerError) -> Any:
-    # Classes that were made here can't be found by their names.
+    # Pickle can't find the classes that `_kind` makes by their names.
     return _rebuilt, (self.message, self.original)

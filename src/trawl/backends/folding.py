@@ -1,4 +1,4 @@
-"""Pickles whose large tensors lie beside them, so that what carries them need not copy those."""
+"""Pickles with the memory of large tensors as separate buffers, which need not be copied."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Fewer bytes are as well off in the pickle itself.
+# Buffers of fewer bytes stay in the pickle.
 _LEAST = 4096
 
 Bytes = NDArray[np.uint8]
 
 
 def fold(content: Any) -> tuple[bytes, list[Bytes]]:
-    """A pickle, and the memory of the large tensors in it, which is that of ``content``.
+    """Returns a pickle of ``content``, and the memory of the large tensors in it.
 
-    ``pickle.loads`` takes both, the latter as ``buffers``: what it makes refers to those.
+    Contiguous memory is not copied. ``pickle.loads`` takes the memory as ``buffers``, and the
+    tensors that it makes refer to these.
     """
     beside: list[Bytes] = []
     file = io.BytesIO()
@@ -30,7 +31,7 @@ def fold(content: Any) -> tuple[bytes, list[Bytes]]:
 
 
 def reduced(tensor: Tensor) -> tuple[Any, ...] | None:
-    """How a tensor is pickled so that its memory can lie beside; None if that can't be."""
+    """Reduces a tensor so that pickle can keep its memory apart; None if that is impossible."""
     if type(tensor) is not Tensor or not _is_plain(tensor):
         return None
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -38,7 +39,7 @@ def reduced(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but numbers in this process's memory."""
+    """Tells whether a tensor is nothing but numbers in CPU memory, and not empty."""
     return bool(
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Workers in this very process, for tests: each works when the others wait for it."""
+"""Workers in this process, for tests and debugging: they work while the driver waits."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class InlineMemory:
 
 
 class InlineBackend(Backend):
-    """Workers that are objects of this process: the whole of a fleet, without any process.
+    """Backend whose workers are objects in this process.
 
-    A worker builds its service when it is launched, handles a message when it is sent, and works
+    A worker builds its service when it is launched, and handles a message when it is sent. It works
     while :meth:`wait` waits, one piece at a time, in turn with the others.
 
     Args:
-        shares_memory: whether workers may use memory of the backend; otherwise messages are
-            copies, as they are where workers are far away.
+        shares_memory: whether workers may use memory of the backend. If not, messages from workers
+            are copies, as they are with remote workers.
     """
 
     isolated = False
@@ -85,11 +85,11 @@ class InlineBackend(Backend):
         self._closed = True
 
     def note(self, event: Event) -> None:
-        """Takes an event that a worker caused."""
+        """Queues an event of a worker."""
         self._events.append(event)
 
     def bury(self, worker: InlineWorker, reason: str, expected: bool) -> None:
-        """Ends a worker."""
+        """Removes a worker, and queues its death."""
         if worker in self._workers:
             del self._workers[worker]
             self._events.append(Death(worker, reason, expected))
@@ -106,7 +106,7 @@ class InlineWorker(Worker):
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do."""
+        """True if the worker has work to do."""
         return self._service is not None and self._service.busy
 
     def begin(self, make: MakeService) -> None:
@@ -136,7 +136,7 @@ class InlineWorker(Worker):
         try:
             self._close()
         except (Exception, SystemExit) as another:
-            # As Python does it: the last one is told, and has the first in its context.
+            # As in Python, the last exception is reported, with the first as its context.
             error = another
         self._backend.note(Failed(self, Failure.of(error)))
         self._backend.bury(self, "exited with status 1", expected=False)

@@ -1,4 +1,4 @@
-"""What starts processes that workers live in, and tells of their end."""
+"""Launchers, which start the processes of workers and report when these end."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Ended = Callable[[str], None]
 
 
 class Process(ABC):
-    """A process that was started.
+    """Process that a launcher started.
 
     Attributes:
-        tells: whether its end is told, and soon.
+        tells: True if the launcher reports the end of the process, and soon.
     """
 
     tells = False
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it, if it can be."""
+        """Kills the process, if possible."""
 
 
 class Launcher(ABC):
     """Starts processes.
 
     Attributes:
-        replaces: whether it can start another in the place of one that ended.
+        replaces: True if the launcher can start a process in the place of one that ended.
     """
 
     replaces = True
@@ -50,20 +50,20 @@ class Launcher(ABC):
         """Starts a process.
 
         Args:
-            index: number of the worker that it is for.
-            run: what runs there; gives the exit status.
+            index: number of the worker that runs in the process.
+            run: function to run in the process; returns the exit status.
             ended: called, from some thread, with the reason when the process has ended.
         """
 
     def close(self) -> None:  # noqa: B027 (there may be nothing)
-        """Ends what was started."""
+        """Ends the processes that were started."""
 
 
 class LocalLauncher(Launcher):
-    """Starts processes of this machine, which end when this one does, however it ends."""
+    """Starts processes on this machine. They end when this one does, for whatever reason."""
 
     def __init__(self) -> None:
-        # Where they come from is forked from this process, if that has no other threads yet.
+        # Starts the server now: it is forked from this process only while that has one thread.
         ServerHandle.get("forkserver")
         self._inner = ProcessBackend("forkserver")
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class LocalLauncher(Launcher):
                     event.reason if failed is None else f"{event.reason} ({failed})"
                 )
             elif isinstance(event, Failed):
-                # It never came to the point where it would tell of that by itself.
+                # The process failed before it could report the error to the driver itself.
                 self._failed[event.worker] = event.failure.summary
 
     @override
@@ -125,16 +125,16 @@ class _LocalProcess(Process):
 
 
 def _live(run: Callable[[], int], port: Port) -> Service:
-    """Lives the life of a rank, in the place of a worker of the inner backend."""
+    """Runs a rank in the place of a worker of the inner backend; never returns."""
     leave(run())
     raise AssertionError
 
 
 class OutsideLauncher(Launcher):
-    """Starts nothing: somebody else started all processes, and they come by themselves.
+    """Starts nothing: for processes that were started by somebody else, and connect on their own.
 
     Args:
-        count: how many there are, this one not counted.
+        count: number of these processes, without this one.
     """
 
     replaces = False

@@ -1,4 +1,4 @@
-"""Processes that are jobs of a Slurm cluster, or, for tests, of this machine."""
+"""Launcher of processes as jobs: on a Slurm cluster or, for tests, on this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DEFAULT_SLURM_CONF = {
 
 
 def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None = None) -> Any:
-    """What starts jobs with such parameters.
+    """Returns an executor of submitit, which starts jobs with the given parameters.
 
     Args:
-        given: the parameters; of ``"folder"`` and ``"cluster"`` the executor is made.
-        default: the parameters if none are given.
+        given: the parameters; ``"folder"`` and ``"cluster"`` go to the executor's constructor.
+        default: the parameters to use if ``given`` is None; by default ``DEFAULT_SLURM_CONF``.
 
     Raises:
         ImportError: if submitit is not installed.
@@ -49,24 +49,25 @@ def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None 
 
 
 def folder_of(executor: Any) -> Path:
-    """The folder of an executor's jobs, without what is different for each."""
+    """Returns the folder of an executor's jobs, without the parts that differ between jobs."""
     from submitit.core.utils import JobPaths
 
     return Path(JobPaths.get_first_id_independent_folder(executor.folder))
 
 
 class SubmititLauncher(Launcher):
-    """Starts jobs by submitit.
+    """Starts processes as jobs of submitit.
 
-    submitit brings a function to its job by a file that others may be able to read. So that file
-    only names another, which nobody else can read; it is deleted by :meth:`close`.
+    submitit passes a function to its job in a file that other users may be able to read. Therefore
+    that file only names a second one, which only this user can read. :meth:`close` deletes the
+    second file.
 
     Args:
-        parameters: of the jobs; ``"folder"`` is for their logs, ``"cluster"`` is ``"slurm"``,
-            ``"local"``, or by default what is there.
+        parameters: parameters of the jobs. ``"folder"`` is for their logs. ``"cluster"`` is
+            ``"slurm"`` or ``"local"``; by default submitit takes the one that is available.
 
     Attributes:
-        local: whether they are processes of this machine.
+        local: True if the jobs are processes of this machine.
     """
 
     def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:
@@ -81,8 +82,8 @@ class SubmititLauncher(Launcher):
         self._files.append(file)
         job = self._executor.submit(_run_private, file)
         self._jobs.append(job)
-        # submitit has no event for it, and looks by itself now and then. What it finds only
-        # matters if the job never came to the point where it has a connection.
+        # submitit has no event for the end of a job, so it polls. The result only matters if the
+        # job ended before it had a connection.
         watch = threading.Thread(target=_watch, args=(job, ended), daemon=True)
         watch.start()
         return _Job(job)
@@ -98,7 +99,7 @@ class SubmititLauncher(Launcher):
 
 
 def _run_private(file: Path) -> int:
-    """Runs what is in a file, which only this user has written or read."""
+    """Runs the pickled function in a file that only this user can have written or read."""
     run: Callable[[], int] = pickle.loads(read_private(file))
     return run()
 

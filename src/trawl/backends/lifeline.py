@@ -1,11 +1,11 @@
-"""Connections that tell when the machine at the other end is out of reach.
+"""Connections that detect when the machine at the other end is out of reach.
 
-A link that is cut says nothing: what is sent is lost, and who only waits for an answer waits for
-ever. So each worker has one more connection to its driver, over which nothing is sent. The systems
-at both ends ask each other now and then whether they are there (the *keepalive* of TCP, RFC 9293,
-3.8.4), and close it when there was no answer for long enough. That takes no time of the program at
-either end: an environment that lets no other thread run for minutes is not taken for a cut link,
-nor is a message that takes minutes to be sent.
+A cut link gives no sign: data sent over it is lost, and a process that only waits for an answer
+waits forever. Therefore each worker has one more connection to its driver, over which nothing is
+sent. The kernels at both ends probe each other now and then (TCP *keepalive*, RFC 9293, 3.8.4), and
+close the connection when no answer came for long enough. The programs at both ends take no part in
+this. So an environment that lets no other thread run for minutes is not mistaken for a cut link,
+nor is a message that takes minutes to send.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Lost = Callable[[str | None], None]
 
 
 def _connection(name: str) -> str:
-    """The name that a worker's lifeline has as a connection."""
+    """Returns the connection name of a worker's lifeline."""
     return f"lifeline of {name}"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Where a worker's lifeline leads to.
+    """Address of the driver's end of a worker's lifeline.
 
     Attributes:
         host: address of the driver.
-        port: port there.
-        seconds: for which the other end may be out of reach, at least ``LEAST_SECONDS``.
+        port: port of the driver.
+        seconds: seconds that the other end may be out of reach; at least ``LEAST_SECONDS``.
     """
 
     host: str
@@ -49,11 +49,11 @@ class Line:
         """Connects a worker to its driver.
 
         Args:
-            name: the worker's name there.
-            key: the key that it shares with the driver.
+            name: name of the worker.
+            key: the key that the worker shares with the driver.
 
         Raises:
-            OSError: if that is out of reach.
+            OSError: if the driver is out of reach.
             AuthenticationError: if the other end is not the driver.
         """
         end, _ = connect(self.host, self.port, _connection(name), key, self.seconds)
@@ -62,7 +62,7 @@ class Line:
 
 
 class Lifeline:
-    """A worker's end; it is held until the driver lets go, or the process ends.
+    """Worker's end of a lifeline, open until the driver closes its end or the process ends.
 
     Args:
         end: the connection.
@@ -72,7 +72,7 @@ class Lifeline:
         self._end = end
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """Calls ``lost``, from a thread, when the driver is gone, or out of reach."""
+        """Calls ``lost``, from a thread, when the driver is gone or out of reach."""
         threading.Thread(target=self._wait, args=(lost,), daemon=True).start()
 
     def _wait(self, lost: Callable[[], None]) -> None:
@@ -82,23 +82,23 @@ class Lifeline:
 
 
 def _ask(end: socket.socket, seconds: float) -> None:
-    """Has the system ask the other end's, and close the connection without answers."""
+    """Turns on keepalive: without answers, the kernel closes the connection."""
     every = ask_now_and_then(end, seconds)
-    # It is looked at with each question only, and counts before the number of these.
+    # The kernel checks this limit at each probe only, and it overrides the number of probes.
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         most = int(1000 * (seconds - every / 2))
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
 
 
 class Lifelines:
-    """The driver's ends of its workers' lifelines.
+    """Driver's ends of its workers' lifelines.
 
     Args:
-        listener: where workers connect them, and whose thread waits for what they tell.
-        seconds: for which a worker's machine may be out of reach.
+        listener: the listener that workers connect to; its thread watches the lifelines.
+        seconds: seconds that a worker's machine may be out of reach.
 
     Attributes:
-        line: where lifelines lead to.
+        line: the address that workers connect their lifelines to.
     """
 
     def __init__(self, listener: Listener, seconds: float) -> None:
@@ -107,21 +107,21 @@ class Lifelines:
         self.line = Line(listener.host, listener.port, seconds)
 
     def watch(self, name: str, key: bytes, lost: Lost) -> None:
-        """Calls ``lost``, from a thread, when the worker of that name is out of reach.
+        """Calls ``lost``, from the listener's thread, when a worker is out of reach.
 
-        It is called with the reason, or with None if its machine doesn't know of the connection.
-        That a worker's process ends is not told.
+        The argument is the reason, or None if the worker's machine no longer knows the connection.
+        The end of the worker's process alone is not reported.
 
         Args:
-            name: the worker's name.
-            key: the key that it shares with this process.
-            lost: what is called.
+            name: name of the worker.
+            key: the key that the worker shares with this process.
+            lost: the function to call.
         """
         self._lost[name] = lost
         self._listener.expect(_connection(name), key, partial(self._admit, name))
 
     def forget(self, name: str) -> None:
-        """Ends that."""
+        """Stops watching the worker of that name."""
         self._lost.pop(name, None)
         self._listener.forget(_connection(name))
 
@@ -133,9 +133,9 @@ class Lifelines:
         self._listener.watch(end, partial(self._hear, name, end))
 
     def _hear(self, name: str, end: socket.socket) -> bool:
-        """Takes in the end of a worker's line; tells whether there may be more to hear."""
+        """Handles the end of a worker's lifeline; returns True if it has not ended yet."""
         try:
-            # Nothing is ever sent.
+            # Nothing is ever sent: only the end of the connection can be read.
             end.recv(1)
         except BlockingIOError:
             return True

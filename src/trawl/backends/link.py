@@ -1,7 +1,7 @@
-"""Connections between two processes by a process group of both, and the store where they meet.
+"""Connections between two processes that form a process group, and the store where they meet.
 
-The store is open to all who reach it, so it has addresses and random numbers only; a key that both
-processes have from elsewhere authenticates their messages.
+Anyone who can reach the store can read and change it, so it holds only addresses and random
+numbers. A key that both processes get from elsewhere authenticates their messages.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from trawl.backends.authentication import NONCE_BYTES, AuthenticationError, Sess
 from trawl.backends.network import listening, own_address
 from trawl.backends.remote_packing import Packed, seal, unseal
 
-# Much of it has no types.
+# Much of the module has no type annotations.
 dist: Any = torch.distributed
 NAMES = ("gloo", "nccl", "mpi", "ucc")
-# A message begins with a tensor of a size that both sides know: this one, or one up to the other in
-# which the message before would have had room, as they are often alike. What is small is in it.
+# A message begins with a tensor of a size that both sides know, between these two: large enough for
+# the previous message (consecutive ones are often alike), or the smaller one if both are too small.
 _FRAME, _LARGEST_FRAME = 2048, 1 << 18
-# What it is, whether buffers are in it too, bytes of all that is, bytes of the sealed pickle, how
-# many buffers there are, and the size that the next message begins with; then the buffers' sizes.
+# Head of a message: its verb, whether the buffers follow the pickle directly, total bytes without
+# separate buffers, bytes of the sealed pickle, number of buffers, and the size of the first tensor
+# of the next message. Then come the sizes of the buffers.
 _HEAD = struct.Struct("!B?QQIQ")
-# No message is as large: its memory has more bytes than any machine.
+# Limit of the bytes of a message: more than the memory of any machine.
 _MOST = 1 << 48
 FOREVER = timedelta(days=3650)
-# What a rank says of itself in the store before it joins; or what is said of it.
+# Name and values of the state of a rank in the store. The rank sets `_COMING` before it joins; the
+# driver sets `GONE` if it no longer expects the rank.
 STATE, _COMING, GONE = "state", b"coming", b"gone"
-# The random number of each rank there.
+# Prefix of the names of the ranks' random numbers in the store.
 _NONCE = "nonce"
 
 
 @dataclass(frozen=True)
 class Address:
-    """A place where two ranks meet: a TCP store, and names in it.
+    """Meeting point of two ranks: a TCP store, and a prefix of names in it.
 
     Attributes:
-        host: its host.
-        port: its port.
-        timeout: seconds that ranks wait for each other.
-        prefix: what names of this meeting begin with.
-        key: the key that both ranks know, and nobody else.
+        host: host of the store.
+        port: port of the store.
+        timeout: seconds that the ranks wait for each other.
+        prefix: prefix of the names that belong to this meeting.
+        key: the key that only the two ranks know.
     """
 
     host: str
@@ -58,28 +60,28 @@ class Address:
     key: bytes = field(default=b"", repr=False)
 
     def client(self) -> Any:
-        """A connection to the store."""
+        """Connects to the store."""
         limit = timedelta(seconds=self.timeout)
         return dist.TCPStore(self.host, self.port, None, False, limit, False)
 
     def names(self) -> Any:
-        """Connects to the store, for the names of this meeting alone."""
+        """Connects to the store, limited to the names of this meeting."""
         return dist.PrefixStore(self.prefix, self.client())
 
     def meet(self, rank: int) -> Session:
-        """Waits for the other rank; returns what authenticates messages to and from it.
+        """Waits for the other rank; returns the session that authenticates their messages.
 
         Args:
             rank: the rank of this process: 0 for the driver, or 1.
 
         Raises:
-            RuntimeError: if nobody comes.
+            RuntimeError: if the other rank does not come.
         """
         store, own = self.names(), os.urandom(NONCE_BYTES)
-        # Anybody may change what is there. The ranks don't understand each other then.
+        # Anyone may change the store. The ranks then reject each other's messages.
         store.set(f"{_NONCE}/{rank}", own)
         if rank == 0:
-            # It may be known before, that nobody comes.
+            # The state tells early if the other rank will not come.
             if store.get(STATE) != _COMING:
                 raise RuntimeError("its process has ended")
             return Session(self.key, _NONCE, (store.get(f"{_NONCE}/1"), own), client=False)
@@ -88,7 +90,7 @@ class Address:
         return session
 
     def link(self, rank: int) -> Link:
-        """Returns a connection to the other rank of two; waits for it."""
+        """Waits for the other rank; returns a connection to it."""
         session = self.meet(rank)
         options = dist.ProcessGroupGloo._Options()
         own = own_address(self.host, self.port)
@@ -100,12 +102,12 @@ class Address:
 
 
 class Link:
-    """A connection between two ranks.
+    """Connection between two ranks.
 
     Args:
         group: the process group of both.
-        peer: the other one's rank.
-        session: what authenticates the messages.
+        peer: the rank of the other process.
+        session: the session that authenticates the messages.
     """
 
     def __init__(self, group: Any, peer: int, session: Session) -> None:
@@ -116,7 +118,9 @@ class Link:
         self._received = torch.empty(_FRAME, dtype=torch.uint8)
 
     def send(self, packed: Packed) -> None:
-        """Sends a message; what it refers to may change after that. One thread may at a time.
+        """Sends a message. Only one thread may send at a time.
+
+        Memory that the message refers to may change after the call returns.
 
         Raises:
             RuntimeError: if the other rank is gone.
@@ -141,17 +145,17 @@ class Link:
             self._sent = torch.empty(following, dtype=torch.uint8)
 
     def receive(self) -> Packed:
-        """Returns the next message; waits for it.
+        """Waits for the next message and returns it.
 
         Raises:
             RuntimeError: if the other rank is gone.
-            AuthenticationError: if it did not send what came.
+            AuthenticationError: if the other rank did not send the message.
         """
         self._take(self._received)
         data, room = self._received.numpy().tobytes(), len(self._received)
         verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
         begin = _HEAD.size + 8 * count
-        # A stranger may be in the group, and the tag comes last.
+        # A stranger may be in the group, and the tag is checked last, after memory is allocated.
         _check(begin + nbytes <= total <= _MOST and _FRAME <= following <= _LARGEST_FRAME)
         if total > room:
             rest = torch.empty(total - room, dtype=torch.uint8)
@@ -182,16 +186,17 @@ def _check(possible: bool) -> None:
 
 
 def over(memory: Any) -> Tensor:
-    """A tensor over memory; over a copy of it, if that can't be written to."""
+    """Returns a tensor over memory, or over a copy if the memory is read-only."""
     readonly = isinstance(memory, memoryview) and memory.readonly
     return torch.frombuffer(bytearray(memory) if readonly else memory, dtype=torch.uint8)
 
 
 def check_name(name: str) -> None:
-    """Refuses a kind of process group that isn't there.
+    """Checks the name of a kind of process group; only ``"gloo"`` can be used.
 
     Raises:
-        ValueError: naming those that are.
+        ValueError: if PyTorch has no such process group (the error names those that it has), or if
+            the name is not ``"gloo"``.
     """
     there = [one for one in NAMES if getattr(dist, f"is_{one}_available", bool)()]
     if name not in there:
@@ -207,12 +212,12 @@ def check_name(name: str) -> None:
 
 
 def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
-    """A TCP store of this process, and its port.
+    """Starts a TCP store in this process; returns the store and its port.
 
     Args:
-        host: the address that it listens at.
-        port: the port there; 0 for any that is free.
-        timeout: seconds that who asks it for something waits.
+        host: the address to listen at.
+        port: the port to listen at; 0 for any that is free.
+        timeout: seconds that a request to the store may wait.
 
     Raises:
         OSError: if the port is in use.

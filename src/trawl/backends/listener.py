@@ -1,4 +1,4 @@
-"""A port at which workers find the driver, and a thread that greets whoever comes."""
+"""Port at which workers find the driver, and a thread that authenticates incoming connections."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from trawl.backends.authentication import AuthenticationError, Expected, Session, greeting
 from trawl.backends.network import listening
 
-# Connections that are greeted at a time, and seconds that each may take: strangers must neither
-# take all descriptors of this process nor keep a worker waiting.
+# Most handshakes at a time, and seconds that each may take: strangers must neither use up the
+# descriptors of this process nor keep a worker waiting.
 MOST_GUESTS = 64
 GREETING_SECONDS = 5.0
-# Seconds until a connection is accepted again if this process has no descriptor left.
+# Pause in seconds before the next connection is accepted if this process has no descriptor left.
 _FULL = 0.05
 
 
 class _Guest:
-    """A connection that has not proved yet who it is."""
+    """Connection that is not authenticated yet."""
 
     def __init__(self, end: socket.socket, find: Callable[[bytes], Expected | None]) -> None:
         self.end = end
@@ -34,10 +34,10 @@ class _Guest:
         self._came = b""
 
     def go_on(self) -> tuple[Expected, Session] | None:
-        """Reads what has come; returns who it is, once that is known.
+        """Reads available bytes; once authenticated, returns the expected connection and a session.
 
         Raises:
-            OSError: if it is a stranger, or hung up.
+            OSError: if the client is a stranger, or hung up.
         """
         with contextlib.suppress(BlockingIOError):
             more = self.end.recv(self._wanted - len(self._came))
@@ -63,18 +63,18 @@ class _Guest:
 class Listener:
     """Accepts the connections that are expected, and drops all others.
 
-    All guests are greeted at the same time. If there are too many, the oldest is dropped: a worker
-    that this happens to tries again.
+    Handshakes run concurrently. If there are too many, the oldest connection is dropped; a worker
+    that is dropped tries again.
 
     Args:
         host: the address to listen at.
 
     Attributes:
-        host: the same.
-        port: the port there.
+        host: the address that it listens at.
+        port: the port that it listens at.
 
     Raises:
-        OSError: if that is no address of this machine.
+        OSError: if ``host`` is no address of this machine.
     """
 
     def __init__(self, host: str) -> None:
@@ -82,7 +82,7 @@ class Listener:
         self._socket.setblocking(False)
         self.host, self.port = host, self._socket.getsockname()[1]
         self._expected: dict[bytes, Expected] = {}
-        # In the order in which they came.
+        # In the order of their arrival.
         self._guests: dict[socket.socket, _Guest] = {}
         self._selector = selectors.DefaultSelector()
         self._read, self._write = os.pipe()
@@ -95,10 +95,10 @@ class Listener:
     def expect(
         self, name: str, key: bytes, admit: Callable[[socket.socket, Session], None]
     ) -> None:
-        """Accepts one connection of a name.
+        """Accepts one connection with a name.
 
         Args:
-            name: its name.
+            name: name of the connection.
             key: the key that its client knows.
             admit: called, from the listener's thread, with the connection and its session.
         """
@@ -106,20 +106,20 @@ class Listener:
         self._expected[expected.digest] = expected
 
     def forget(self, name: str) -> None:
-        """Accepts no connection of a name any more."""
+        """Stops accepting connections with a name."""
         self._expected.pop(Expected(name, b"", _nobody).digest, None)
 
     def watch(self, end: socket.socket, readable: Callable[[], bool]) -> None:
-        """Calls a function whenever a connection can be read; for a function that was admitted to.
+        """Calls a function whenever a connection is readable. Only to be called from ``admit``.
 
         Args:
             end: the connection; this object closes it.
-            readable: called from the listener's thread; returns whether to go on.
+            readable: called from the listener's thread; returns True to go on watching.
         """
         self._selector.register(end, selectors.EVENT_READ, lambda: self._hear(end, readable))
 
     def close(self) -> None:
-        """Closes the port, and the connections that are greeted or watched."""
+        """Closes the port, unauthenticated connections, and connections that are watched."""
         if self._closed:
             return
         self._closed = True
@@ -136,7 +136,7 @@ class Listener:
                 if key.fileobj == self._read:
                     self._end()
                     return
-                # It may have been dropped since, and its number given to another.
+                # The connection may have been dropped since, and its descriptor reused.
                 if self._selector.get_map().get(key.fd) is key:
                     self._handle(key.data)
             self._drop_late()
@@ -146,7 +146,7 @@ class Listener:
         try:
             event()
         except Exception:
-            # The trouble of one connection is not to end the thread that serves all others.
+            # An error of one connection must not end the thread, which serves all others.
             traceback.print_exc()
 
     def _patience(self) -> float | None:
@@ -191,7 +191,7 @@ class Listener:
         del self._guests[end]
         self._selector.unregister(end)
         if self._expected.pop(expected.digest, None) is not expected:
-            # Meanwhile it was forgotten, or came by another connection.
+            # Meanwhile `forget` was called, or another connection with this name was accepted.
             end.close()
             return
         end.setblocking(True)

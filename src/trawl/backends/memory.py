@@ -1,7 +1,7 @@
-"""Memory that several processes share, and that has no name.
+"""Shared memory without a name.
 
-A descriptor is all that leads to it. When the last process that has one is gone, so is the
-memory, however these processes ended.
+Processes can reach it by a descriptor only. The kernel frees it when the last process that uses it
+has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class SharedMemory:
-    """Anonymous shared memory; zeros, at first.
+    """Anonymous shared memory, initially zeros.
 
     Args:
-        fd: the descriptor of memory that exists; this object closes it.
-        nbytes: its size.
+        fd: the descriptor of existing memory; this object closes it.
+        nbytes: size of the memory in bytes.
 
     Attributes:
         fd: the descriptor, to be sent to other processes.
@@ -41,7 +41,7 @@ class SharedMemory:
         return cls(fd, nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To a process that is being started the descriptor goes along; to another one by request.
+        # A process that is being started receives the descriptor at once; another one requests it.
         return _received, (reduction.DupFd(self.fd), self.nbytes)
 
 
@@ -57,7 +57,7 @@ def _nameless_file() -> int:
 
 
 def map_once(fd: int, nbytes: int) -> mmap.mmap:
-    """The memory behind a descriptor, which is closed."""
+    """Maps the memory behind a descriptor, and closes the descriptor."""
     try:
         return _mapped(fd, nbytes)
     finally:

@@ -1,4 +1,4 @@
-"""Addresses of this machine."""
+"""Addresses of this machine, and options of its connections."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import ipaddress
 import socket
 import struct
 
-# How often the other system is asked in the time in which it is to answer once.
+# Number of keepalive probes in the time in which the other end has to answer one of them.
 _PROBES = 10
 LOOPBACK = "127.0.0.1"
-# Of Linux: asks for the address of an interface, which comes after so many bytes.
+# Linux only: the request for the address of an interface, the length of an interface's name, and
+# the offset of the address in the answer.
 _SIOCGIFADDR, _NAME, _BEFORE = 0x8915, 16, 20
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this machine in the network in which a host is."""
+    """Returns the address of this machine in the network of a host."""
     family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent by that.
+        # This sends nothing: for UDP, it only looks up the route.
         probe.connect(place)
         return str(probe.getsockname()[0])
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is of this machine for itself, so that no link leads to it."""
+    """Tells whether an address is a loopback address, which no other machine can reach."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def interface_at(address: str) -> str | None:
-    """The name of the network interface that has an IPv4 address; None if none has it."""
+    """Returns the name of the network interface that has an IPv4 address, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_NAME}s{_NAME}x", name.encode()[: _NAME - 1])
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
             except OSError:
-                # It has none.
+                # The interface has no IPv4 address.
                 continue
             if socket.inet_ntoa(answer[_BEFORE : _BEFORE + 4]) == address:
                 return name
@@ -44,10 +45,10 @@ def interface_at(address: str) -> str | None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address, and at no other.
+    """Returns a socket that listens at an address, and at no other.
 
     Raises:
-        OSError: if it is in use.
+        OSError: if the address is in use, or is not one of this machine.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family)
@@ -64,18 +65,18 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def ask_now_and_then(end: socket.socket, seconds: float) -> int:
-    """Has the system ask the other end's whether it is there, while nothing is sent.
+    """Turns on TCP keepalive: while nothing is sent, the kernel probes the other end.
 
     Args:
         end: a TCP connection.
-        seconds: without an answer, after which it is closed.
+        seconds: seconds without an answer after which the kernel closes the connection.
 
     Returns:
-        Seconds between two questions.
+        Seconds between two probes.
     """
     every = max(1, int(seconds / _PROBES))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Others than Linux have not all of these, and then close it later.
+    # Systems other than Linux lack some of these options, and close the connection later.
     for name, value in (
         ("TCP_KEEPIDLE", every),
         ("TCP_KEEPINTVL", every),

@@ -1,9 +1,9 @@
-"""A connection by which a worker's main thread is told what to do, with no other thread between.
+"""Connection over which a worker's main thread reads its orders, without another thread between.
 
-What comes by a process group wakes a thread of the group, which wakes the one that asked for it,
-which wakes the one that works. Any of them may be put on a processor on which another worker has
-just begun, and waits there until the system looks again, for a third of a small batch's time. Who
-reads from a socket by itself is woken once, on a processor that is free.
+A message of a process group wakes a thread of the group, which wakes the thread that waits for the
+message, which wakes the thread that works. The scheduler may put any of them on a processor on
+which another worker has just begun. The thread then waits there, for a third of the time that a
+small batch takes. A thread that reads from a socket itself wakes up once, on a free processor.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from trawl.backends.listener import Listener
 from trawl.backends.network import ask_now_and_then
 from trawl.backends.remote_packing import Packed, seal, unseal
 
-# What it is, bytes of the sealed pickle, how many buffers there are; then the buffers' sizes.
+# Head of a message: its verb, bytes of the sealed pickle, number of buffers. Then come the buffers'
+# sizes.
 _HEAD = struct.Struct("!BQI")
-# Pieces of memory that the system takes at a time.
+# Most pieces of memory in one call of `sendmsg`, which the kernel limits.
 _MOST = 1000
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a worker finds its orders.
+    """Address at which a worker connects to receive its orders.
 
     Attributes:
         host: address of the driver.
-        port: port there.
-        name: the worker's name there.
-        key: the key that it shares with the driver.
-        timeout: seconds that it may take to get there.
+        port: port of the driver.
+        name: name of the worker.
+        key: the key that the worker shares with the driver.
+        timeout: seconds that connecting may take.
     """
 
     host: str
@@ -53,7 +54,7 @@ class Meeting:
         """Connects a worker to its driver.
 
         Raises:
-            OSError: if that is out of reach, or does not wait for this worker.
+            OSError: if the driver is out of reach, or does not expect this worker.
             AuthenticationError: if the other end is not the driver.
         """
         name = _connection(self.name)
@@ -61,16 +62,16 @@ class Meeting:
 
 
 def _connection(name: str) -> str:
-    """The name that a worker's orders have as a connection."""
+    """Returns the connection name of a worker's orders."""
     return f"orders for {name}"
 
 
 class Orders:
-    """A worker's end.
+    """Worker's end of the connection for orders.
 
     Args:
         end: the connection; this object closes it.
-        session: what authenticates its messages.
+        session: the session that authenticates its messages.
     """
 
     def __init__(self, end: socket.socket, session: Session) -> None:
@@ -82,35 +83,37 @@ class Orders:
             self._poll.register(fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Ends the wait for messages, now and ever after; any thread may do it.
+        """Ends this and every later wait for messages. Any thread may call it.
 
-        A signal does not do that for sure: it may come just before the thread begins to wait.
+        A signal alone is not reliable: it may come just before the thread begins to wait.
         """
         os.write(self._bell, b"!")
 
     def ask_now_and_then(self, seconds: float | None) -> None:
-        """Ends the connection when the driver was out of reach for so long; None: never.
+        """Ends the connection when the driver is out of reach for ``seconds``; None: never.
 
-        The driver need not ask: it hears of the end of a worker that is out of reach.
+        The driver's end needs no keepalive: the driver learns by other means that a worker is out
+        of reach.
         """
         if seconds is not None:
             ask_now_and_then(self._end, seconds)
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Returns the descriptor to poll for messages."""
         return self._end.fileno()
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to read, if only the end."""
+        """True if there is something to read, if only the end of the connection."""
         return bool(self._poll.poll(0))
 
     def next(self) -> Packed:
-        """The next message; waits for it.
+        """Waits for the next message and returns it.
 
         Raises:
-            EOFError: if the driver is gone or out of reach, or has let go; or after :meth:`ring`.
-            AuthenticationError: if the driver did not send what came.
+            EOFError: if the driver is gone, is out of reach or closed the connection; or after
+                :meth:`ring`.
+            AuthenticationError: if the driver did not send the message.
         """
         if self._rung in [fd for fd, _ in self._poll.poll()]:
             raise EOFError("nothing more is to be read")
@@ -140,16 +143,18 @@ class Orders:
 
 
 class OrderLine:
-    """The driver's end. Who sends does not wait: what there is no room for, a thread sends.
+    """Driver's end of the connection for a worker's orders.
+
+    Sending never waits: if the socket has no room, a thread sends the rest.
 
     Args:
-        listener: where the worker connects.
-        name: the worker's name there.
-        key: the key that it shares with this process.
-        timeout: seconds that the worker may take to get there.
+        listener: the listener that the worker connects to.
+        name: name of the worker.
+        key: the key that the worker shares with this process.
+        timeout: seconds that the worker may take to connect.
 
     Attributes:
-        meeting: where it finds it.
+        meeting: the address at which the worker connects.
     """
 
     def __init__(self, listener: Listener, name: str, key: bytes, timeout: float) -> None:
@@ -158,17 +163,17 @@ class OrderLine:
         self._changed = threading.Condition()
         self._end: socket.socket | None = None
         self._session: Session | None = None
-        # What is sent before there is a connection, and what there was no room for.
+        # Messages from before the worker connected, and bytes that the socket had no room for.
         self._early: list[Packed] = []
         self._waiting: list[memoryview] = []
         self._pushing = self._closed = False
         listener.expect(_connection(name), key, self._admit)
 
     def meet(self) -> None:
-        """Waits for the worker.
+        """Waits until the worker has connected.
 
         Raises:
-            OSError: if it does not come in time, or if this is closed.
+            OSError: if the worker does not connect in time, or if this end is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._end or self._closed, self.meeting.timeout)
@@ -176,7 +181,7 @@ class OrderLine:
                 raise TimeoutError("the worker did not connect, or does not have the right key")
 
     def _admit(self, end: socket.socket, session: Session) -> None:
-        """Takes the worker's connection, and sends what it was told before."""
+        """Takes over the worker's connection, and sends the messages that wait for it."""
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
             if self._closed:
@@ -185,13 +190,14 @@ class OrderLine:
             self._end, self._session = end, session
             early, self._early = self._early, []
             self._changed.notify_all()
-            # If that fails the line is closed, by which the worker ends. The thread is others' too.
+            # On an error `_send` closes the connection, which ends the worker. The listener's
+            # thread must go on, as it serves other workers, too.
             with contextlib.suppress(Exception):
                 for packed in early:
                     self._send(packed)
 
     def send(self, packed: Packed) -> None:
-        """Sends a message, after those before; in vain to a worker that is gone."""
+        """Sends a message, after all earlier ones. It is lost if the worker is gone."""
         with self._changed:
             if self._closed:
                 return
@@ -201,14 +207,14 @@ class OrderLine:
                 self._send(packed)
 
     def close(self) -> None:
-        """Lets go of the worker."""
+        """Closes the connection to the worker."""
         self._listener.forget(_connection(self.meeting.name))
         with self._changed:
             self._closed = True
             self._early.clear()
             self._waiting.clear()
             if self._end is not None:
-                # A thread that sends hears of it.
+                # This ends the wait of a thread that is sending.
                 self._hang_up(self._end)
                 if not self._pushing:
                     self._end.close()
@@ -220,7 +226,7 @@ class OrderLine:
             end.shutdown(socket.SHUT_RDWR)
 
     def _send(self, packed: Packed) -> None:
-        """Sends a message, as far as there is room for it now."""
+        """Sends as much of a message as there is room for now; a thread sends the rest."""
         assert self._end is not None
         assert self._session is not None
         try:
@@ -237,14 +243,14 @@ class OrderLine:
                 self._pushing = True
                 thread.start()
         except BaseException:
-            # Nobody knows what was sent, and it is not to be sent twice: that worker is lost.
+            # It is unknown what was sent, and nothing may be sent twice: the worker is given up.
             self._pushing, self._closed = False, True
             self._waiting.clear()
             self._hang_up(self._end)
             raise
 
     def _push(self, end: socket.socket) -> None:
-        """Sends what waits, as there comes to be room for it."""
+        """Sends the waiting bytes, as soon as there is room for them."""
         while True:
             with self._changed:
                 parts, self._waiting = self._waiting, []
@@ -257,7 +263,7 @@ class OrderLine:
 
 
 def _sent(end: socket.socket, parts: list[memoryview], flags: int) -> list[memoryview]:
-    """Sends pieces of memory; gives what is left of them."""
+    """Sends pieces of memory; returns those that are left."""
     left = deque(parts)
     try:
         while left:
@@ -269,6 +275,6 @@ def _sent(end: socket.socket, parts: list[memoryview], flags: int) -> list[memor
     except BlockingIOError:
         return list(left)
     except OSError:
-        # Nobody takes it any more: that the worker is gone is told in other ways.
+        # The worker is gone, which is reported by other means.
         return []
     return []

@@ -1,8 +1,8 @@
-"""Functions and objects of a user's program, packed for other processes.
+"""Pickles functions and objects of a user's program for other processes.
 
-Code is packed by value where it can't be imported (``cloudpickle``): lambdas, closures, local
-classes and all of ``__main__``. What lies in shared memory stays shared, as do locks and values
-of ``multiprocessing``; all else is copied.
+Code that can't be imported is pickled by value (``cloudpickle``): lambdas, closures, local classes
+and all of ``__main__``. Tensors in shared memory stay shared, as do locks and values of
+``multiprocessing``. Everything else is copied.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import cloudpickle
 
-# Descriptors of the parcel that is being opened.
+# Descriptors of the parcel that is being unpacked.
 _received: list[int] = []
 
 
 class Shared:
-    """Something in a parcel that sender and receiver are to have in common.
+    """Marks an object in a parcel that sender and receiver share.
 
-    All its tensors are moved to shared memory. What comes out of the parcel is the object
-    itself.
+    All tensors of the object are moved to shared memory. The unpacked parcel has the object itself
+    in place of this one.
 
     Args:
         content: the object.
@@ -44,14 +44,14 @@ class Shared:
 
 
 class Parcel:
-    """An object, packed.
+    """Pickle of an object, and the descriptors that it refers to.
 
     Args:
         content: the object.
 
     Attributes:
         data: the pickle.
-        fds: descriptors that belong to it; closed with this object.
+        fds: the descriptors; closed with this object.
     """
 
     def __init__(self, content: Any) -> None:
@@ -66,7 +66,7 @@ class Parcel:
 
 
 def unpack(data: bytes, fds: list[int]) -> Any:
-    """The content of a parcel; the descriptors are taken over."""
+    """Returns the content of a parcel, and takes over its descriptors."""
     _received[:] = fds
     try:
         return pickle.loads(data)
@@ -76,19 +76,19 @@ def unpack(data: bytes, fds: list[int]) -> Any:
 
 
 class _Descriptor:
-    """Stands in a parcel for a descriptor (the protocol is that of ``multiprocessing``)."""
+    """Placeholder for a descriptor in a parcel, with the interface of ``multiprocessing``."""
 
     def __init__(self, position: int) -> None:
         self._position = position
 
     def detach(self) -> int:
-        """The descriptor, for the caller to close."""
-        # One that is asked for twice has to be there twice.
+        """Returns the descriptor, which the caller must close."""
+        # A duplicate, as this may be called twice.
         return os.dup(_received[self._position])
 
 
 class _Recipient:
-    """What ``multiprocessing`` takes for the process that is being started."""
+    """Stands in for the process that ``multiprocessing`` believes it starts."""
 
     DupFd = _Descriptor
 
@@ -96,13 +96,13 @@ class _Recipient:
         self._fds = fds
 
     def duplicate_for_child(self, fd: int) -> int:
-        """The position of a descriptor in the parcel."""
+        """Adds a descriptor to the parcel; returns its position."""
         self._fds.append(os.dup(fd))
         return len(self._fds) - 1
 
 
 def _dumps(content: Any, reducers: Mapping[type, Any]) -> bytes:
-    # Pickler reads its table once, as it is made.
+    # A class for each table, as a pickler reads its table once, when it is created.
     table = ChainMap(dict(reducers), cloudpickle.Pickler.dispatch_table)
     cls = type("SharingPickler", (cloudpickle.Pickler,), {"dispatch_table": table})
     file = io.BytesIO()
@@ -111,20 +111,20 @@ def _dumps(content: Any, reducers: Mapping[type, Any]) -> bytes:
 
 
 def _reducers() -> dict[type, Any]:
-    """What ``multiprocessing`` and ``torch`` do to share things.
+    """Returns the reducers by which ``multiprocessing`` and ``torch`` share objects.
 
-    ``torch`` would move all tensors to shared memory: only those that are there stay there.
+    ``torch`` would move all tensors to shared memory. Here only those that are shared already are.
     """
     known = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     if "torch" not in sys.modules:
-        # Then there are no tensors, and a program without them need not wait for the import.
+        # Without torch there are no tensors, and the program need not wait for its import.
         return known
 
     import torch
     import torch.multiprocessing
     from torch import Tensor, nn
 
-    # That import may have added to them.
+    # The import may have added reducers.
     known = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     storages = (torch.TypedStorage, torch.UntypedStorage)
     own = {
@@ -143,7 +143,7 @@ def _is_legacy_tensor(cls: type) -> bool:
 
 def _reduce_if_shared(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def reduce_memory(memory: Any) -> Any:
-        # A typed storage, asked itself, warns that it will be no more.
+        # A typed storage itself would warn that it is deprecated.
         storage = getattr(memory, "_untyped_storage", memory)
         try:
             shared = storage.device.type != "cpu" or storage.is_shared()

@@ -14,11 +14,11 @@ def write_private(folder: Path, data: bytes) -> Path:
     """Writes a new file that nobody else can read.
 
     Args:
-        folder: where it is to be; made if it is missing.
-        data: its content.
+        folder: the folder of the file; created if it is missing.
+        data: content of the file.
 
     Returns:
-        Its path, with a name that nobody can guess.
+        The path, with a name that nobody can guess.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{secrets.token_hex(16)}.private"
@@ -29,11 +29,11 @@ def write_private(folder: Path, data: bytes) -> Path:
 
 
 def read_private(path: Path) -> bytes:
-    """Reads a file that nobody else can have written or read.
+    """Reads a file that no other user can have written or read.
 
     Raises:
         OSError: if there is no such file.
-        PermissionError: if it belongs to another user, or others have rights to it.
+        PermissionError: if the file belongs to another user, or other users have rights to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:

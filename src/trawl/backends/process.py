@@ -1,4 +1,4 @@
-"""Workers in processes of this machine, which share memory with this one."""
+"""Workers in local processes, which share memory with this process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 class ProcessBackend(Backend):
-    """Workers in processes of their own.
+    """Backend whose workers are local processes.
 
     Args:
-        start_method: ``"forkserver"`` forks them from a process that has imported what they need;
-            ``"spawn"`` starts a fresh interpreter for each.
+        start_method: ``"forkserver"`` forks workers from a process that has imported what they
+            need; ``"spawn"`` starts a fresh interpreter for each.
     """
 
     shares_memory = True
@@ -49,7 +49,7 @@ class ProcessBackend(Backend):
             )
         self._method = start_method
         self._selector = selectors.EpollSelector()
-        # They stay here if an exception comes out of the wait for more.
+        # Events stay here if an exception, like Ctrl-C, ends the wait for more.
         self._events: list[Event] = []
         self._closed = False
         self._owner = os.getpid()
@@ -93,12 +93,12 @@ class ProcessBackend(Backend):
         return events
 
     def __del__(self) -> None:
-        # A worker ends by itself once nobody is there any more.
+        # A worker ends by itself when its connection is closed.
         for worker in self._living:
             worker.wire.close()
 
     def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`wait` would return at once."""
+        """Returns a descriptor that is readable while :meth:`wait` would return at once."""
         return self._selector.fileno()
 
     def _watch_room(self, worker: ProcessWorker) -> None:
@@ -119,7 +119,7 @@ class ProcessBackend(Backend):
                 self._take(worker)
 
     def _take(self, worker: ProcessWorker) -> bool:
-        """Takes a message, if there is one; tells whether there may be more."""
+        """Receives a message, if there is one; tells whether there may be more."""
         try:
             (verb, content), _ = worker.wire.receive(wait=False)
         except BlockingIOError:
@@ -130,11 +130,11 @@ class ProcessBackend(Backend):
                 self._bury(worker)
             return False
         except KeyboardInterrupt:
-            # The message may be lost. Who takes this one's place gets its orders again.
+            # The message may be lost. The worker's replacement gets its orders again.
             worker.kill()
             raise
         except Exception as error:
-            # It means nothing here. Others' messages are not to be lost by that.
+            # The message can't be unpickled. Messages of other workers must not be lost.
             self._events.append(Failed(worker, Failure.of(error)))
             worker.kill()
             return False
@@ -143,7 +143,7 @@ class ProcessBackend(Backend):
         return True
 
     def _bury(self, worker: ProcessWorker) -> None:
-        """Takes the last of a worker that is dead: what it sent yet, and its death."""
+        """Receives the last messages of a dead worker, and queues its death."""
         self._living.discard(worker)
         while worker.wire in self._selector.get_map() and self._take(worker):
             pass
@@ -161,7 +161,7 @@ class ProcessBackend(Backend):
     @override
     def close(self) -> None:
         if self._owner != os.getpid():
-            # A copy of this object in another process: the workers are not its own.
+            # This is a copy of the backend in a forked process, which does not own the workers.
             return
         self._closed = True
         for worker in self._living:
@@ -173,13 +173,13 @@ class ProcessBackend(Backend):
 
 
 class ProcessWorker(Worker):
-    """A worker in a process.
+    """Worker in a local process.
 
     Attributes:
-        pid: the process.
-        handle: a descriptor that is readable once the process has ended; None if the system has
-            no such.
-        told_to_stop: whether it was told to.
+        pid: id of the process.
+        handle: a pidfd, which is readable once the process has ended; None if the system has no
+            pidfds.
+        told_to_stop: True if :meth:`stop` was called.
     """
 
     def __init__(
@@ -198,12 +198,12 @@ class ProcessWorker(Worker):
         self.handle = handle
         self.told_to_stop = False
         # Blocks that the worker knows by a name, each with the number of its file, and how many
-        # are of each file. The slot of a block is not given to another before it is forgotten.
+        # of them are in each file. A block that is kept here keeps its slot.
         self._shared: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._blocks_of: Counter[int] = Counter()
         self._board = np.frombuffer(board.buffer, dtype=np.int64)
         self._source = source
-        # Not to keep the backend: one that is dropped lets go of its workers at once.
+        # Weak, so that a backend that is dropped is freed and ends its workers at once.
         self._watch_room = weakref.WeakMethod(watch_room)
         self._buried = False
         self._owner = os.getpid()
@@ -245,9 +245,9 @@ class ProcessWorker(Worker):
         self._signal(signal.SIGKILL)
 
     def put(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends anything; what there is no room for is sent while the backend waits."""
+        """Sends a message. If there is no room for it now, it is sent while the backend waits."""
         if self._owner != os.getpid():
-            # A copy of this object in another process: the worker is not its own.
+            # This is a copy of the worker in a forked process, which does not own it.
             return
         with contextlib.suppress(Closed):
             self.wire.post(content, fds)
@@ -255,14 +255,14 @@ class ProcessWorker(Worker):
                 watch(self)
 
     def flush(self) -> bool:
-        """Sends what there was no room for; tells whether that was all."""
+        """Sends messages that there was no room for; returns True if none are left."""
         try:
             return self.wire.flush()
         except Closed:
             return True
 
     def close(self) -> int | None:
-        """Lets go of a process that has ended; its exit status."""
+        """Releases the resources of a process that has ended; returns its exit status."""
         self._buried = True
         self._shared.clear()
         self.wire.close()
@@ -271,7 +271,7 @@ class ProcessWorker(Worker):
         return self._source.reap(self.pid)
 
     def _signal(self, signum: int) -> None:
-        # Once it is buried, the numbers may be those of something else.
+        # Once the worker is buried, its numbers may be those of something else.
         if self._buried or self._owner != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError):

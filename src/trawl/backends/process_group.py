@@ -1,6 +1,6 @@
-"""Workers that are ranks of process groups: each with this process in a group of two.
+"""Workers that are ranks of process groups. Each forms a group of two with this process.
 
-So a rank that dies can be replaced, and no other is concerned.
+Therefore a rank that dies can be replaced without affecting the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trawl.backends.remote import RemoteBackend, RemoteWorker
 from trawl.backends.remote_packing import MESSAGE, Packed, pack
 from trawl.backends.remote_rank import Rank
 
-# Seconds in which what listens to workers is to end with them.
+# Seconds that threads that listen to workers may take to end after the workers.
 _LISTENING = 2.0
-# Where a rank finds its orders.
+# Name in the store of the address at which a rank connects for its orders.
 _ORDERS = "orders"
 
-# What a rank is to do, by the address where it meets the driver, and with its orders.
+# The work of a rank, given the address where it meets the driver, and the connection for orders.
 Task = Callable[[Address, Orders], int]
 
 
@@ -39,12 +39,12 @@ Task = Callable[[Address, Orders], int]
 
 
 class ProcessGroupRank(Rank):
-    """A rank's end of its connection.
+    """Rank's end of its connection to the driver.
 
     Args:
         link: the connection.
-        orders: by what it has its orders.
-        lifeline: what tells that the driver is out of reach, if that has to be told.
+        orders: the connection for orders.
+        lifeline: the connection that detects an unreachable driver, or None.
     """
 
     def __init__(self, link: Link, orders: Orders, lifeline: Lifeline | None) -> None:
@@ -68,8 +68,8 @@ class ProcessGroupRank(Rank):
 
 
 def run_rank_at(address: Address) -> int:
-    """Joins the driver that waits at an address, and works for it; gives the exit status."""
-    # What the store says is not trusted: whoever is there must know the key.
+    """Joins the driver that waits at an address, and works for it; returns the exit status."""
+    # The store is not trusted: the process at this address must prove that it knows the key.
     host, port = address.names().get(_ORDERS).decode().rsplit(" ", 1)
     meeting = Meeting(host, int(port), address.prefix, address.key, address.timeout)
     orders = meeting.connect()
@@ -83,7 +83,7 @@ def run_rank_at(address: Address) -> int:
 def _join_group(
     line: Line | None, link_timeout: float | None, address: Address, orders: Orders
 ) -> int:
-    """What a rank is to do: it is in a process group with the driver."""
+    """Runs a rank in a process group with the driver; returns the exit status."""
     orders.ask_now_and_then(link_timeout)
     lifeline = None if line is None else line.connect(address.prefix, address.key)
     return ProcessGroupRank(address.link(1), orders, lifeline).live()
@@ -93,17 +93,18 @@ def _join_group(
 
 
 class ProcessGroupBackend(RemoteBackend):
-    """Workers that are ranks of process groups.
+    """Backend whose workers are ranks of process groups.
 
     Args:
-        launcher: what starts them.
-        host: address of this machine at which they find it.
-        port: port there; None for any that is free.
+        launcher: starts the workers' processes.
+        host: address of this machine at which workers find the store.
+        port: port of the store; None for any that is free.
         timeout: seconds that a rank may take to join.
-        prefix: what names in the store begin with.
-        store: whether the store is made here; otherwise it is there already.
-        link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
-        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
+        prefix: prefix of the names in the store.
+        store: True if this process makes the store; False if it exists already.
+        link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
+        secret: the secret from which the workers' keys are derived; by default random. It must be
+            given if the launcher can't pass the keys to the workers.
     """
 
     def __init__(
@@ -130,15 +131,15 @@ class ProcessGroupBackend(RemoteBackend):
             self._store = Address(*self._where, prefix).client()
         self._link_timeout = link_timeout
         self._listener = Listener(own_address(host, self.port))
-        # No link leads from this machine to itself.
+        # There is no link to cut between this machine and itself.
         if link_timeout is not None and not is_loopback(self._listener.host):
             self._lifelines = Lifelines(self._listener, link_timeout)
-        # Last: a backend that has no port is not to be closed.
+        # Last, as `__del__` must not close a backend that got no port.
         super().__init__(launcher)
 
     @property
     def port(self) -> int:
-        """The port at which ranks find this process."""
+        """Port at which ranks find the store."""
         return self._where[1]
 
     @override
@@ -148,37 +149,37 @@ class ProcessGroupBackend(RemoteBackend):
         return _Rank(index, self, self._new_orders(address, task), address)
 
     def _new_address(self, index: int) -> Address:
-        """Where the next rank for a worker meets this process."""
+        """Returns the address at which the next rank for a worker meets this process."""
         launches = self._launches[index] = self._launches.get(index, -1) + 1
         prefix = f"{self._prefix}/{index + 1}/{launches}"
         return Address(*self._where, prefix, derived_key(self._secret, prefix))
 
     def _new_orders(self, address: Address, task: Task) -> OrderLine:
-        """By what the next rank is to have its orders; the first is its task."""
+        """Returns the connection for the orders of the next rank; the first order is its task."""
         orders = OrderLine(self._listener, address.prefix, address.key, address.timeout)
         orders.send(pack(MESSAGE, task))
         return orders
 
     @property
     def _line(self) -> Line | None:
-        """Where the lifelines of workers lead to, if they are to have any."""
+        """Address of the lifelines of workers, or None if they have none."""
         return None if self._lifelines is None else self._lifelines.line
 
     @override
     def _let_go(self) -> None:
         deadline = time.monotonic() + _LISTENING
         for worker, thread in self._threads.items():
-            # One that is out of reach is listened to until the system gives up its connection.
+            # For a worker out of reach, the thread ends when the kernel gives up the connection.
             if not worker.out_of_reach:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._listener.close()
         self._store = None
 
     def meet(self, worker: MetWorker, address: Address, listen: Callable[[], None]) -> None:
-        """Runs what listens to a worker, which comes to an address; and holds its lifeline."""
+        """Runs a thread that listens to a worker at an address, and watches its lifeline."""
         if self._lifelines is not None:
             self._lifelines.watch(address.prefix, address.key, worker.lose)
-        # Only now may it come: with its first order it connects its lifeline.
+        # Only now may the worker come: with its first order it connects its lifeline.
         place = f"{self._listener.host} {self._listener.port}"
         self._store.set(f"{address.prefix}/{_ORDERS}", place)
         living = {other: thread for other, thread in self._threads.items() if thread.is_alive()}
@@ -186,7 +187,7 @@ class ProcessGroupBackend(RemoteBackend):
         self._threads[worker].start()
 
     def give_up(self, name: str, linked: bool) -> None:
-        """Nothing more comes from a worker; if it was not met, nobody comes to the meeting."""
+        """Gives up a worker: forgets its lifeline, and ends the wait for it if it never joined."""
         if self._lifelines is not None:
             self._lifelines.forget(name)
         if not linked and self._store is not None:
@@ -194,13 +195,13 @@ class ProcessGroupBackend(RemoteBackend):
 
 
 class MetWorker(RemoteWorker):
-    """A worker that this process meets at an address.
+    """Worker that this process meets at an address.
 
     Args:
-        index: its number.
-        backend: where it lives.
-        orders: by what it has its orders.
-        address: where it is met.
+        index: number of the worker.
+        backend: backend of the worker.
+        orders: the connection for orders.
+        address: the address of the meeting.
     """
 
     def __init__(
@@ -225,10 +226,10 @@ class MetWorker(RemoteWorker):
 
     @abstractmethod
     def _listen(self) -> None:
-        """Meets it, and takes in what it sends, until its end."""
+        """Waits until the worker joins, then receives its messages until its end."""
 
     def _missed(self, error: Exception) -> None:
-        """It was not met."""
+        """Reports that the worker did not join."""
         seconds = self._address.timeout
         self.cut(f"did not join within {seconds:g} s (timeout): {_first_line(error)}")
 
@@ -255,8 +256,8 @@ class _Rank(MetWorker):
             except RuntimeError:
                 break
             self.heard(packed)
-        # The connection is closed when no thread has it any more. That takes threads of its own:
-        # the program must not end in the middle of it.
+        # The connection closes when no thread refers to it any more. Its own threads take part in
+        # that, so the program must not end in the middle of it.
         self.put(None)
         talk.join(5.0)
         del link
@@ -271,5 +272,5 @@ class _Rank(MetWorker):
 
 
 def _first_line(error: BaseException) -> str:
-    """What an exception says, without what comes after."""
+    """Returns the first line of an exception's message, or its type if there is none."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

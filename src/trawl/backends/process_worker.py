@@ -1,4 +1,4 @@
-"""A worker in a process of its own: what runs there."""
+"""Code that runs in the process of a local worker."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BOARD_BYTES = 64
 
 
 class _Stop(BaseException):
-    """The worker was told to end."""
+    """Raised in a worker that is told to end."""
 
 
 def run(wire: int, board: int) -> NoReturn:
-    """Lives the life of a worker.
+    """Runs a worker, and ends this process after it.
 
     Args:
-        wire: descriptor of the socket to the process that it works for.
-        board: descriptor of the memory in which interruptions are written.
+        wire: descriptor of the socket to the parent, the process that launched the worker.
+        board: descriptor of the memory to which the parent writes interruptions.
     """
     port = _ProcessPort(Wire(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
     status = 0
@@ -50,17 +50,18 @@ def run(wire: int, board: int) -> NoReturn:
         port.tell("failed", Failure.of(error))
     finally:
         for stream in (sys.stdout, sys.stderr):
-            # It may be closed, or nobody reads it any more.
+            # The stream may be closed, or nobody may read it any more.
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(status)
 
 
-# Whether the worker is ending already. (To ignore the signal from then on would not do: Python
-# tells on stderr of one that comes at that very moment.)
+# True once the worker is ending. (It would not do to ignore the signal from then on: Python prints
+# an error if one comes at that very moment.)
 _ending = False
-# Whether the worker may not be broken off now, and whether it was told to end meanwhile. Blocking
-# the signal is not enough: another thread takes it then, and Python raises in the main one anyway.
+# True while the worker may not be broken off, and true if it was told to end meanwhile. Blocking
+# the signal is not enough: another thread receives it then, and Python still runs the handler in
+# the main thread.
 _undisturbed = _late = False
 
 
@@ -84,7 +85,7 @@ def _work(port: _ProcessPort) -> None:
                     port.take(service)
                 service.work()
         finally:
-            # What closes the service is not to be broken off, and this line may be: once.
+            # Closing the service must not be broken off. This line may be, but only once.
             _ending = True
     finally:
         service.close()
@@ -101,7 +102,7 @@ class _ProcessPort(Port):
         self._poll.register(wire, select.POLLIN)
 
     def first(self) -> Any:
-        """What makes the service, from the first message."""
+        """Receives the first message, sets up the process, and returns the service's factory."""
         (index, path, environ, directory, arguments, data), fds = self._wire.receive()
         set_title(f"trawl worker {index}")
         sys.path[:] = path
@@ -109,17 +110,17 @@ class _ProcessPort(Port):
         os.environ.clear()
         os.environ.update(environ)
         if directory is not None:
-            # The user may be in a directory that they may not enter (again).
+            # The parent may be in a directory that the user may not enter (again).
             with contextlib.suppress(OSError):
                 os.chdir(directory)
         return unpack(data, fds)
 
     def waiting(self, timeout: float | None) -> bool:
-        """Whether there is a message."""
+        """Waits up to ``timeout`` ms (None: no limit) for a message; tells whether there is one."""
         return bool(self._poll.poll(timeout))
 
     def take(self, service: Service) -> None:
-        """Takes one message."""
+        """Receives a message, and acts on it."""
         (verb, *content), fds = self._wire.receive()
         if verb == "share":
             name, (file, size, offset, nbytes) = content
@@ -131,15 +132,15 @@ class _ProcessPort(Port):
             self._memory.pop(name, None)
             self._files.pop(file, None)
         elif verb == "stop":
-            # The signal says so too, but what it raised may have been caught by anyone.
+            # The signal stops the worker, too, but any code may have caught its exception.
             raise _Stop
         else:
             service.handle(content[0])
 
     def tell(self, verb: str, content: Any) -> None:
-        """Sends a message, if the parent is there to receive it."""
+        """Sends a message; ends the worker if the parent is gone."""
         if os.getpid() != self._pid:
-            # An environment forked, and its copy of this process went on as if it were the worker.
+            # An environment forked, and the copy of this process goes on as if it were the worker.
             os._exit(1)
         try:
             self._wire.send((verb, content))
@@ -172,10 +173,10 @@ class _ProcessPort(Port):
 
 
 def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:
-    """Leaves memory out of processes that this one forks.
+    """Keeps processes that this one forks from inheriting memory.
 
-    A copy of the worker that goes on collecting would write into batches that are not its own: it
-    ends by a segmentation fault instead.
+    A forked copy of the worker that goes on collecting would write into the worker's batches.
+    Without the memory, it ends with a segmentation fault instead.
     """
     if hasattr(mmap, "MADV_DONTFORK"):
         memory.madvise(mmap.MADV_DONTFORK)

@@ -1,8 +1,8 @@
-"""A worker in a Ray actor: what runs there.
+"""Code that runs in the Ray actor of a worker.
 
-A thread of the actor lives the life of the worker. What is small it reads itself, from a line of
-its own to the driver, if there is a way to that. Calls of the actor's methods, in threads of Ray's,
-bring it all other messages, and take away what it says.
+A thread of the actor runs the worker. If the actor can connect to the driver, the thread itself
+reads small messages from this connection. All other messages come by calls of the actor's methods,
+which run in threads of Ray. Such calls also fetch the messages that the worker sends.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
 from trawl.lean import import_lean
 
-# Calls that an actor carries out at a time: one that waits for something to take, and messages.
+# Calls that an actor runs at a time: one that fetches messages, and others that deliver them.
 CONCURRENCY = 8
-# Seconds that a thread works while others wait. A service may work without a pause, and calls of
-# the actor's methods should not wait long for it.
+# Seconds after which a thread yields to others that wait. A service may work without a pause, and
+# calls of the actor's methods should not wait long for it.
 _TURN = 0.001
 _ENDED = (
     "this worker has ended: the collector's remote_collectors has the handles of those that live"
 )
-# Seconds after which it ends if the driver is out of reach of its line. Ray may still reach it.
+# Seconds after which an actor ends if it can't reach the driver by its connection, even if Ray can.
 _OUT_OF_REACH = 60.0
 
 
 class Hello(NamedTuple):
-    """The first thing an actor says.
+    """First message of an actor.
 
     Attributes:
-        pid: its process.
-        node: the id of the node that it is on.
-        lined: whether it has a line to the driver.
+        pid: id of the actor's process.
+        node: id of the actor's node.
+        lined: True if the actor has a connection to the driver.
     """
 
     pid: int
@@ -57,43 +57,43 @@ class Hello(NamedTuple):
 
 
 class End(NamedTuple):
-    """The last thing an actor says: its service has ended.
+    """Last message of an actor: its service has ended.
 
     Attributes:
-        failure: the exception that it ended by, or None.
+        failure: the exception that ended the service, or None.
     """
 
     failure: Failure | None
 
 
 class Unasked(NamedTuple):
-    """A message that a service sends because of a call of its handle: the driver expects none."""
+    """Message that a service sends because of a call of its handle; the driver expects none."""
 
     packed: Packed
 
 
 class Barrier(NamedTuple):
-    """A message: what follows has to wait until the actor is marked with this number."""
+    """Message that holds back later messages until the actor is marked with this number."""
 
     number: int
 
 
 class _Stop(BaseException):
-    """The worker was told to end."""
+    """Raised in a worker that is told to end."""
 
 
 class RayActor:
-    """The actor.
+    """Actor in which a worker runs.
 
     Args:
-        make: what makes the service, pickled.
-        refs: the references to objects in it.
-        path: where modules are found on the other side; they may be there, too.
-        meeting: where the line to the driver leads to; None if there is none.
+        make: the function that makes the service, pickled.
+        refs: the references to Ray objects in ``make``.
+        path: ``sys.path`` of the driver, whose modules may exist on this machine, too.
+        meeting: the address for the connection to the driver; None if there is none.
     """
 
-    # Methods that the backend calls. They may wait for each other, or for the service. Their names
-    # begin as no method of a user's collector does, which the handle has beside them.
+    # Methods that the backend calls. They may wait for each other, or for the service. Their prefix
+    # keeps them apart from the methods of a user's collector, which the handle has, too.
     of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
     def __init__(
@@ -114,21 +114,21 @@ class RayActor:
         self._life = _Life(self._mail, (make, [], refs))
 
     def backend_exchange(self, letter: bytes, *beside: Any) -> list[Any]:
-        """Brings messages; gives what the service said since the last call, once there is any.
+        """Delivers messages; waits for messages that the service sends, and returns them.
 
         Args:
-            letter: what :meth:`Letter.packed` has made.
-            *beside: the same.
+            letter: the bytes that :meth:`Letter.packed` returned.
+            *beside: the arrays and references that :meth:`Letter.packed` returned.
         """
         self._mail.deliver(*read_letter(letter, beside))
         return self._mail.said()
 
     def backend_deliver(self, letter: bytes, *beside: Any) -> None:
-        """Brings messages; for the arguments see :meth:`backend_exchange`."""
+        """Delivers messages; for the arguments see :meth:`backend_exchange`."""
         self._mail.deliver(*read_letter(letter, beside))
 
     def backend_interrupt(self, interruption: tuple[int, int]) -> None:
-        """Brings an interruption."""
+        """Delivers an interruption."""
         self._mail.interrupt(interruption)
 
     def backend_stop(self) -> None:
@@ -136,11 +136,11 @@ class RayActor:
         self._life.stop()
 
     def backend_mark(self, number: int) -> None:
-        """Notes that all calls which the same caller made before have been carried out."""
+        """Notes that all earlier calls of the same caller have been carried out."""
         self._mail.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a method of the service, between two pieces of its work, and waits for it."""
+        """Calls a method of the service, between two pieces of its work, and returns the result."""
         asked = Asked(name, args, kwargs, Future())
         self._mail.ask(asked)
         return pickle.loads(asked.answer.result())
@@ -152,21 +152,21 @@ class RayActor:
 
 
 class _Mail:
-    """What came and was not handled, what was said and not taken.
+    """Received messages that are not handled yet, and sent messages that are not fetched yet.
 
     Args:
-        orders: the line to the driver, if there is one.
+        orders: the connection to the driver, if there is one.
     """
 
     def __init__(self, orders: Orders | None) -> None:
         self._lock = threading.Lock()
-        # For calls, when something was said.
+        # Wakes calls when there is something in the outbox.
         self._spoke = threading.Condition(self._lock)
         self._early: dict[int, list[Packed]] = {}
         self._delivered = 0
         self._inbox: deque[Packed] = deque()
         self._outbox: list[Any] = []
-        # Calls of handles. None: there is nobody to answer them any more.
+        # Calls of handles. None once the service has ended and can't answer them.
         self._asked: deque[Asked] | None = deque()
         # Messages wait while the barrier is above the mark.
         self.barrier = self._marked = 0
@@ -174,9 +174,9 @@ class _Mail:
         self.interruption = (0, 0)
         self.stopping = False
         self._orders = orders
-        # Whether anything has come by the line.
+        # True once something has come over the connection.
         self._lined = False
-        # The service's thread waits for the line, and for this, which calls ring.
+        # The service's thread waits for the connection, and for this pipe, to which calls write.
         self._heard_bell, self._bell = os.pipe()
         self._poll = select.poll()
         for fd in (self._heard_bell, *([orders.fileno()] if orders is not None else [])):
@@ -217,7 +217,7 @@ class _Mail:
         os.write(self._bell, b"!")
 
     def _take(self, letter: Letter, messages: list[Packed]) -> None:
-        """Takes in a letter; those with messages may come in any order."""
+        """Handles a letter. Letters with messages may come in any order."""
         with self._lock:
             self._interrupted(letter.interruption)
             if letter.heard is not None:
@@ -241,15 +241,15 @@ class _Mail:
             self._spoke.notify()
 
     def next(self, wait: bool) -> Packed | Asked | None:
-        """The next message or call; None if there is none, and no time to wait for one."""
+        """Returns the next message or call; None if there is none, and ``wait`` is False."""
         self._read(wait=False)
         while not self.stopping:
             with self._lock:
-                # It is answered whether or not the driver listens just now.
+                # A call is answered even if the driver has not received everything yet.
                 if self._asked:
                     return self._asked.popleft()
-                # What was said is on the other side before anything else is done: nothing of it
-                # is lost if that is the end of this process.
+                # The driver must have all sent messages before anything else is done, so that none
+                # is lost if that ends this process.
                 free = self._received == self._said and self.barrier <= self._marked
                 if free and (self._inbox or not wait):
                     return self._inbox.popleft() if self._inbox else None
@@ -257,22 +257,22 @@ class _Mail:
         raise _Stop
 
     def end(self) -> None:
-        """No calls are answered any more."""
+        """Refuses all calls that wait, and all later ones."""
         with self._lock:
             left, self._asked = self._asked or (), None
         for asked in left:
             asked.answer.set_exception(RuntimeError(_ENDED))
 
     def _do_without(self, fd: int) -> None:
-        """The line is lost."""
+        """Handles the loss of the connection to the driver."""
         if self._lined:
-            # Nobody could tell it anything: another is to take its place.
+            # The driver can't tell this worker anything: another one has to replace it.
             os.kill(os.getpid(), signal.SIGKILL)
-        # The driver never came to it, and knows that.
+        # The driver never used the connection, and knows that.
         self._poll.unregister(fd)
 
     def _read(self, wait: bool) -> None:
-        """Takes in what comes by the line."""
+        """Handles what comes over the connection."""
         while found := self._poll.poll(None if wait else 0):
             wait = False
             for fd, _ in found:
@@ -287,9 +287,9 @@ class _Mail:
 
 
 class _Life:
-    """The thread in which the service lives.
+    """Thread in which the service runs.
 
-    It is broken off only where the service is at work, by an exception that is raised there.
+    To stop the thread, an exception is raised in it, but only while the service is at work.
 
     Attributes:
         ended: set when the service is closed.
@@ -305,7 +305,7 @@ class _Life:
         self._thread.start()
 
     def stop(self) -> None:
-        """Breaks off what the service does."""
+        """Ends the service, and breaks off its work."""
         with self._lock:
             again, self._mail.stopping = self._mail.stopping, True
             if self._breakable and not again:
@@ -314,7 +314,7 @@ class _Life:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Finishes what the service does within, also if it is to be broken off."""
+        """Context within which :meth:`stop` does not break off the service's work."""
         self._shield()
         self._undisturbed = True
         try:
@@ -325,11 +325,11 @@ class _Life:
 
     @property
     def interrupted(self) -> int:
-        """The number of the last interruption."""
+        """Number of the last interruption."""
         return self._mail.interruption[0]
 
     def say(self, thing: Any) -> None:
-        """Says something for the service; that is not broken off."""
+        """Sends a message of the service. This is not broken off."""
         self._shield()
         self._mail.say(Unasked(thing) if self._answering else thing)
         self._expose()
@@ -398,7 +398,7 @@ class _Life:
 
 
 def _raise_in(thread: threading.Thread, kind: type[BaseException] | None) -> None:
-    """Raises an exception in another thread; None takes one back that was not raised yet."""
+    """Raises an exception in another thread; None cancels one that was not raised yet."""
     what = ctypes.py_object(kind) if kind is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), what)
 

@@ -28,14 +28,14 @@ from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
 from trawl.backends.remote_packing import MESSAGE
 from trawl.backends.remote_packing import Packed as Sheet
 
-# Calls with messages for an actor that are under way at a time. What is sent meanwhile goes
-# together, when one of them has returned.
+# Most calls with messages for an actor that may be under way at a time. Messages that are sent
+# meanwhile go together, when one of these calls has returned.
 _UNDER_WAY = 4
-# Seconds after which workers in step that nobody has told anything are asked what they say.
+# Seconds since its last message after which a worker in step is called just to fetch more.
 _SOON = 0.02
-# Seconds in which an actor is to get to its line; otherwise it does without it.
+# Seconds that an actor may take to connect to the driver; otherwise it does without.
 _LINING = 5.0
-# Seconds in which actors that were killed are to be gone.
+# Seconds to wait until killed actors are gone.
 _DYING = 10.0
 
 
@@ -43,7 +43,7 @@ class PrivateMemory:
     """Memory of this process alone.
 
     Args:
-        nbytes: its size.
+        nbytes: size of the memory in bytes.
 
     Attributes:
         buffer: the memory.
@@ -54,15 +54,15 @@ class PrivateMemory:
 
 
 class RayBackend(Backend):
-    """Workers in actors of a Ray cluster that this process is connected to.
+    """Backend whose workers are actors of the Ray cluster that this process is connected to.
 
     Args:
         options: options of the actors (``num_cpus``, ``resources``, …), as ``ray.remote`` takes
             them: for all, or in a list by index, which may grow.
-        patience: seconds that an actor may wait for its resources; None: as long as it takes.
-        in_step: whether a worker that has answered is told something before it has to do anything.
-            What it says next is asked for by that call then, which saves one of two.
-        methods: methods of the service that holders of an actor's handle may call.
+        patience: seconds that an actor may wait for its resources; None for no limit.
+        in_step: True if a worker that has answered does nothing before its next message. The call
+            that brings this message then also fetches the answer, which saves one of two calls.
+        methods: names of the service's methods that holders of an actor's handle may call.
 
     Attributes:
         handles: the actors' handles by index. The list is kept up to date: the handle of a
@@ -96,7 +96,7 @@ class RayBackend(Backend):
         self._owner = os.getpid()
 
     def options(self, index: int) -> dict[str, Any]:
-        """The options of the actor of a worker."""
+        """Returns the options of a worker's actor."""
         if isinstance(self._options, Mapping):
             return dict(self._options)
         return dict(self._options[index]) if index < len(self._options) else {}
@@ -125,11 +125,11 @@ class RayBackend(Backend):
         return worker
 
     def _new_orders(self) -> OrderLine | None:
-        """The line by which the next worker is told what is small; None if there can be none."""
+        """Returns the connection for small messages to the next worker; None if impossible."""
         import ray
 
         if self._listener is None:
-            # The address that Ray knows this machine by may be that of another, which passes on.
+            # The address that Ray has for this machine may be that of another, which forwards.
             with contextlib.suppress(OSError):
                 self._listener = Listener(ray.util.get_node_ip_address())
         if self._listener is None:
@@ -138,7 +138,7 @@ class RayBackend(Backend):
         return OrderLine(self._listener, name, os.urandom(KEY_BYTES), _LINING)
 
     def hear(self, worker: RayWorker, said: list[Any]) -> None:
-        """Takes what a worker said, or what happened to it. Called by any thread."""
+        """Queues messages of a worker, or the error that ended it. Any thread may call it."""
         with self._changed:
             self._came.extend((worker, thing) for thing in said)
             self._changed.notify_all()
@@ -165,14 +165,14 @@ class RayBackend(Backend):
         return events
 
     def _await(self, deadline: float | None) -> bool:
-        """Waits until something came, or was to be done; tells whether the time is up."""
+        """Waits until something has come, or something is due; tells whether the time is up."""
         due: Callable[[], None] | None = None
         with self._changed:
             while not self._came and due is None:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
-                # Who has answered is likely to be asked together with his next order.
+                # A worker that has answered will probably be called with its next order.
                 deaf = [one.heard_at + _SOON for one in self._living if not one.listening]
                 if deaf and (now >= min(deaf) or len(deaf) == len(self._living)):
                     due = self._listen
@@ -183,7 +183,7 @@ class RayBackend(Backend):
                 else:
                     limits += deaf
                     self._changed.wait(min(limits) - now if limits else None)
-        # Ray is called without the lock: it may just be calling back, and wait for the lock.
+        # Ray is called without the lock, as one of its callbacks may be waiting for the lock.
         if due is not None:
             due()
         return deadline is not None and time.monotonic() >= deadline
@@ -196,14 +196,14 @@ class RayBackend(Backend):
         return [worker for worker in self._living if worker.pid is None]
 
     def _late(self) -> list[float]:
-        """When there is something to be said of actors that wait for a place."""
+        """Returns the times at which to check on actors that wait for a place."""
         return [one.place.late for one in self._unplaced() if one.place.late is not None]
 
     def _check_resources(self) -> None:
-        """Refuses to wait longer for an actor that there is no place for.
+        """Checks on actors that have waited too long for a place.
 
         Raises:
-            RuntimeError: naming what the cluster lacks.
+            RuntimeError: if the cluster has no place for one of them; names what it lacks.
         """
         now = time.monotonic()
         for worker in sorted(self._unplaced(), key=lambda worker: worker.index):
@@ -232,7 +232,7 @@ class RayBackend(Backend):
                 packed = thing.packed if isinstance(thing, Unasked) else thing
                 self._events.append(Message(worker, unpack(packed)))
             except Exception as error:
-                # It means nothing here. Others' messages are not to be lost by that.
+                # The message can't be unpickled. Messages of other workers must not be lost.
                 self._events.append(Failed(worker, Failure.of(error)))
                 worker.unreadable = True
                 worker.kill()
@@ -247,13 +247,13 @@ class RayBackend(Backend):
 
     @override
     def allocate(self, nbytes: int) -> Any:
-        # Actors share no memory that they could write to.
+        # Actors have no shared memory that they could write to.
         return PrivateMemory(nbytes)
 
     @override
     def close(self) -> None:
         if self._owner != os.getpid():
-            # A copy of this object in another process: the workers are not its own.
+            # This is a copy of the backend in a forked process, which does not own the workers.
             return
         self._closed = True
         for worker in self._living:
@@ -281,20 +281,20 @@ class RayBackend(Backend):
 
 
 class RayWorker(Worker):
-    """A worker in an actor.
+    """Worker in a Ray actor.
 
     Attributes:
         actor: the handle of the actor.
-        orders: the line by which it is told what is small, once it is known to have it; or None.
-        asked: the options that it was asked for with.
-        place: its wait for a place.
-        pid: its process, once it is known; None until it has begun.
-        node: the id of the node that it is on.
-        listening: whether it was asked for what it says next, or can't be.
-        heard_at: when it was last heard.
-        told_to_stop: whether it was told to.
-        unreadable: whether it said what can't be read.
-        buried: whether its death was told.
+        orders: the connection for small messages, used once the actor is known to have it; or None.
+        asked: the options with which the actor was requested.
+        place: the wait of the actor for a place in the cluster.
+        pid: id of the actor's process; None until the actor has begun.
+        node: id of the actor's node; None until the actor has begun.
+        listening: True if a call for its next messages is under way, or is impossible.
+        heard_at: the time at which the last messages came from it.
+        told_to_stop: True if :meth:`stop` was called.
+        unreadable: True if it sent a message that can't be unpickled.
+        buried: True if its death was reported.
     """
 
     def __init__(
@@ -317,11 +317,11 @@ class RayWorker(Worker):
         self.told_to_stop = self.unreadable = self.buried = False
         self.listening = self._killed = False
         self.heard_at = time.monotonic()
-        # How many of its messages were heard, and how many of these it was told of by the line.
+        # How many of its messages came, and how many were confirmed over the connection.
         self._heard = self._confirmed = 0
         self._lined = False
         self._barriers = 0
-        # What is to be heard: first, unasked, that it has begun and that it is ready.
+        # How many messages to expect from it. The first two say that it has begun and is ready.
         self._expected = 2
         self._connection = connection
         self._backend = backend
@@ -349,14 +349,14 @@ class RayWorker(Worker):
             self._deliver()
 
     def await_calls(self) -> None:
-        """Holds what it is told after this until the calls of its handle before this are done."""
+        """Holds back later messages to it until all earlier calls of its handle are done."""
         if self._reachable:
             self._barriers += 1
             self.actor.backend_mark.remote(self._barriers)
             self.send(Barrier(self._barriers))
 
     def meet(self, lined: bool) -> None:
-        """It has begun, and has come to its line, or found no way to that."""
+        """Begins to use the connection for small messages if the actor has it; else closes it."""
         if lined and self.orders is not None:
             with contextlib.suppress(OSError):
                 self.orders.meet()
@@ -366,20 +366,20 @@ class RayWorker(Worker):
         self._write()
 
     def let_go(self) -> None:
-        """Nothing more goes by the line."""
+        """Closes the connection for small messages."""
         if self.orders is not None:
             self.orders.close()
 
     def listen(self) -> None:
-        """Asks for what it says next, if that was not done."""
+        """Calls the actor for its next messages, unless such a call is under way."""
         if not self.listening and not self.buried and self._connection.alive:
-            # It waits for that, and a call takes longer.
+            # The actor waits for this confirmation, and a call takes longer.
             if self._confirmed < self._heard:
                 self._write()
             self._exchange()
 
     def _write(self) -> None:
-        """Sends a letter by the line, if there is one; but what is large waits for a call."""
+        """Sends a letter by the connection, if there is one. Large messages wait for a call."""
         if self.orders is None or not self._lined:
             return
         try:
@@ -395,13 +395,13 @@ class RayWorker(Worker):
 
     @property
     def owes(self) -> bool:
-        """Whether it has answered less than it was told."""
+        """True if fewer messages came from it than are expected."""
         return self._heard < self._expected
 
-    # Ray is called without the lock: it may just be calling back, and wait for the lock.
+    # Ray is called without the lock, as one of its callbacks may be waiting for the lock.
 
     def _exchange(self) -> bool:
-        """Asks for what it says next, and brings what waits; False if it was asked already."""
+        """Brings waiting messages and asks for its next; False if such a call is under way."""
         with self._lock:
             if self.listening:
                 return False
@@ -412,10 +412,10 @@ class RayWorker(Worker):
 
     def _call(self, method: Any, letter: bytes, beside: list[Any], done: Any) -> None:
         try:
-            # The future keeps the reference: Ray can't do without it.
+            # The future keeps the reference alive, which Ray needs.
             method.remote(letter, *beside).future().add_done_callback(done)
         except BaseException:
-            # What it was to be told is lost, and it would wait for it: another takes its place.
+            # The messages are lost, and the worker would wait for them: it has to be replaced.
             self.listening = False
             self.kill()
             raise
@@ -424,7 +424,7 @@ class RayWorker(Worker):
         error = answer.exception()
         said = [error] if error is not None else answer.result()
         with self._lock:
-            # Of one that is dead nothing more will be heard.
+            # After an error the worker is dead, and must not be called again.
             self.listening = error is not None
             self._heard += len(said)
             self._expected += sum(isinstance(thing, Unasked) for thing in said)
@@ -437,7 +437,7 @@ class RayWorker(Worker):
             backend.hear(self, said)
 
     def _letter(self, heard: int | None) -> tuple[bytes, list[Any]]:
-        """What a call brings: all messages that wait, and what Ray has to see of them."""
+        """Packs all waiting messages for a call; returns also their arrays and references."""
         messages, self._waiting = self._waiting, []
         number = self._calls
         self._calls += bool(messages)
@@ -474,7 +474,7 @@ class RayWorker(Worker):
             self.actor.backend_interrupt.remote(interruption)
 
     def lose(self) -> None:
-        """It went with the connection to Ray: nothing more is heard of it."""
+        """Reports the end of the worker if the connection to Ray is gone."""
         if not self.buried and not self._connection.alive:
             self._tell([ConnectionError("the connection to Ray was shut down")])
 
@@ -485,7 +485,7 @@ class RayWorker(Worker):
             return
         self.told_to_stop = True
         if self.pid is None:
-            # It may never begin: nothing was done there that is to be closed.
+            # The actor may never begin, and there is nothing to close yet.
             self.kill()
         else:
             self.actor.backend_stop.remote()
@@ -502,7 +502,7 @@ class RayWorker(Worker):
             ray.kill(self.actor)
 
     def explain(self, error: BaseException) -> str:
-        """Why it died, as the end of a sentence."""
+        """Returns the cause of its death, as the end of a sentence."""
         if self._killed:
             return "was killed"
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is connected to."""
+"""Connection of this process to a Ray cluster, and the resources of the cluster."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-#: What a worker asks of the cluster if the user doesn't say. GPUs are added where there are some.
+#: Default resources of a worker. GPUs are added if the cluster has some.
 DEFAULT_REMOTE_CLASS_CONFIG: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 _GPUS = 0.2
 
-#: Arguments of ``ray.init`` for a cluster of this machine alone.
+#: Arguments of ``ray.init`` for a cluster on this machine alone.
 DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
     "address": None,
     "include_dashboard": False,
     "dashboard_host": "127.0.0.1",
 }
-# By these Ray listens to its own machine only, as it does by default on others than Linux.
+# A constant and a variable by which Ray listens to its own machine only, as it does by default on
+# systems other than Linux.
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _NOT_RESOURCES = frozenset({"num_cpus", "num_gpus", "memory", "resources"})
 
-# Ray gives a node 30 seconds to start, which is too short on a busy machine: how often it may try.
+# Attempts to start a node. Ray gives each 30 seconds, which is too short on a busy machine.
 _STARTS = 4
-# Seconds in which the head of a cluster that is named is to answer.
+# Seconds in which the head of a cluster must answer if its address is given.
 _ANSWERING = 10.0
-# The connection that was made here, by its id.
+# Id of the connection that `connect` made.
 _made: str | None = None
 
-# How much longer an actor may take that there was room for: what it needs may be installed first.
+# Factor by which an actor may take longer if there was room for it at once: its dependencies may
+# have to be installed first.
 _STARTING = 10.0
 
 
 def import_ray() -> Any:
-    """The module ``ray``.
+    """Returns the module ``ray``.
 
     Raises:
-        ImportError: naming the extra that installs it.
+        ImportError: if Ray is not installed; names the extra that installs it.
     """
     if "ray" not in sys.modules:
-        # It is read as Ray is imported: without it Ray warns of what it will do differently once.
+        # Ray reads it on import. Without it, Ray warns of a future change of its behavior.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -63,19 +65,20 @@ def import_ray() -> Any:
 
 
 def connect(config: Mapping[str, Any] | None = None) -> bool:
-    """Connects to a cluster, if this process is not connected: a running one, or one of its own.
+    """Connects to a running cluster or starts one, if this process is not connected already.
 
     Args:
-        config: arguments of ``ray.init``. Without an address in them, the cluster is joined that
-            ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine; if there is
-            none, one is started. Clusters of other programs are theirs.
+        config: arguments of ``ray.init``. Without an address in them, this process joins the
+            cluster that ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine.
+            If there is none, it starts one. A cluster that another program started for itself is
+            not joined.
 
     Returns:
-        Whether this call connected it.
+        True if this call made the connection.
 
     Raises:
-        TypeError: if that is no mapping.
-        ConnectionError: if nobody answers at the address in it.
+        TypeError: if ``config`` is no mapping.
+        ConnectionError: if no cluster answers at the address in ``config``.
         ValueError: if this process is connected to a cluster at another address.
     """
     global _made
@@ -96,7 +99,7 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     else:
         own = {**DEFAULT_RAY_INIT_CONFIG, **own}
     with warnings.catch_warnings():
-        # Of Ray's own doing.
+        # Ray's own code causes warnings.
         warnings.simplefilter("ignore")
         with contextlib.nullcontext() if joins else _at_loopback():
             in_lasting_thread(lambda: _initialize(ray, own))
@@ -105,9 +108,9 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
 
 
 def in_lasting_thread(function: Callable[[], None]) -> None:
-    """Calls a function in the main thread, or in one that stays as long as this process.
+    """Calls a function in the main thread, or in one that lives as long as this process.
 
-    The system ends a cluster together with the thread that started it.
+    The kernel ends a cluster together with the thread that started it.
     """
     if threading.current_thread() is threading.main_thread():
         function()
@@ -128,7 +131,7 @@ def _tasks() -> SimpleQueue[tuple[Callable[[], None], Future[None]]]:
     return tasks
 
 
-# A child by fork does not have the thread.
+# A forked child does not have the thread.
 os.register_at_fork(after_in_child=_tasks.cache_clear)
 
 
@@ -139,7 +142,7 @@ def _carry_out(tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> N
             done.set_result(function())
         except BaseException as error:
             done.set_exception(error)
-        # An error refers to the frames of its caller, which are not to be kept until the next task.
+        # An error refers to the frames of its caller, which must not be kept until the next task.
         del function, done
 
 
@@ -155,7 +158,7 @@ def _initialize(ray: Any, config: Mapping[str, Any]) -> None:
 
 
 def _named(address: str | None) -> tuple[str, int] | None:
-    """The host and the port that an address names, if it does."""
+    """Returns the host and the port in an address, or None if it has none."""
     host, _, port = (address or "").rpartition(":")
     return (host, int(port)) if host and port.isdigit() and "/" not in host else None
 
@@ -183,7 +186,7 @@ def _check_same(ray: Any, address: str | None) -> None:
 
 
 def _joins(address: str | None) -> bool:
-    """Whether a cluster with such an address runs already."""
+    """Tells whether an address, as ``ray.init`` takes it, is that of a running cluster."""
     if address in (None, "auto"):
         utils = importlib.import_module("ray._private.utils")
         address = os.environ.get("RAY_ADDRESS") or utils.read_ray_address()
@@ -192,7 +195,7 @@ def _joins(address: str | None) -> bool:
 
 @contextlib.contextmanager
 def _at_loopback() -> Iterator[None]:
-    """A cluster that is started in this context is reached from this machine alone."""
+    """Context within which a cluster that is started can be reached from this machine only."""
     constants = importlib.import_module("ray._private.ray_constants")
     before = getattr(constants, _REACHABLE, True), os.environ.get(_REACHABLE_ENV)
     setattr(constants, _REACHABLE, False)
@@ -207,7 +210,7 @@ def _at_loopback() -> Iterator[None]:
 
 
 def disconnect() -> None:
-    """Ends the connection if :func:`connect` has made it, and a cluster that was started by it."""
+    """Ends the connection if :func:`connect` made it, and the cluster if it was started by that."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
@@ -216,14 +219,14 @@ def disconnect() -> None:
 
 
 def end_connection() -> None:
-    """Ends the connection of this process to Ray, if there is one, whoever has made it."""
+    """Ends the connection of this process to Ray, if there is one, no matter how it was made."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
 
 
 def with_defaults(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of an actor, completed."""
+    """Returns the options of an actor, with defaults for missing ones."""
     own = dict(config or {})
     for name, value in DEFAULT_REMOTE_CLASS_CONFIG.items():
         own.setdefault(name, value)
@@ -233,10 +236,10 @@ def with_defaults(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Connection:
-    """The connection to the cluster, as it is now.
+    """Current connection of this process to a cluster.
 
     Raises:
-        ImportError: if there is no Ray.
+        ImportError: if Ray is not installed.
         RuntimeError: if there is no connection.
     """
 
@@ -248,20 +251,20 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there; what is of another one means nothing to Ray."""
+        """True if the connection still exists. Ray does not know handles from an earlier one."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return False
         return bool(ray.get_runtime_context().get_worker_id() == self._id)
 
     def check(self) -> None:
-        """Raises a ``RuntimeError`` if it is gone."""
+        """Raises a ``RuntimeError`` if the connection is gone."""
         if not self.alive:
             raise RuntimeError("Ray was shut down, or started anew, since this was made")
 
 
 def requested(options: Mapping[str, Any]) -> dict[str, float]:
-    """The resources that an actor asks for, by the names that clusters have for them."""
+    """Returns the resources that an actor asks for, by the names that clusters have for them."""
     own = {
         "CPU": options.get("num_cpus"),
         "GPU": options.get("num_gpus"),
@@ -272,14 +275,15 @@ def requested(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Place:
-    """The wait of an actor for a place in the cluster.
+    """Wait of an actor for a place in the cluster.
+
+    Make it before the actor is requested: it checks at once whether there is room. After that, the
+    actor's resources no longer count as free, though the actor may take long to start.
 
     Args:
-        options: what it asks for. It is looked up at once whether there is room: as soon as the
-            actor is asked for, what it is given is no longer free, though it may take long to
-            start.
-        patience: seconds that it may wait for room; None: as long as it takes.
-        before: of others that were asked for, and are not known to have started.
+        options: options of the actor.
+        patience: seconds that the actor may wait for room; None for no limit.
+        before: options of other actors that were requested and are not known to have started.
     """
 
     def __init__(
@@ -297,18 +301,18 @@ class Place:
 
     @property
     def late(self) -> float | None:
-        """When there is something to be said, unless it has started by then."""
+        """Time at which to check on the actor if it has not started; None for never."""
         return None if self.patience is None else self.begun + self.patience
 
     def check(self, who: str) -> None:
-        """Refuses to wait any longer, if there is no place for it.
+        """Checks whether the actor may go on waiting; if so, the wait begins anew.
 
         Raises:
-            RuntimeError: naming what the cluster lacks.
+            RuntimeError: if the cluster has no place for the actor; names what it lacks.
         """
         what = lacking(self._options)
         if what is None:
-            # There is room by now, and it may be about to start.
+            # There is room by now, and the actor may be about to start.
             self.begun = time.monotonic()
             return
         how = "has not started" if self._had_room else "found no place in the Ray cluster"
@@ -319,17 +323,17 @@ class Place:
 
 
 def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> str | None:
-    """What of an actor's resources no node has to give now, in words; None if one has all.
+    """Describes the resources of an actor that no node has free; None if one node has all.
 
     Args:
-        options: what it asks for.
-        before: what others ask for, who are served first.
+        options: options of the actor.
+        before: options of other actors, which are served first.
     """
     ray = import_ray()
     asked = requested(options)
     found = ray._private.state.available_resources_per_node()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    # A node that has just joined has not said yet what is free there.
+    # A node that has just joined has not reported yet what is free there.
     free = {node["NodeID"]: dict(found.get(node["NodeID"]) or node["Resources"]) for node in nodes}
     for other in before:
         _take(free, requested(other))

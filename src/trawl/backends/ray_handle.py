@@ -1,4 +1,4 @@
-"""The class of a worker's actor: methods of the backend, and those for holders of its handle."""
+"""Class of a worker's actor, with methods for the backend and for holders of its handle."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BACKEND = "backend"
 def actor_class(methods: Iterable[str]) -> Any:
     """Makes the class of actors whose handles have methods of the worker's service.
 
-    The class goes to actors by value: there is no module that they could find it in.
+    The class is sent to actors by value, as no module contains it.
 
     Calls of these methods have a thread of their own, so that they never keep the backend waiting.
-    Ray begins calls in the order in which a caller makes them, if the actor's ``max_concurrency``
-    is 1.
+    If the actor's ``max_concurrency`` is 1, Ray begins calls in the order in which a caller makes
+    them.
 
     Args:
         methods: names of methods. Each call goes to the service as an
-            :class:`~trawl.backends.base.Asked`; but ``shutdown`` ends the worker.
+            :class:`~trawl.backends.base.Asked`, except ``shutdown``, which ends the worker.
     """
     import ray
 

@@ -1,7 +1,6 @@
-"""Messages to and from Ray actors: pickles whose large arrays and object references lie beside.
+"""Messages to and from Ray actors: pickles, with large arrays and object references kept apart.
 
-Ray carries arrays through its object store, and there they are read where they are: nothing is
-copied on the side that takes the message.
+Ray transfers the arrays through its object store, where the receiver reads them without a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-# An array of fewer bytes is as well off in the pickle itself.
+# Arrays of fewer bytes stay in the pickle.
 _LEAST = 4096
 _REFERENCES = ("ObjectRef", "ActorHandle")
 
@@ -26,12 +25,12 @@ Bytes = NDArray[np.uint8]
 
 
 class Packed(NamedTuple):
-    """A message.
+    """Packed message.
 
     Attributes:
         data: the pickle.
         arrays: the memory of large arrays.
-        refs: references to Ray's objects, which Ray has to see.
+        refs: references to Ray objects, kept apart so that Ray sees them.
     """
 
     data: bytes
@@ -40,12 +39,13 @@ class Packed(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What a call brings to an actor, beside messages.
+    """Header of the messages that a call brings to an actor.
 
     Attributes:
-        heard: how much the other side has of what the actor said; None if it does not tell.
-        number: the number of the call among those with messages; they may come in any order.
-        interruption: the last interruption before the messages: its number, how many there were.
+        heard: how many of the actor's messages the driver has; None if the letter does not tell.
+        number: the number of the letter among those with messages, which may come in any order.
+        interruption: the number of the last interruption before the messages, and how many
+            interruptions there were so far.
     """
 
     heard: int | None
@@ -53,7 +53,7 @@ class Letter(NamedTuple):
     interruption: tuple[int, int]
 
     def packed(self, messages: Sequence[Packed]) -> tuple[bytes, list[Any]]:
-        """The letter with messages, and the arrays and references of these, for Ray to see."""
+        """Packs the letter with messages; returns it, and their arrays and references for Ray."""
         heads = [(data, len(arrays), len(refs)) for data, arrays, refs in messages]
         beside = [
             part for _, arrays, refs in messages for part in (*arrays, *([ref] for ref in refs))
@@ -62,7 +62,7 @@ class Letter(NamedTuple):
 
 
 def read_letter(letter: bytes, beside: Sequence[Any]) -> tuple[Letter, list[Packed]]:
-    """What :meth:`Letter.packed` has put together."""
+    """Unpacks the result of :meth:`Letter.packed`: the letter, and its messages."""
     own, heads = pickle.loads(letter)
     parts = iter(beside)
     messages = [
@@ -77,7 +77,7 @@ def pack(content: Any, copy: bool = True) -> Packed:
 
     Args:
         content: the message.
-        copy: whether what it refers to may change before Ray has the message.
+        copy: True if memory that it refers to may change before Ray has the message.
     """
     arrays: list[Bytes] = []
     refs: list[Any] = []
@@ -96,7 +96,7 @@ def pack(content: Any, copy: bool = True) -> Packed:
 
 
 def pack_code(content: Any) -> tuple[bytes, list[Any]]:
-    """Packs what may hold functions and classes that can't be imported elsewhere."""
+    """Packs an object that may hold functions and classes that can't be imported elsewhere."""
     refs: list[Any] = []
     file = io.BytesIO()
     _CodePickler(file, refs).dump(content)
@@ -104,28 +104,28 @@ def pack_code(content: Any) -> tuple[bytes, list[Any]]:
 
 
 def unpack(packed: Sequence[Any]) -> Any:
-    """The message. Its arrays can be written to, and are the memory that Ray brought."""
+    """Unpacks a message. Its arrays can be written to, and use the memory that Ray delivered."""
     data, arrays, refs = packed
     return _Unpickler(io.BytesIO(data), refs, [writable(array) for array in arrays]).load()
 
 
 def writable(array: Bytes) -> Bytes:
-    """The same memory, without the mark that it is not to be written to.
+    """Returns a writable array over the memory of an array.
 
-    Ray marks all that it brings, as several processes may read it. A batch that one process made
-    for another has no other readers, and PyTorch has no tensors that can't be written to.
+    Ray makes all arrays that it delivers read-only, as several processes may read them. A batch
+    that one process made for another has no other readers, and PyTorch has no read-only tensors.
     """
     if array.flags.writeable:
         return array
     raw: Any = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)
-    # Ray lets go of its memory with the array.
+    # Keeps the array, as Ray frees the memory with it.
     raw.owner = array
     same: Bytes = np.frombuffer(raw, dtype=np.uint8)
     return same
 
 
 def is_ref(thing: Any) -> bool:
-    """Whether this is a reference to an object of Ray, or to an actor."""
+    """Tells whether an object is a reference to a Ray object or to an actor."""
     kind = type(thing)
     return kind.__module__.partition(".")[0] == "ray" and kind.__name__ in _REFERENCES
 
@@ -146,7 +146,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if "torch" not in sys.modules:
             return NotImplemented
-        # Imported here, as a message may be one without tensors, in a process without PyTorch.
+        # Imported here, as a process without PyTorch may have messages, too, but without tensors.
         from trawl.backends.folding import reduced
 
         return NotImplemented if (made := reduced(obj)) is None else made

@@ -1,8 +1,8 @@
-"""Workers that are reached over a network: what all such places have in common, on this side.
+"""Workers that are reached over a network: the code that all such backends share in the driver.
 
-A thread for each worker takes in what it sends. Its orders it has by a line of their own
-(:mod:`trawl.backends.order_line`); a thread sends what it is to hear while it works. A worker is
-dead once its connection is closed and, where that can be known, its process has ended.
+For each worker, one thread receives its messages, and another sends the messages that it must
+receive while it works. Orders go over a connection of their own (:mod:`trawl.backends.order_line`).
+A worker is dead once its connection is closed and, if that can be known, its process has ended.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from trawl.backends.remote_packing import (
     pack,
 )
 
-# Seconds for what a process sent before its end to arrive; its children may keep its connection.
+# Seconds to wait for messages from before the end of a process; its children may keep its
+# connection open.
 _LATE = 1.0
-# Seconds after which a worker that was killed, and can't be looked at, counts as dead.
+# Seconds after which a killed worker counts as dead if its process can't be observed.
 _GONE = 3.0
 
 
 class RemoteBackend(Backend):
-    """A place to which there are connections.
+    """Backend whose workers are reached over a network.
 
-    Large arrays in messages to workers are not copied: who sends them lets them be.
+    Large arrays in messages to workers are not copied: the caller must not change them later.
 
     Args:
-        launcher: what starts the workers' processes; this object closes it.
+        launcher: starts the workers' processes; this object closes it.
     """
 
     shares_memory = False
@@ -66,11 +67,11 @@ class RemoteBackend(Backend):
 
     @abstractmethod
     def _new_worker(self, index: int) -> RemoteWorker:
-        """A worker that is not started yet."""
+        """Returns a worker that is not started yet."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Closes what connections are made by."""
+        """Releases the resources by which connections are made."""
 
     # --- what a backend does
 
@@ -112,7 +113,7 @@ class RemoteBackend(Backend):
         found: list[Event | None] = []
         while self._events:
             worker, packed = self._events[0]
-            # What is read stays until then, if an exception comes out of it: Ctrl-C.
+            # A message stays in the queue until it is read, as Ctrl-C may interrupt that.
             event = packed if isinstance(packed, Death) else worker.read(packed)
             self._events.popleft()
             found.append(event)
@@ -120,13 +121,13 @@ class RemoteBackend(Backend):
 
     @override
     def allocate(self, nbytes: int) -> InlineMemory:
-        # No worker sees it.
+        # Workers have no access to it.
         return InlineMemory(nbytes)
 
     @override
     def close(self) -> None:
         if self._owner != os.getpid():
-            # A copy of this object in another process: the workers are not its own.
+            # This is a copy of the backend in a forked process, which does not own the workers.
             return
         with self._changed:
             first, self._closed = not self._closed, True
@@ -149,14 +150,14 @@ class RemoteBackend(Backend):
     # --- what threads tell
 
     def note(self, worker: RemoteWorker, packed: Packed) -> None:
-        """Takes what a worker sent."""
+        """Queues a message of a worker."""
         with self._changed:
             if worker in self._living:
                 self._events.append((worker, packed))
                 self._changed.notify_all()
 
     def check(self, worker: RemoteWorker) -> None:
-        """Looks whether a worker is dead, now that something has changed."""
+        """Queues the death of a worker if it is dead, now that something has changed."""
         with self._changed:
             if worker in self._living and worker.dead:
                 self._living.discard(worker)
@@ -166,18 +167,18 @@ class RemoteBackend(Backend):
 
 
 class RemoteWorker(Worker):
-    """A worker that is reached over a network.
+    """Worker that is reached over a network.
 
     Args:
-        index: its number.
-        backend: where it lives.
-        orders: by what it has its orders.
+        index: number of the worker.
+        backend: backend of the worker.
+        orders: the connection for orders.
 
     Attributes:
-        orders: the same.
-        told_to_stop: whether it was told to.
-        ended: the status that it said it ended with; None before.
-        out_of_reach: whether nothing can be said to it.
+        orders: the connection for orders.
+        told_to_stop: True if :meth:`stop` was called.
+        ended: the exit status that the worker reported; None before.
+        out_of_reach: True if the worker can't be reached.
     """
 
     def __init__(self, index: int, backend: RemoteBackend, orders: OrderLine) -> None:
@@ -239,23 +240,23 @@ class RemoteWorker(Worker):
             _after(_GONE, self.lose, "was killed")
 
     def put(self, packed: Packed | None) -> None:
-        """Sends what it is to hear while it works; None ends the thread that does it."""
+        """Sends a message that the worker receives while it works; None ends the sending thread."""
         if self._owner == os.getpid():
             self._outbox.put(packed)
 
     def let_go(self) -> None:
-        """Ends the threads, as far as that is not done by the end of the connection."""
+        """Ends the sending thread, and closes the connection for orders."""
         self.put(None)
         self.orders.close()
 
     # --- what threads tell
 
     def linked(self) -> None:
-        """There is a connection."""
+        """Notes that there is a connection."""
         self._linked = True
 
     def heard(self, packed: Packed) -> None:
-        """The worker sent something."""
+        """Handles a message of the worker."""
         self._heard += 1
         if packed.verb == ENDED:
             self.ended = packed.content()
@@ -263,33 +264,33 @@ class RemoteWorker(Worker):
             self._backend.note(self, packed)
 
     def cut(self, why: str | None = None) -> None:
-        """There is no connection any more, or never will be."""
+        """Handles the end of the connection, or that none will ever be made."""
         if self._cut:
             return
         self._cut = True
         if why is not None:
             self._why = why
         if self.ended is None and self._process is not None:
-            # It may live, but nobody could tell it anything.
+            # The process may live, but can no longer be told anything.
             self._process.kill()
         self._backend.check(self)
 
     def lose(self, why: str | None) -> None:
-        """It can't be reached: it counts as dead, whatever it does.
+        """Gives up a worker that can't be reached: it counts as dead, whatever it does.
 
         Args:
-            why: the reason of its death; None if there is nothing more to say.
+            why: the reason of its death; None for the usual one, that it lost its connection.
         """
         if self._cut:
             return
         self.out_of_reach = True
-        # Should it be reached again, it is to end. Until then this is what the system tries to
-        # send, in vain: that lets it give up the connection, and who waits for more of it.
+        # If the worker can be reached again, this ends it. Until then the kernel tries in vain to
+        # send this, so that it gives up the connection and wakes threads that wait for more.
         self.put(Packed(KILL))
         self.cut(why)
 
     def exited(self, reason: str) -> None:
-        """The process has ended."""
+        """Handles the end of the process."""
         self._exit = reason
         if self._linked and not self._cut:
             _after(_LATE, self._give_up)
@@ -303,24 +304,24 @@ class RemoteWorker(Worker):
 
     @property
     def dead(self) -> bool:
-        """Whether nothing more comes from it."""
+        """True if nothing more comes from the worker."""
         if self._exit is not None:
             return self._cut or self._late or not self._linked
         return self._cut and (self._process is None or not self._process.tells)
 
     def death(self) -> Death:
-        """The event of its death."""
+        """Returns the event of the worker's death."""
         reason = self._exit or self._why
         if self.ended is not None and self._exit is None:
             reason = f"exited with status {self.ended}"
         return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)
 
     def read(self, packed: Packed) -> Event | None:
-        """The event that a message is."""
+        """Returns the event that a message stands for."""
         try:
             content = packed.content()
         except Exception as error:
-            # It means nothing here. Others' messages are not to be lost by that.
+            # The message can't be unpickled. Messages of other workers must not be lost.
             self.kill()
             return Failed(self, Failure.of(error))
         if packed.verb == FAILED:

@@ -1,4 +1,4 @@
-"""Messages to and from workers in other places, in parts as a network takes them."""
+"""Messages to and from remote workers: a pickle, and large memory as separate buffers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 from trawl.backends.authentication import TAG_BYTES, Session
 
-# Memory of at least this size is sent by itself, and not copied into the pickle.
+# Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384
 
-# What a message is.
+# Verbs: the kinds of messages.
 MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
 
 
 class Order(NamedTuple):
-    """What a worker is told, and what it may not know yet.
+    """Message to a worker, with updates that the worker may not have received yet.
 
     Attributes:
-        content: what it is told.
-        interruption: the last one, as a number and how many there were.
-        heard: how many of its messages have come.
+        content: the message.
+        interruption: the number of the last interruption, and how many there were so far.
+        heard: how many of the worker's messages have arrived.
     """
 
     content: Any
@@ -33,11 +33,11 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """A message.
+    """Packed message.
 
     Attributes:
-        verb: what it is.
-        body: its content, pickled.
+        verb: kind of the message.
+        body: the content, pickled.
         buffers: large memory that the content refers to.
     """
 
@@ -46,12 +46,12 @@ class Packed:
     buffers: Sequence[Any] = field(default=())
 
     def content(self) -> Any:
-        """What was sent."""
+        """Unpickles and returns the content."""
         return pickle.loads(self.body, buffers=self.buffers) if self.body else None
 
 
 def pack(verb: int, content: Any = None) -> Packed:
-    """A message with a content, of which large arrays are not copied."""
+    """Packs a message; large arrays in its content are not copied."""
     buffers: list[memoryview] = []
 
     def within(buffer: pickle.PickleBuffer) -> bool:
@@ -66,10 +66,10 @@ def pack(verb: int, content: Any = None) -> Packed:
 
 
 def seal(packed: Packed, session: Session) -> Packed:
-    """Puts a tag before the body of a message that is sent.
+    """Puts an authentication tag before the body of a message to send.
 
-    The tag covers the verb, the body and the sizes of the buffers. What is in the buffers it does
-    not cover: these are the memory of arrays, which nobody unpickles.
+    The tag covers the verb, the body and the sizes of the buffers. It does not cover the contents
+    of the buffers: these are the memory of arrays, which is not unpickled.
     """
     return Packed(
         packed.verb, session.tag(_head(packed), packed.body) + packed.body, packed.buffers
@@ -77,10 +77,10 @@ def seal(packed: Packed, session: Session) -> Packed:
 
 
 def unseal(packed: Packed, session: Session) -> Packed:
-    """Takes the tag from a message that came, if the other end has sent that.
+    """Checks the tag of a received message, and returns the message without it.
 
     Raises:
-        AuthenticationError: otherwise.
+        AuthenticationError: if the other end did not send the message.
     """
     tag, body = packed.body[:TAG_BYTES], packed.body[TAG_BYTES:]
     found = Packed(packed.verb, body, packed.buffers)

@@ -1,4 +1,4 @@
-"""A worker that is reached over a network: what runs there."""
+"""Code that runs in a worker that is reached over a network."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from trawl.backends.remote_packing import (
     pack,
 )
 
-# Seconds in which a worker whose driver is gone may close its environments; and in which a driver
-# is to let go of a worker that has ended.
+# Seconds that a worker whose driver is gone may take to close its environments, and that a worker
+# that has ended waits for its driver to close the connection.
 _CLOSING = 5.0
 
 
 class Stopped(BaseException):
-    """The worker is to end."""
+    """Raised in a worker that is to end."""
 
 
 class Rank(Port):
-    """A worker's end of its connection, by whatever that is made.
+    """Worker's end of its connection to the driver, for any transport.
 
-    A subclass sends (:meth:`transmit`), and gives what comes to :meth:`receive`, from a thread of
-    its own: so an order to stop is heard while the worker works. All other orders are read by the
-    thread that works, when it has time for them.
+    A subclass sends messages (:meth:`transmit`), and passes received ones to :meth:`receive`, from
+    a thread of its own: therefore a worker can be stopped while it works. All other orders are read
+    by the thread that works, when it has time for them.
 
     Args:
-        orders: where these come from; this object closes it.
-        lifeline: what tells that the driver is out of reach, if that has to be told.
+        orders: the connection for orders; this object closes it.
+        lifeline: the connection that detects an unreachable driver, or None.
     """
 
     def __init__(self, orders: Orders, lifeline: Lifeline | None = None) -> None:
         self._orders = orders
         self._lifeline = lifeline
         self._interruption = 0, 0
-        # How many messages were sent, and how many of them the driver is known to have.
+        # How many messages were sent, and how many of them the driver has confirmed.
         self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
-        # Any thread of an environment may warn, and the worker tells of it.
+        # Any thread of an environment may warn, and the worker sends that to the driver.
         self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
@@ -66,27 +66,27 @@ class Rank(Port):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begins to listen."""
+        """Begins to listen to the driver."""
 
     @abstractmethod
     def transmit(self, packed: Packed) -> None:
-        """Sends a message, and waits until what it refers to may change.
+        """Sends a message, and returns once memory that it refers to may change.
 
         Raises:
-            RuntimeError: if nobody is there to take it.
+            RuntimeError: if the driver is gone.
         """
 
     def secure(self) -> None:
-        """Waits until what was sent comes, whatever becomes of this process.
+        """Waits until all sent messages are sure to arrive, whatever happens to this process.
 
         Raises:
-            RuntimeError: if nobody is there to take it.
+            RuntimeError: if the driver is gone.
         """
 
     # --- in the thread that listens
 
     def receive(self, packed: Packed) -> None:
-        """Takes in a message."""
+        """Handles a message that came while the worker may be working."""
         if packed.verb == INTERRUPT:
             self._interrupt(packed.content())
         elif packed.verb == KILL:
@@ -97,15 +97,15 @@ class Rank(Port):
                     self._break_off()
 
     def _interrupt(self, interruption: tuple[int, int]) -> None:
-        # They come on two ways.
+        # Interruptions come over two connections.
         with self._interrupting:
             if interruption[1] > self._interruption[1]:
                 self._interruption = interruption
 
     def lose(self) -> None:
-        """The driver is gone, or has closed the connection: nobody needs this worker any more.
+        """Ends this worker, as the driver is gone or has closed the connection.
 
-        More than one thread may notice it.
+        More than one thread may call it.
         """
         with self._losing:
             again = self._lost.is_set()
@@ -118,7 +118,7 @@ class Rank(Port):
             self._break_off()
 
     def _break_off(self) -> None:
-        # The signal breaks off what is done now, but may be caught by it.
+        # The signal breaks off the current work, unless code there catches its exception.
         self._orders.ring()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -132,7 +132,7 @@ class Rank(Port):
         if threading.current_thread() is threading.main_thread():
             self._unbroken(self._transmit, packed)
             return
-        # A thread of an environment; nobody is to be stopped in it.
+        # This is a thread of an environment, where `Stopped` must not be raised.
         with contextlib.suppress(RuntimeError):
             self._transmit(packed)
 
@@ -146,10 +146,10 @@ class Rank(Port):
             self.secure()
 
     def _unbroken(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function that is not to be broken off.
+        """Calls a function that must not be broken off.
 
-        Half a message would be taken for half of the next one, and a question that was taken and
-        not kept would be waited for again.
+        The rest of half a message would be taken from the next one. And a question of the driver
+        that was taken from its queue, but not kept, would be waited for again.
         """
         self._sending = True
         try:
@@ -181,7 +181,7 @@ class Rank(Port):
         return self._interruption[0]
 
     def live(self) -> int:
-        """Lives the life of a worker; gives its exit status."""
+        """Runs the worker; returns its exit status."""
         status = 0
         with _stoppable(self._told_to_stop):
             try:
@@ -197,12 +197,12 @@ class Rank(Port):
                     self._tell(pack(FAILED, Failure.of(error)))
             with contextlib.suppress(Stopped):
                 self._tell(pack(ENDED, status))
-            # What comes now is no matter of the program that this rank is a part of.
+            # From here on, requests to stop must not reach the program that this rank is part of.
             with contextlib.suppress(Stopped), self._losing:
                 self._over = True
             if self._last is not None:
                 self._last.cancel()
-        # Its end is that the driver lets go.
+        # Waits until the driver closes the connection.
         self._lost.wait(_CLOSING)
         self._orders.close()
         return status
@@ -221,7 +221,7 @@ class Rank(Port):
                     self._make_sure()
                     service.work()
             finally:
-                # What closes the service is not to be broken off, and this line may be: once.
+                # Closing the service must not be broken off. This line may be, but only once.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             service.close()
@@ -235,14 +235,14 @@ class Rank(Port):
         return content
 
     def _make_sure(self) -> None:
-        """What was said is not to be lost, if what is done next is the end of this process."""
+        """Makes sure that no sent message is lost if the next step ends this process."""
         if self._heard < self._sent:
             self._unbroken(self._secure)
 
 
 @contextmanager
 def _stoppable(stop: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within it a signal ends what the main thread does, once."""
+    """Context within which SIGTERM calls ``stop`` in the main thread."""
     try:
         before = signal.signal(signal.SIGTERM, stop)
     except ValueError:
@@ -256,9 +256,9 @@ def _stoppable(stop: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def leave(status: int) -> None:
-    """Ends this process at once, but for what it has printed."""
+    """Ends this process at once, after flushing its output."""
     for stream in (sys.stdout, sys.stderr):
-        # It may be closed, or nobody reads it any more.
+        # The stream may be closed, or nobody may read it any more.
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)

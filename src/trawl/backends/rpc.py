@@ -1,7 +1,8 @@
 """Workers that are nodes of ``torch.distributed.rpc``, over TensorPipe.
 
-PyTorch keeps its RPC in maintenance, and a group of nodes as a whole. Here each node knows of the
-driver and itself alone: so one that dies can be replaced, and no other is concerned.
+``torch.distributed.rpc`` is in maintenance mode upstream, and treats a group of nodes as a whole.
+Here each node knows only the driver and itself, so a node that dies can be replaced without
+affecting the others.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from trawl.backends.remote_packing import Packed, seal, unseal
 from trawl.backends.remote_rank import Rank
 
 DRIVER = "COLLECTOR_DRIVER"
-#: What the agents are made with, if nothing else is asked for. TensorPipe's other transport, by
-#: shared memory, looks for messages without a pause, in each process: workers would lack that time.
+#: Default options of the agents. TensorPipe's other transport, shared memory, polls for messages
+#: without a pause in each process, which would take time from the workers.
 DEFAULT_TENSORPIPE_OPTIONS = {
     "num_worker_threads": 16,
     "_transports": ["uv"],
     "_channels": ["basic"],
 }
-# What an agent says of itself in the store, by TensorPipe's names.
+# TensorPipe's names for the entries in the store that describe the driver's agent.
 _OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
 _END = "end"
-# Bytes up to which a copy takes less time than to wait until the driver has them.
+# Most bytes for which a copy takes less time than the wait until the driver has them.
 _COPIED = 1 << 18
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of RPC.
+    """Node of RPC.
 
     Attributes:
-        number: its number there; the driver's is 0.
-        name: its name there.
-        address: where it meets the driver.
+        number: number of the node in RPC; the driver's is 0.
+        name: name of the node in RPC.
+        address: the address where the node meets the driver.
         options: arguments of ``TensorPipeRpcBackendOptions``.
     """
 
@@ -64,10 +65,10 @@ class Node:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def agent(self, store: Any) -> Any:
-        """Starts this process's agent, which knows whom the store names.
+        """Starts this process's agent, which knows the nodes that the store names.
 
         Raises:
-            RuntimeError: if this process has one.
+            RuntimeError: if this process has an agent already.
         """
         import torch.distributed.autograd
         import torch.distributed.rpc
@@ -82,7 +83,7 @@ class Node:
         options = rpc.TensorPipeRpcBackendOptions(**self.options)
         agent = rpc.TensorPipeAgent(store, self.name, self.number, None, options, {}, [])
         dist.autograd._init(self.number)
-        # It listens from here on.
+        # The agent listens from here on.
         with _at_interface(own_address(self.address.host, self.address.port)):
             api._init_rpc_states(agent)
         return agent
@@ -90,9 +91,10 @@ class Node:
 
 @contextmanager
 def _at_interface(address: str) -> Iterator[None]:
-    """Within it an agent listens at an address, unless the user has named an interface.
+    """Context within which an agent listens at an address, unless the user named an interface.
 
-    By itself it would do so where this machine's name leads, which may be another network.
+    By default it would listen at the address of this machine's name, which may be in another
+    network.
     """
     name, there = "TP_SOCKET_IFNAME", interface_at(address)
     before = os.environ.get(name)
@@ -125,15 +127,16 @@ _rank: RpcRank | None = None
 
 
 class RpcRank(Rank):
-    """A node's end of its connection.
+    """Node's end of its connection to the driver.
 
-    It calls nobody. The driver asks it for its next message, and has the answer when there is
-    one: an agent that others connect to stops listening if one of them dies while it does.
+    The node makes no calls. The driver asks it for its next message, and gets the answer when there
+    is one. The reason is that an agent that others connect to stops listening if one of them dies
+    while it connects.
 
     Args:
-        address: where it meets the driver.
-        orders: by what it has its orders.
-        lifeline: what tells that the driver is out of reach, if that has to be told.
+        address: the address where the node meets the driver.
+        orders: the connection for orders.
+        lifeline: the connection that detects an unreachable driver, or None.
     """
 
     def __init__(self, address: Address, orders: Orders, lifeline: Lifeline | None) -> None:
@@ -147,7 +150,7 @@ class RpcRank(Rank):
         self._question: Future[Any] | None = None
 
     def take(self, number: int, packed: Packed) -> None:
-        """Takes in a message; they may come in any order."""
+        """Handles a message. Messages may come in any order."""
         with self._lock:
             self._early[number] = packed
             while self._next_number in self._early:
@@ -159,7 +162,7 @@ class RpcRank(Rank):
                     self.lose()
 
     def ask(self) -> Future[Any]:
-        """The next message for the driver."""
+        """Returns a future for the next message to the driver."""
         question: Future[Any] = Future()
         self._asked.put(question)
         return question
@@ -170,7 +173,7 @@ class RpcRank(Rank):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """Waits until the driver is gone, or lets go."""
+        """Waits until the driver is gone or closes the connection, then ends the worker."""
         with contextlib.suppress(RuntimeError):
             store = self._address.client()
             store.set_timeout(FOREVER)
@@ -197,7 +200,7 @@ class RpcRank(Rank):
 
     @override
     def secure(self) -> None:
-        # Who asks for the next message has this one.
+        # When the driver asks for the next message, it has this one.
         self._question = self._question or self._asked.get()
         if self._question is None:
             raise RuntimeError("the driver is gone")
@@ -212,7 +215,7 @@ def _join_rpc(
     address: Address,
     orders: Orders,
 ) -> int:
-    """What a node is to do: it works for the driver, which calls it; gives the exit status."""
+    """Runs a node, which works for the driver that calls it; returns the exit status."""
     global _rank
     orders.ask_now_and_then(link_timeout)
     lifeline = None if line is None else line.connect(address.prefix, address.key)
@@ -249,17 +252,18 @@ def _shut_down() -> None:
 
 
 class RpcBackend(ProcessGroupBackend):
-    """Workers that are nodes of ``torch.distributed.rpc``; there can be one of these at a time.
+    """Backend whose workers are nodes of ``torch.distributed.rpc``; one per process at a time.
 
     Args:
-        launcher: what starts them.
-        host: address of this machine at which they find it.
-        port: port there; None for any that is free.
+        launcher: starts the workers' processes.
+        host: address of this machine at which workers find the store.
+        port: port of the store; None for any that is free.
         timeout: seconds that a node may take to join.
-        prefix: what names in the store begin with.
-        store: whether the store is made here; otherwise it is there already.
-        link_timeout: seconds for which a worker's machine may be out of reach; None: for ever.
-        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
+        prefix: prefix of the names in the store.
+        store: True if this process makes the store; False if it exists already.
+        link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
+        secret: the secret from which the workers' keys are derived; by default random. It must be
+            given if the launcher can't pass the keys to the workers.
         options: arguments of ``TensorPipeRpcBackendOptions``.
     """
 
@@ -298,14 +302,14 @@ class RpcBackend(ProcessGroupBackend):
         theirs = dist.PrefixStore(address.prefix, self._store)
         for name in _OF_DRIVER:
             theirs.set(name, self._own.get(name))
-        # An agent keeps the address that belongs to a name.
+        # A replacement has another name, as an agent never forgets the address of a name.
         again = address.prefix.rsplit("/", 1)[1]
         name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
         task = partial(_join_rpc, number, name, self._options, self._line, self._link_timeout)
         return _Node(index, self, self._new_orders(address, task), Node(number, name, address))
 
     def admit(self, node: Node) -> Any:
-        """Lets the agent know a node that has joined; what calls to it are addressed to."""
+        """Adds a node that has joined to the agent; returns the address for calls to the node."""
         from torch._C._distributed_rpc import WorkerInfo
 
         info = WorkerInfo(node.name, node.number)
@@ -318,7 +322,7 @@ class RpcBackend(ProcessGroupBackend):
         return info
 
     def dismiss(self, info: Any) -> None:
-        """Lets the agent forget a node."""
+        """Removes a node from the agent."""
         with self._membership:
             if self._agent is not None:
                 self._agent._update_group_membership(info, [], {}, False)
@@ -329,7 +333,7 @@ class RpcBackend(ProcessGroupBackend):
             self._agent = None
         super()._let_go()
         _shut_down()
-        # It keeps the store, and that its port.
+        # It keeps the store alive, and the store keeps its port.
         self._own = None
 
 
@@ -369,8 +373,8 @@ class _Node(MetWorker):
         self.cut()
 
     def _asked(self, info: Any) -> Packed | None:
-        """The next message; None if there will be none."""
-        # The future itself can't be waited for: it never comes if the machine is out of reach.
+        """Waits for the next message; returns None if there will be none."""
+        # A wait for the future itself would never end if the machine is out of reach.
         _call(info, _from_node).add_done_callback(self._answers.put)
         answer = self._answers.get()
         return None if answer is None else unseal(_received(*answer.wait()), self._session)

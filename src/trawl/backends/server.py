@@ -1,8 +1,8 @@
-"""The process that workers come from.
+"""Server process that starts the processes of workers.
 
-It imports what workers need, once, and then forks a worker whenever it is asked to: that takes
-milliseconds, and no thread is there to be cut in half. It ends with the process it serves, by
-whatever that was ended, and so do its workers.
+The server imports what workers need once, and then forks a worker on each request. That takes
+milliseconds, and is safe because the server has no other threads. The server and its workers end
+with the process that it serves, for whatever reason that ends.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from trawl.backends.title import set_title
 from trawl.backends.wire import Closed, Wire
 from trawl.lean import import_lean
 
-# What a worker needs, and what takes long to import.
+# Modules that a worker needs and that take long to import.
 PRELOADED = ("trawl.collectors.worker", "gymnasium")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoReturn:
-    """Serves until the process that it serves is gone.
+    """Runs the server until the process that it serves is gone.
 
     Args:
         fd: the socket over which requests come.
         parent: the process that is served.
-        spawn: whether each worker is a fresh interpreter.
+        spawn: True if each worker is a fresh interpreter.
         preload: modules to import first.
     """
     set_title("trawl: server", f" of process {parent}")
     _settle_signals()
-    # What an environment started and left behind comes to this process, to be ended by it.
+    # Processes that an environment started and left behind become children of this process, which
+    # ends them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     import_lean()
     for name in preload:
-        # A worker will tell what is wrong with it, if it matters there.
+        # If the module matters in a worker, the worker will report the error.
         with contextlib.suppress(Exception):
             __import__(name)
-    # What is here now is in every worker: their collections need not look at it again. If garbage
-    # is there, it is not for this process to collect: it may be another's whose copy this is.
+    # Every worker inherits these objects, and its garbage collection need not look at them. Garbage
+    # among them must stay, too: it may belong to the process that this one was forked from.
     gc.freeze()
     server = _Server(Wire(socket.socket(fileno=fd)), parent, spawn)
     try:
@@ -64,7 +65,7 @@ class _Server:
         self._control = control
         self._spawn = spawn
         self._workers: set[int] = set()
-        # The socket may be held open by another child of the parent: its death tells for sure.
+        # Another child of the parent may hold the socket open, so the parent's death is watched.
         if os.getppid() != parent:
             os._exit(0)
         try:
@@ -95,7 +96,7 @@ class _Server:
                 os.close(fd)
 
     def _launch(self, fds: list[int]) -> tuple[int | str, list[int]]:
-        """The number of a new worker, and its handle; or what kept it from being made."""
+        """Starts a worker; returns its pid and its pidfd, or an error text and no descriptor."""
         me = os.getpid()
         try:
             pid = os.fork()
@@ -113,7 +114,7 @@ class _Server:
     def _become_worker(self, server: int, fds: list[int]) -> NoReturn:
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # What is left behind by what it starts stays with it, and ends after it.
+            # Processes that its children leave behind become its own children, and end after it.
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             if os.getppid() == server:
                 os.close(self._control.fileno())
@@ -128,17 +129,17 @@ class _Server:
             os._exit(1)
 
     def _reap(self, pid: int) -> None:
-        """Removes a worker that ended, whose exit status nobody asks for any more."""
+        """Removes a worker that ended, whose exit status is no longer needed."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self._workers.discard(pid)
         self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Ends what workers that are gone left behind, and what that left behind in turn.
+        """Ends processes that dead workers left behind, and those that these leave behind in turn.
 
-        But for trackers of resources: once all who told them of names (of semaphores, of shared
-        memory) are gone, they remove these names, and end by themselves.
+        Resource trackers are left alone: once all processes that registered names with them (of
+        semaphores, of shared memory) are gone, they remove these names, and end by themselves.
         """
         while orphans := {pid for pid in _children() - self._workers if not _is_tracker(pid)}:
             for pid in orphans:
@@ -148,7 +149,7 @@ class _Server:
                     os.waitpid(pid, 0)
 
     def end_all(self) -> None:
-        """Ends all workers, and what they started."""
+        """Ends all workers, and the processes that they started."""
         for pid in self._workers:
             _kill(pid)
         for pid in self._workers:
@@ -159,10 +160,10 @@ class _Server:
 
 
 def _settle_signals() -> None:
-    """Signals mean what they mean in a fresh process, but Ctrl-C is for the parent alone."""
+    """Removes the program's signal handlers. Only the parent reacts to Ctrl-C."""
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)):
-            # What a program does when it is told something, it does once, in its own process.
+            # A handler of the program must run once only, in the program's own process.
             hangup = signum == signal.SIGHUP
             signal.signal(signum, signal.SIG_DFL if hangup else signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -172,7 +173,7 @@ def _settle_signals() -> None:
 
 
 def _execute(fds: list[int]) -> NoReturn:
-    """Makes this process a fresh interpreter that is a worker."""
+    """Replaces this process with a fresh interpreter that runs a worker."""
     for fd in fds:
         os.set_inheritable(fd, True)
     code = f"from trawl.backends.process_worker import run; run({fds[0]}, {fds[1]})"
@@ -180,7 +181,7 @@ def _execute(fds: list[int]) -> NoReturn:
 
 
 def command(code: str) -> list[str]:
-    """The command line of an interpreter like this one, with the same path, that runs ``code``."""
+    """Returns the command line that runs ``code`` in an interpreter like this one."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
     path = f"import sys; sys.path[:] = {sys.path!r}; "
@@ -198,7 +199,7 @@ def _kill(pid: int) -> None:
 
 
 def _is_tracker(pid: int) -> bool:
-    """Whether a process is a resource tracker, of ``multiprocessing`` or of what is like it."""
+    """Tells whether a process is a resource tracker of ``multiprocessing`` or a similar library."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"resource_tracker import main" in file.read()
@@ -207,7 +208,7 @@ def _is_tracker(pid: int) -> bool:
 
 
 def _children() -> set[int]:
-    """The processes whose parent this one is, as far as the system tells."""
+    """Returns the children of this process, as far as the system tells."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return {int(pid) for pid in file.read().split()}

@@ -1,4 +1,4 @@
-"""The server that workers come from, as seen from the process that it serves."""
+"""Server that starts the processes of workers, as seen from the process that it serves."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from typing import Any, NoReturn
 from trawl.backends import server
 from trawl.backends.wire import Closed, connection
 
-# A fork keeps what its parent had in memory then; more than this is not worth its speed.
+# Most memory of a process that is forked: the fork keeps this memory, and beyond this limit its
+# speed is not worth it.
 _MOST_FORKED_BYTES = 2 << 30
-# Servers that may die one after the other while one worker is started: each may be killed from
-# outside, and a worker's own death counts as a restart only after that.
+# Most servers that may die one after the other while one worker is started. Each may be killed from
+# outside, and only the death of a worker that was started counts as a restart.
 _MOST_SERVERS = 5
 
 
 class ServerHandle:
-    """The process that workers come from, as seen from here. There is one for each method."""
+    """The server process, as seen from here. There is one for each start method."""
 
     _known: dict[tuple[int, str], ServerHandle] = {}  # noqa: RUF012 - of all instances
     _lock = threading.RLock()
 
     def __init__(self, method: str) -> None:
         self._control, theirs = connection()
-        # Until it is there, Ctrl-C would end it.
+        # Ctrl-C would end the server while it starts.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with theirs:
@@ -49,7 +50,7 @@ class ServerHandle:
 
     @classmethod
     def launch(cls, method: str, fds: list[int]) -> tuple[ServerHandle, int, int | None]:
-        """A new worker's process: where it came from, its number, and its handle."""
+        """Starts a worker's process; returns its server, its pid, and its pidfd or None."""
         for _ in range(_MOST_SERVERS):
             source = cls.get(method)
             with contextlib.suppress(Closed):
@@ -57,7 +58,7 @@ class ServerHandle:
                 if isinstance(pid, str):
                     raise RuntimeError(f"a worker's process can't be started: {pid}")
                 return source, pid, (handles[0] if handles else None)
-            # It died, or can no longer be asked; the next one may live.
+            # The server died, or can no longer be asked; the next one may live.
             source.end()
             place = (os.getpid(), method)
             with cls._lock:
@@ -71,7 +72,7 @@ class ServerHandle:
 
     @classmethod
     def get(cls, method: str) -> ServerHandle:
-        """The server of this process, started if there is none."""
+        """Returns the server of this process for a start method; starts it if there is none."""
         place = (os.getpid(), method)
         with cls._lock:
             if place not in cls._known or not cls._known[place].alive:
@@ -80,18 +81,18 @@ class ServerHandle:
 
     @classmethod
     def forget_lock(cls) -> None:
-        """Takes a new lock, after a fork: another thread of the parent may have had the old one."""
+        """Makes a new lock after a fork, as a thread of the parent may have held the old one."""
         cls._lock = threading.RLock()
 
     @property
     def alive(self) -> bool:
-        """Tells whether it can still be asked."""
+        """True if the server can still be asked."""
         return self._process.poll() is None
 
     def reap(self, pid: int) -> int | None:
         """Returns the exit status of a worker that ended, or None if the system doesn't tell.
 
-        The server is told, and not waited for: it may be stopped.
+        The server is told, but not waited for: it may be suspended.
         """
         status = _status_of(pid, self._process.pid)
         with self._lock, _no_garbage_collected(), contextlib.suppress(Closed):
@@ -99,15 +100,15 @@ class ServerHandle:
         return status
 
     def end(self) -> None:
-        """Ends it, if it still runs."""
+        """Ends the server, if it still runs."""
         self._process.kill()
         self._process.wait()
 
     def new_worker(self, fds: Sequence[int]) -> tuple[Any, list[int]]:
-        """Has it start a worker: its number, and handles; or why it could not, in words.
+        """Has the server start a worker; returns its pid and pidfd, or an error text.
 
         Raises:
-            Closed: if it is gone.
+            Closed: if the server is gone.
         """
         with self._lock, _no_garbage_collected():
             self._number += 1
@@ -129,7 +130,7 @@ class ServerHandle:
         if number in self._asked:
             self._answers[number] = answer, received
             return
-        # The thread that asked was interrupted, and did not wait for its worker.
+        # The thread that asked was interrupted, and nobody waits for this worker.
         for handle in received:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
@@ -137,7 +138,7 @@ class ServerHandle:
 
 
 def _status_of(pid: int, server: int) -> int | None:
-    """The exit status of a server's child that ended and was not reaped; None if there is none."""
+    """Returns the exit status of a server's child that ended and was not reaped, or None."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, parent, *more = file.read().rpartition(") ")[2].split()
@@ -150,7 +151,7 @@ def _status_of(pid: int, server: int) -> int | None:
 
 @contextlib.contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Garbage may be a collector, whose end asks the server, in the middle of another question."""
+    """Turns off garbage collection: a freed collector would ask the server in between."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -164,14 +165,14 @@ os.register_at_fork(after_in_child=ServerHandle.forget_lock)
 
 
 class _Fork:
-    """A child by fork, with as much of the interface of ``Popen`` as is needed."""
+    """Forked child, with the part of the interface of ``Popen`` that is needed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, or None as long as it runs."""
+        """Returns the exit status, or None as long as the child runs."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -182,29 +183,29 @@ class _Fork:
         return self._status
 
     def kill(self) -> None:
-        """Ends it, if it still runs."""
+        """Ends the child, if it still runs."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Returns once it has ended."""
+        """Returns once the child has ended."""
         if self.poll() is None:
             with contextlib.suppress(ChildProcessError):
                 self._status = os.waitpid(self.pid, 0)[1]
 
 
 def _forked(fd: int) -> _Fork | None:
-    """A server forked from this process, if nothing here forbids it.
+    """Forks a server from this process; returns None if this process can't be forked.
 
-    It is there at once, and has imported all that was imported here. It forbids it a second
-    thread (which could hold a lock for ever), CUDA (which does not survive), and much memory
-    (which the server would keep).
+    A forked server is ready at once, and has all modules that are imported here. Reasons against a
+    fork are a second thread (which could hold a lock forever), CUDA (which does not survive), and
+    much memory (which the server would keep).
     """
     if threading.active_count() > 1 or _cuda_is_used() or _resident() > _MOST_FORKED_BYTES:
         return None
-    # Libraries that can handle a fork end their threads before one (OpenBLAS does). What is
-    # still there after a first one, of no other use, is a thread that can't be.
+    # Libraries that support forks end their threads before one (OpenBLAS does). The first fork only
+    # serves this purpose: a thread that is left after it rules out forking.
     with warnings.catch_warnings():
         # Python 3.12 and later warn of such threads.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -216,7 +217,7 @@ def _forked(fd: int) -> _Fork | None:
     if _threads() != 1:
         return None
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        # What is in them yet would be written once more by each worker.
+        # Otherwise each worker would write the buffered output once more.
         with contextlib.suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
     parent = os.getpid()
@@ -230,7 +231,7 @@ def _serve_forked(fd: int, parent: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         _let_go_of_files(keep={1, 2, fd})
-        # A program may have put something in their place that ends here.
+        # The program may have replaced them by objects that do not work here.
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         server.serve(fd, parent, spawn=False, preload=_preloaded())
     finally:
@@ -240,7 +241,8 @@ def _serve_forked(fd: int, parent: int) -> NoReturn:
 def _let_go_of_files(keep: set[int]) -> None:
     """Closes the files of the process that this one was forked from.
 
-    Their numbers stay taken: objects that think they are theirs would close others' otherwise.
+    Their descriptors stay in use. Otherwise, objects that still refer to them would close new files
+    that got the same numbers.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -252,7 +254,7 @@ def _let_go_of_files(keep: set[int]) -> None:
 
 
 def _started(fd: int, spawn: bool) -> subprocess.Popen[bytes]:
-    """A server in a fresh interpreter."""
+    """Starts a server in a fresh interpreter."""
     preload = () if spawn else _preloaded()
     code = (
         "from trawl.backends.server import serve; "
@@ -262,7 +264,7 @@ def _started(fd: int, spawn: bool) -> subprocess.Popen[bytes]:
 
 
 def _preloaded() -> tuple[str, ...]:
-    """Names of the modules to import there: what workers need, and TorchRL if it is in use here."""
+    """Returns the modules for the server to import: what workers need; TorchRL if in use here."""
     more = ("torchrl.envs", "torchrl.data") if "torchrl" in sys.modules else ()
     return (*server.PRELOADED, *more)
 
@@ -273,7 +275,7 @@ def _cuda_is_used() -> bool:
 
 
 def _threads() -> int | None:
-    """Threads of this process, of Python or not; None if the system doesn't tell."""
+    """Returns the number of threads of this process; None if the system doesn't tell."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -281,7 +283,7 @@ def _threads() -> int | None:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process occupies."""
+    """Returns the bytes of memory that this process occupies; 0 if unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

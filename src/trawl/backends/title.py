@@ -12,11 +12,11 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def set_title(name: str, rest: str = "") -> None:
-    """Sets the name of this process, and its command line; does nothing where there is no Linux.
+    """Sets the name and the command line of this process, on Linux only.
 
     Args:
-        name: short name; the system cuts it after 15 bytes.
-        rest: what follows it in the command line.
+        name: short name; the kernel cuts it after 15 bytes.
+        rest: text that follows the name in the command line.
     """
     if sys.platform != "linux":
         return
@@ -34,7 +34,7 @@ def _overwrite_arguments(title: bytes) -> None:
     with open("/proc/self/maps") as file:
         writable = any(_holds(line, start, end) for line in file)
     if start and writable:
-        # The last byte stays zero: the system takes another one for a sign of more to come.
+        # The last byte stays zero: the kernel takes another value as a sign that more follows.
         ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 

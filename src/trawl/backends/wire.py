@@ -1,8 +1,8 @@
 """Messages between two processes of one machine, with descriptors attached.
 
-A message is a packet: it comes whole or not at all, whenever the other side dies. It holds a
-header, descriptors, and a pickle. A large pickle goes through memory of its own, of which only
-the descriptor is sent.
+A message is a packet: it arrives whole or not at all, even if the other side dies. It consists of a
+header, descriptors, and a pickle. A large pickle goes through shared memory of its own, and the
+packet only has the descriptor of that memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from trawl.backends.memory import SharedMemory, map_once
 
-# Size of the pickle, how many descriptors belong to the message, and whether one more holds it.
-# A packet without a size only brings descriptors, for the message that follows.
+# Size of the pickle, number of the message's descriptors, and whether the pickle is in the memory
+# of one more descriptor. A packet of size 0 only brings descriptors for the message that follows.
 _HEADER = struct.Struct("!QIB")
 _MOST_INLINE = 16_384
-# Linux takes 253 at a time.
+# Linux allows 253 per packet.
 _MOST_DESCRIPTORS = 250
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 
@@ -30,11 +30,11 @@ _Packet = tuple[bytes, Sequence[int]]
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """Raised if the other side of a connection is gone."""
 
 
 def connection() -> tuple[Wire, socket.socket]:
-    """An end for this process, and one for another."""
+    """Makes a connection; returns this process's end, and the socket for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return Wire(ours), theirs
 
@@ -43,40 +43,40 @@ class Wire:
     """One end of a connection.
 
     Args:
-        end: a socket as :func:`connection` makes it; this object closes it.
+        end: a socket that :func:`connection` made; this object closes it.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        # Packets that the system had no room for, with descriptors of their own.
+        # Packets that the socket had no room for, with duplicates of their descriptors.
         self._kept: deque[_Packet] = deque()
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait for; -1 once it is closed."""
+        """Returns the socket's descriptor, for polling; -1 once it is closed."""
         return self._socket.fileno()
 
     @property
     def full(self) -> bool:
-        """Whether something was kept for :meth:`flush`."""
+        """True if packets are kept for :meth:`flush`."""
         return bool(self._kept)
 
     def send(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends a message, with copies of descriptors. It waits while there is no room.
+        """Sends a message, with copies of descriptors. Waits while there is no room.
 
         Raises:
-            Closed: if nobody is there to take it.
+            Closed: if the other side is gone.
         """
         packets, _memory = _pack(content, fds)
         for packet in packets:
             self._put(packet, 0)
 
     def post(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends a message, and doesn't wait: what there is no room for is kept for :meth:`flush`.
+        """Sends a message without waiting; packets without room are kept for :meth:`flush`.
 
-        Two sides that both send while neither receives would wait for each other otherwise.
+        Otherwise, two sides that both send while neither receives would wait for each other.
 
         Raises:
-            Closed: if nobody is there to take it.
+            Closed: if the other side is gone.
         """
         packets, _memory = _pack(content, fds)
         for data, attached in packets:
@@ -89,10 +89,10 @@ class Wire:
             self._kept.append((data, [os.dup(fd) for fd in attached]))
 
     def flush(self) -> bool:
-        """Sends what was kept, as far as there is room; tells whether that was all.
+        """Sends kept packets as far as there is room; returns True if none are left.
 
         Raises:
-            Closed: if nobody is there to take it.
+            Closed: if the other side is gone.
         """
         while self._kept:
             try:
@@ -103,14 +103,14 @@ class Wire:
         return True
 
     def receive(self, wait: bool = True) -> tuple[Any, list[int]]:
-        """The next message, and its descriptors, which are the caller's to close.
+        """Returns the next message, and its descriptors, which the caller must close.
 
         Args:
-            wait: whether to wait for one.
+            wait: whether to wait for a message.
 
         Raises:
-            Closed: if the other side is gone, and all it sent was received.
-            BlockingIOError: if there is none now, and it is not to wait.
+            Closed: if the other side is gone, and all that it sent was received.
+            BlockingIOError: if there is no message now, and ``wait`` is False.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         fds: list[int] = []
@@ -140,7 +140,7 @@ class Wire:
         data, fds = packet
         attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
-            # A program may have set that SIGPIPE ends it.
+            # The program may have restored the default of SIGPIPE, which ends the process.
             self._socket.sendmsg([data], attached, flags | socket.MSG_NOSIGNAL)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise Closed from error
@@ -150,10 +150,10 @@ class Wire:
             raise
 
     def _take(self, flags: int, fds: list[int]) -> bytes:
-        """One packet; its descriptors are added to those that there are."""
+        """Receives one packet, and adds its descriptors to ``fds``."""
         while True:
-            # That the other side ended without having read all is told once, and before what it
-            # had sent.
+            # If the other side ended without reading everything, the socket reports that once,
+            # before the data that the other side had sent.
             try:
                 data, attached, _, _ = self._socket.recvmsg(
                     _HEADER.size + _MOST_INLINE, _ROOM, flags
@@ -162,7 +162,7 @@ class Wire:
             except ConnectionResetError:
                 continue
             except OSError as error:
-                # Garbage that is collected has its sockets closed first of all.
+                # When garbage is collected, its sockets are closed first of all.
                 if self._socket.fileno() < 0:
                     raise Closed from error
                 raise
@@ -176,7 +176,7 @@ class Wire:
 
 
 def _pack(content: Any, fds: Sequence[int]) -> tuple[list[_Packet], SharedMemory | None]:
-    """The packets of a message; and memory that has to be kept until they are sent."""
+    """Returns the packets of a message, and memory that must be kept until they are sent."""
     data = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
     size, count, memory = len(data), len(fds), None
     if size > _MOST_INLINE:
