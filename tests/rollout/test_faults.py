@@ -234,6 +234,16 @@ def test_a_vector_of_another_length_is_refused():
         collector.next()
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2], ids=["reward", "terminated", "truncated"])
+def test_a_vector_whose_length_changes_is_refused(wrong):
+    env = AnsweringVector(reward=1.0)
+    with Collector(env, frames_per_batch=4) as collector:
+        collector.next()
+        env.rows[wrong] = env.rows[wrong].reshape(2, 1)
+        with pytest.raises(ValueError, match=r"of shape \(2, 1\), but there must be one value"):
+            collector.next()
+
+
 def test_nothing_of_a_batch_with_an_error_is_counted():
     with Collector(FaultyEnv(6, Broken()), frames_per_batch=4) as collector:
         collector.next()

@@ -74,7 +74,7 @@ def reward_of(value: Any, env: object) -> float:
 class OutcomeCheck:
     """Checks the rewards and flags of a vector environment's steps.
 
-    Arrays that have the dtypes of arrays checked before are not checked again.
+    The values of arrays that have the dtypes of arrays checked before are not checked again.
 
     Args:
         env: the environment, for errors.
@@ -96,11 +96,13 @@ class OutcomeCheck:
             TypeError: if a reward is not a number, or a flag is neither a bool nor 0 or 1.
             ValueError: if there is not one value for each sub-environment.
         """
+        shape = self._shape
         try:
             if (
                 reward.dtype is self._reward
                 and terminated.dtype is self._terminated
                 and truncated.dtype is self._truncated
+                and reward.shape == terminated.shape == truncated.shape == shape
             ):
                 return Outcome(reward, terminated, truncated)
         except AttributeError:  # a list

@@ -242,9 +242,12 @@ class SharedMemTransport:
             ConnectionError: if a receiver has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait_until(deadline, timeout)
+
+    def _wait_until(self, deadline: float | None, timeout: float | None) -> None:
         if self._receivers is not None:
             for way in self._receivers.ways.values():
-                way.wait_ack(_left(deadline))
+                way._wait_until(deadline, timeout)
             return
         board = self._sending()
         while board.taken(self.index) < board.count(self.index):
