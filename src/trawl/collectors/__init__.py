@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-# Imported when first used: workers, which import this too, have no use for it.
+# Imported on first use: workers import this package too, but don't need these classes.
 _EVALUATION = ("Comparison", "EvaluationResult", "Evaluator")
 
 

@@ -1,4 +1,4 @@
-"""Methods of a worker's collector, called by holders of the worker's handle."""
+"""Method calls that a worker's handle forwards to its collector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def methods_of(kind: Any) -> list[str]:
     """Returns the names of the public methods of a class of collectors.
 
     Args:
-        kind: the class, or a function that makes a collector: then those of any collector.
+        kind: the class; or a function that makes a collector, which stands for ``Collector``.
     """
     from trawl.collectors.single import Collector
 
@@ -40,7 +40,7 @@ def methods_of(kind: Any) -> list[str]:
 
 
 class HandleCalls(ABC):
-    """The part of a worker that answers calls of its handle.
+    """Part of a worker that answers calls of its handle.
 
     Attributes:
         collector: the worker's collector.
@@ -48,30 +48,30 @@ class HandleCalls(ABC):
 
     collector: Any
     _port: Port
-    # Whether the parent puts whole trajectories together.
+    # True if the driver assembles whole trajectories.
     _whole: bool
 
     @abstractmethod
     def _up_to_date(self) -> Any:
-        """Returns the collector, which has taken the weights that were sent to it."""
+        """Loads the weights that were sent to the collector, and returns the collector."""
 
     @property
     @abstractmethod
     def _updates(self) -> int:
-        """Number of updates of the policy that the collector was sent, and has taken."""
+        """Number of policy updates sent to the collector, up to the newest that it has loaded."""
 
     def _answer(self, asked: Asked) -> None:
         """Carries out a call, and sets its answer.
 
         Raises:
-            Exception: what the call raised, if the collector was closed by that.
+            Exception: the exception of the call, if it closed the collector.
         """
         try:
-            # Pickled at once: what it refers to may change before Ray sends it.
+            # Pickled at once: objects in the result may change before Ray sends it.
             value = cloudpickle.dumps(self._called(asked.name, asked.args, dict(asked.kwargs)))
         except Exception as error:
             if asked.name == _UPDATE:
-                # Updaters such as TorchRL's never look at the result.
+                # Updaters such as TorchRL's ignore the result, so a warning reports the error.
                 text = f"{_UPDATE}() of a handle changed nothing: {type(error).__name__}: {error}"
                 self._port.send(Warned(text, RuntimeWarning))
             asked.answer.set_exception(error)
@@ -85,7 +85,7 @@ class HandleCalls(ABC):
             raise RuntimeError(f"{name}() can't be called by a worker's handle: {_REFUSED[name]}")
         self._check_apart(name)
         if name == "receive_weights" and (args or kwargs):
-            # Given weights are no matter of the scheme by which the collector sends its own.
+            # A worker's scheme receives weights, so receive_weights() would refuse given ones.
             name = _UPDATE
         if name == _UPDATE and "policy_weights" in kwargs:
             if args or "policy_or_weights" in kwargs:
@@ -107,7 +107,7 @@ class HandleCalls(ABC):
         return result
 
     def _check_apart(self, name: str) -> None:
-        """Refuses to take frames that would be missing elsewhere."""
+        """Refuses calls that would leave gaps in the driver's trajectories or counts."""
         why = ""
         if self._whole and name in _COLLECT | {"load_state_dict"}:
             why = "the collector puts whole trajectories together (trajs_per_batch)"
@@ -120,7 +120,7 @@ class HandleCalls(ABC):
             )
 
     def _report(self, env_state: Any = None) -> None:
-        """Tells the parent of new weights: for a worker that takes the place of this one."""
+        """Sends new weights to the driver, which gives them to a replacement of this worker."""
         weights = self._policy_weights()
         self._port.send(
             Changed(
@@ -132,7 +132,7 @@ class HandleCalls(ABC):
         )
 
     def _next_apart(self) -> Any:
-        """A batch for a holder of the handle, which the parent does not see."""
+        """Returns a batch to the caller of the handle; the driver does not see it."""
         return self.collector.next()
 
     def _policy_weights(self) -> Any:

@@ -1,4 +1,4 @@
-"""How far the policy that made a batch may be behind the newest when the batch is delivered."""
+"""Policy lag: the number of weight updates sent between a batch's start and its delivery."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Batches after which a time of more updates is forgotten.
+# Number of latest batches for which the number of updates before each is remembered.
 _REMEMBERED = 256
 
 
 class Lags:
-    """Counts frames by lag: the updates that their worker was sent since it began the batch."""
+    """Counts delivered frames by lag: the updates sent to their worker since the batch began."""
 
     def __init__(self) -> None:
         self._frames: Counter[int] = Counter()
@@ -21,7 +21,7 @@ class Lags:
         self._frames[lag] += frames
 
     def stats(self) -> dict[str, Any]:
-        """``policy_lag_mean``, ``policy_lag_max``, and ``policy_lag_0``, … (frames)."""
+        """Returns ``policy_lag_mean``, ``policy_lag_max``, and ``policy_lag_0``, … (frames)."""
         total = sum(self._frames.values())
         if not total:
             return {}
@@ -31,37 +31,39 @@ class Lags:
 
 
 class LagBound:
-    """Holds workers back, so that each batch can be delivered before its policy is too old.
+    """Delays requests so that each batch can be delivered before its policy is too old.
 
-    A batch that is ordered now is delivered when those that were ordered before it are. For each
-    of them there may be as many updates as there were between two deliveries at most; before there
-    were any, as many as are allowed. If these are too many, the order has to wait.
+    A new batch is delivered after the batches that are already under way. The bound assumes that
+    the learner sends no more updates between the next deliveries than it sent between any two of
+    the latest ones. Until the learner has sent updates, it assumes ``most`` of them (at least
+    one). If the new batch could become too old under this assumption, its request has to wait.
 
     Args:
-        most: how many updates a batch may be behind.
-        newest: how many updates were sent to a worker.
-        workers: how many there are.
+        most: maximum number of updates that a batch may be behind.
+        newest: returns the number of updates that were sent to a worker.
+        workers: number of workers.
     """
 
     def __init__(self, most: int, newest: Callable[[int], int], workers: int) -> None:
         self.most = most
         self._newest = newest
-        # How many updates there were before the last batches, each.
+        # Number of updates before each of the latest batches.
         self._seen = deque([0], maxlen=_REMEMBERED)
         self._before = [newest(index) for index in range(workers)]
         self._refused = 0
-        # Of each batch under way: its worker, and how many updates that had been sent.
+        # For each batch under way, its worker and the updates sent to that worker before the batch
+        # began; until the batch is made, the updates sent before it was requested.
         self._since: dict[int, tuple[int, int]] = {}
 
     def grow(self, workers: Iterable[int]) -> None:
-        """There are more workers."""
+        """Adds workers."""
         self._before += [self._newest(index) for index in workers]
 
     def begin(self) -> None:
-        """A batch is asked for: learns how many updates there were since the last one."""
+        """Notes the number of updates since the last call; called before each batch."""
         now = [self._newest(index) for index in range(len(self._before))]
         steps = [b - a for a, b in zip(self._before, now, strict=True)]
-        # Updates before the first batch are over when it begins.
+        # If no batch was under way, as before the first one, these updates made none older.
         if self._since:
             self._seen.append(max(*steps, self._refused))
         self._before, self._refused = now, 0
@@ -71,28 +73,29 @@ class LagBound:
         return max(self._seen) or max(1, self.most)
 
     def room(self, later: bool) -> bool:
-        """Whether another batch may be ordered.
+        """Returns True if another batch may be requested.
 
         Args:
-            later: whether it has to wait for the next delivery, as another is chosen for this one.
+            later: whether another batch is being delivered now, so that the new one is delivered
+                at the next delivery or later.
         """
         return (len(self._since) + later) * self._step <= self.most
 
     def ordered(self, number: int, index: int) -> None:
-        """A batch was ordered. One of random actions has no policy that could be old."""
+        """Notes a request. Batches of random actions are not noted: they have no policy to age."""
         self._since[number] = index, self._newest(index)
 
     def made(self, number: int, weights: int) -> None:
-        """A batch was made, after so many updates."""
+        """Notes that a batch was made, by a policy after ``weights`` updates."""
         if number in self._since:
             self._since[number] = self._since[number][0], weights
 
     def delivered(self, number: int) -> None:
-        """A batch is delivered."""
+        """Notes that a batch is delivered."""
         self._since.pop(number, None)
 
     def choose(self, ready: Iterable[int]) -> int | None:
-        """Which of the batches that are ready is to be delivered; None to wait for another."""
+        """Returns the number of the ready batch to deliver, or None to wait for another batch."""
         ready = list(ready)
         for number in ready:
             if self._others_can_wait(number):
@@ -109,9 +112,9 @@ class LagBound:
         return self._newest(index) - weights
 
     def broken_by_update(self, workers: Iterable[int]) -> bool:
-        """Whether a batch under way would be too old if these workers were sent an update.
+        """Returns True if an update of these workers would make a batch under way too old.
 
-        If so, there will be fewer under way the next time.
+        If so, fewer batches are kept under way from the next :meth:`begin` on.
         """
         chosen = set(workers)
         broken = any(

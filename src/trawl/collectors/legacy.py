@@ -1,4 +1,4 @@
-"""Older names of the collectors, which warn once each."""
+"""Older names of the collectors; each warns when it is first used."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _warned: set[str] = set()
 
 
 def lookup(name: str) -> type[Any]:
-    """The class that an older name stands for.
+    """Returns the class that an older name stands for.
 
     Raises:
-        AttributeError: if the name is none.
+        AttributeError: if there is no such older name.
     """
     if name not in ALIASES:
         raise AttributeError(f"module 'trawl.collectors' has no attribute {name!r}")

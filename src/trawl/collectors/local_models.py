@@ -1,4 +1,4 @@
-"""Models that are in the process of their collector, and new weights for them."""
+"""Models in the process of their collector, and the loading of weights into them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LocalModels:
     """Loads weights into the models of a collector.
 
     Args:
-        find: returns the model of a name or path; fails where there is none.
+        find: returns the model with a name or path; raises an exception if there is none.
     """
 
     def __init__(self, find: Callable[[str], Any]) -> None:
@@ -54,14 +54,15 @@ class LocalModels:
         """Checks weights for a model, and returns the function that loads them.
 
         Raises:
-            as :meth:`live`, and :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
+            Exception: the errors of :meth:`live` and
+                :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
         """
         live, weights = self.live(model_id), weights_of(new)
         matched = live.packing.match(weights.tensors, type(live.module).__name__)
         check_extra_state(live.module, weights.extra)
 
         def load() -> None:
-            # It may be refused: then nothing else has changed.
+            # Extra state first: if the module refuses it, nothing else has changed.
             set_extra_state(live.module, weights.extra)
             live.load(matched)
 

@@ -24,7 +24,10 @@ from trawl.collectors.threads import give_threads_back, take_threads
 
 
 def frames_of_sync_workers(config: MultiConfig, own: PerWorker, count: int) -> list[int]:
-    """Frames of each worker in a batch that all make together."""
+    """Returns the frames that each worker contributes to a batch of all workers.
+
+    Warns if they have to be rounded up.
+    """
     if own.frames is not None:
         return own.frames
     wanted = config.frames_per_batch
@@ -41,29 +44,31 @@ def frames_of_sync_workers(config: MultiConfig, own: PerWorker, count: int) -> l
 class MultiCollector(FleetCollector):
     """Collects experience in several processes.
 
-    ``MultiCollector(sync=True, ...)`` makes a :class:`MultiSyncCollector`, whose batches are made
-    by all workers together; ``sync=False`` a :class:`MultiAsyncCollector`, whose batches are each
-    made by one, and come as they are finished.
+    ``MultiCollector(sync=True, ...)`` creates a :class:`MultiSyncCollector`, in which all workers
+    contribute to each batch. ``sync=False`` creates a :class:`MultiAsyncCollector`, in which each
+    batch comes from one worker, and batches are delivered in the order in which they are finished.
 
-    Workers may die: others take their places, and no frame is lost, doubled or mixed up by it.
+    A worker that dies is replaced, up to ``max_restarts`` times. No frame is lost, duplicated or
+    mixed up by its death.
 
     Args:
-        create_env_fn: what each worker makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: a policy that every worker gets a copy of, or a list of policies.
+        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
     Raises:
-        TypeError: for an argument of a wrong type, or unknown; without ``sync``.
+        TypeError: for an unknown argument or one of a wrong type, or if ``sync`` is missing.
         ValueError: for a value that is out of range, or arguments that contradict each other.
-        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+        WorkerError: if a worker can't make its environment or policy. It is also an instance of
+            the original exception's type.
     """
 
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, sync: bool | None = None, **options: Any) -> MultiCollector:
-            """An instance of the class that ``sync`` asks for."""
+            """Returns an instance of the class that ``sync`` selects."""
             if cls is not MultiCollector:
                 return super().__new__(cls)
             if not isinstance(sync, bool):
@@ -86,7 +91,7 @@ class MultiCollector(FleetCollector):
             raise ValueError(f"{type(self).__name__} has sync={self.sync}, but it is {sync!r}")
         super().__init__(create_env_fn, policy, *more, **options)
 
-    # An instance is always of a subclass, but type checkers would take this class for abstract.
+    # Never called, as instances are of a subclass; without it, type checkers see an abstract class.
     @override
     def _frames_of_workers(self) -> list[int]:
         raise NotImplementedError
@@ -112,23 +117,23 @@ class MultiCollector(FleetCollector):
 
 @describe(MultiArguments)
 class MultiSyncCollector(MultiCollector):
-    """Collects batches that all workers make together, each in a process of its own.
+    """Collects batches to which all workers contribute, each in its own process.
 
-    With ``n`` workers a batch has the shape ``(n, *B, frames_per_batch / n / prod(B))``, ``B``
-    being the batch size of a worker's environment; ``cat_results=0`` and ``-1`` put the workers'
-    parts behind each other instead. Row ``i`` is that of worker ``i``. Workers write where the
-    batch is delivered: nothing is copied.
+    With ``n`` workers a batch has the shape ``(n, *B, frames_per_batch / n / prod(B))``, where
+    ``B`` is the batch size of a worker's environment. Row ``i`` comes from worker ``i``.
+    ``cat_results=0`` and ``-1`` concatenate the workers' parts instead. Workers write into the
+    memory of the delivered batch, so that usually nothing is copied.
 
-    Workers wait until the next batch is asked for, so that a policy which was updated in between
-    collects all of it.
+    Workers wait until the next batch is requested. A policy that was updated in between collects
+    the whole next batch.
 
     Args:
-        create_env_fn: what each worker makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: a policy that every worker gets a copy of, or a list of policies.
+        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
-            ``frames_per_batch`` is shared out among the workers.
+            ``frames_per_batch`` is divided among the workers.
 
     Example:
         >>> from trawl.collectors import MultiSyncCollector
@@ -153,20 +158,20 @@ class MultiSyncCollector(MultiCollector):
 
 @describe(MultiArguments)
 class MultiAsyncCollector(MultiCollector):
-    """Collects batches that one worker makes each, in the order in which they are finished.
+    """Collects batches of one worker each, in the order in which they are finished.
 
-    A batch has the shape ``(*B, frames_per_batch / prod(B))``, ``B`` being the batch size of a
-    worker's environment. Workers go on while the learner works: at most one batch of each waits
-    to be taken while it makes the next, and no step is thrown away. A policy that was updated
-    collects what a worker begins after that.
+    A batch has the shape ``(*B, frames_per_batch / prod(B))``, where ``B`` is the batch size of a
+    worker's environment. Workers continue while the learner works: at most one finished batch of
+    each worker waits while the worker makes the next one, and no step is thrown away. After an
+    update, each worker uses the new weights from the next batch that it begins.
 
     Args:
-        create_env_fn: what each worker makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: a policy that every worker gets a copy of, or a list of policies.
+        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
-            ``frames_per_batch`` are those of each worker.
+            ``frames_per_batch`` counts the frames of one worker's batch.
 
     Example:
         >>> from trawl.collectors import MultiAsyncCollector
@@ -191,11 +196,11 @@ class MultiAsyncCollector(MultiCollector):
 
 @describe(AsyncArguments)
 class AsyncCollector(MultiAsyncCollector):
-    """Collects in one other process, while the learner works.
+    """Collects experience in one other process, while the learner works.
 
     Args:
-        create_env_fn: what the worker makes its environment of, as
-            :class:`~trawl.collectors.Collector` takes it.
+        create_env_fn: the environment of the worker, in any form that
+            :class:`~trawl.collectors.Collector` takes.
         policy: the policy; the worker gets a copy.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
@@ -214,5 +219,5 @@ class AsyncCollector(MultiAsyncCollector):
                 f"AsyncCollector has one worker, but num_workers={options['num_workers']}; "
                 "MultiAsyncCollector has several"
             )
-        # A list is the batch of environments of the one worker.
+        # A list from the user is a batch of environments for the one worker.
         super().__init__([create_env_fn], policy, *more, **options)

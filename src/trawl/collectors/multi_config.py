@@ -1,4 +1,4 @@
-"""The options of a collector with workers, and how they are shared out among these."""
+"""Options of a collector with workers, and their division among the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trawl.envs.types import is_list
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
-# Trajectories are put together in the parent, out of the batches of all workers.
+# The driver assembles trajectories from the batches of all workers.
 TRAJECTORIES = ("trajs_per_batch", "traj_format", "trajs_per_write")
 # Options that may be lists, with an entry for each worker.
 PER_WORKER = frozenset(
@@ -33,7 +33,7 @@ PER_WORKER = frozenset(
         "create_env_kwargs",
     }
 )
-# What the parent does itself, or workers are not asked for.
+# Options that only the driver acts on. They are not passed to the workers' collectors.
 _PARENTS = frozenset(
     {
         "total_frames",
@@ -56,32 +56,33 @@ _PARENTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class MultiConfig(CollectorConfig):
-    """The options of a collector with workers: those of a collector, and these.
+    """The options of a collector with workers: those of every collector, and the following.
 
     ``policy``, ``policy_factory``, the devices, ``create_env_kwargs`` and ``frames_per_batch``
     may be lists, with an entry for each worker.
 
     Attributes:
-        num_workers: number of workers, if ``create_env_fn`` is no list.
+        num_workers: number of workers, if ``create_env_fn`` is not a list.
         collector_class: what a worker is: a subclass of ``Collector``.
-        cat_results: ``"stack"`` (the default) gives batches ``(workers, *B, T)``; 0 and -1 put
-            the workers' batches behind each other, along the first dimension or along time.
-        preemptive_threshold: share of the workers, from 0 to 1, after whose batches the others
-            are broken off at their next step. None, 1: never.
+        cat_results: ``"stack"`` (the default) gives batches of shape ``(workers, *B, T)``. 0
+            concatenates the workers' batches along the first dimension, -1 along time.
+        preemptive_threshold: share of the workers, from 0 to 1, that a batch waits for. The other
+            workers are then interrupted at their next step. None, 1: a batch waits for all.
         update_at_each_batch: calls ``update_policy_weights_()`` before each batch.
-        max_policy_lag: asynchronous collectors: how many updates of the weights a batch may be
-            behind when it is delivered. Workers are held back for that, and no frame is thrown
-            away. None: no limit.
-        num_threads: torch threads of this process while workers live; default: those it has,
-            less one for each worker.
-        num_sub_threads: torch threads of each worker.
-        init_fn: called first of all in each worker.
-        max_restarts: how often a worker that died is replaced. 0: never.
-        max_total_restarts: how often workers are replaced in all.
-        worker_timeout: seconds after which a worker that does not answer counts as dead; more
-            than a batch takes. None: it is waited for.
-        start_method: ``"forkserver"``, ``"spawn"``, or ``"inline"``, with which workers live in
-            this process and a debugger can follow them.
+        max_policy_lag: for asynchronous collectors, the number of weight updates that a batch may
+            be behind when it is delivered. To keep this limit, workers are held back; no frame is
+            thrown away. None: no limit.
+        num_threads: number of torch threads of this process while workers live. Default: the
+            current number, less one for each worker.
+        num_sub_threads: number of torch threads of each worker.
+        init_fn: function that is called in each worker before anything else.
+        max_restarts: maximum number of times that any one worker is replaced after its death.
+            0: never.
+        max_total_restarts: maximum number of replacements of all workers together.
+        worker_timeout: seconds without an answer after which a worker counts as dead; must be
+            more than a batch takes. None: no limit.
+        start_method: ``"forkserver"`` or ``"spawn"``; or ``"inline"``, which runs the workers in
+            this process, where a debugger can follow them.
     """
 
     # Only a collector that has an environment of its own takes these.
@@ -150,7 +151,8 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
     """Refuses options that a collector with workers doesn't have.
 
     Raises:
-        TypeError: naming them, and what may have been meant.
+        TypeError: for unknown options, with similar names that may have been meant; or if
+            ``frames_per_batch`` is missing.
     """
     known = {option.name for option in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
@@ -163,11 +165,13 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """What each worker makes its environment of; workers that share an environment get copies.
+    """Returns the source of each worker's environment.
+
+    If several workers are given the same environment object, all but the first get copies.
 
     Raises:
-        ValueError: if the numbers don't match.
-        TypeError: if a number is none, or a policy is in the environment's place.
+        ValueError: if the numbers don't match, or there are no workers.
+        TypeError: if ``num_workers`` is not an integer, or ``create_env_fn`` is a policy.
     """
     refuse_policy(create_env_fn)
     if num_workers is not None:
@@ -192,10 +196,11 @@ class PerWorker:
     Args:
         count: number of workers.
         policy: the policy, or a list of policies.
-        options: options as they were given; those that are lists are taken out.
+        options: the user's options. They are changed: lists are removed, and
+            ``frames_per_batch`` becomes the sum of its list.
 
     Raises:
-        ValueError: if a list has not an entry for each worker.
+        ValueError: if a list does not have an entry for each worker.
     """
 
     def __init__(self, count: int, policy: Any, options: dict[str, Any]) -> None:
@@ -222,24 +227,24 @@ class PerWorker:
         return list(value)
 
     def of(self, index: int) -> dict[str, Any]:
-        """The options of a worker that were given in lists."""
+        """Returns a worker's values of the options that were given as lists."""
         return {name: values[index] for name, values in self._own.items()}
 
     def factory(self, config: MultiConfig, index: int) -> Any:
-        """What makes the policy in a worker; None if it is given."""
+        """Returns the function that makes a worker's policy, or None if the policy is given."""
         return self.of(index).get("policy_factory", config.policy_factory)
 
     def makes_policy(self, config: MultiConfig, index: int) -> bool:
-        """Whether a worker makes its policy itself."""
+        """Returns True if a worker makes its policy itself."""
         return self.factory(config, index) is not None
 
     @property
     def shown(self) -> dict[str, tuple[Any, ...]]:
-        """Options that were given in lists, as attributes of the collector."""
+        """Options that were given as lists, in the form of attributes of the collector."""
         return {name: tuple(values) for name, values in self._own.items()}
 
     def options(self, config: MultiConfig, index: int, frames: int) -> dict[str, Any]:
-        """The options of a worker's collector."""
+        """Returns the options of a worker's collector."""
         found = {
             option.name: getattr(config, option.name)
             for option in fields(CollectorConfig)

@@ -1,4 +1,4 @@
-"""What a worker and its parent say to each other."""
+"""Messages between a worker and its driver."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trawl.weight_update.packing import Packing
 
 @dataclass(frozen=True)
 class Collect:
-    """An order to collect a batch.
+    """Request to collect a batch.
 
     Attributes:
-        number: the order's number; those of a worker grow.
-        random: whether the actions are to be random.
-        memory: name of the memory to put it in, or None if it is to be sent.
-        joint: name of the arrangement by which the memory is divided.
-        part: the part of this worker.
-        breakable: whether the order may be broken off, by an interruption of its number.
+        number: number of the request; it grows from one request of a worker to the next.
+        random: whether the actions are random.
+        memory: name of the memory to write the batch into; None to send the batch.
+        joint: name of the partition that divides the memory among workers.
+        part: index of this worker's part.
+        breakable: whether an interrupt with this number, or a higher one, ends the batch early.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Arrange:
-    """How memory is divided from now on, in orders that name it."""
+    """Defines a partition of memory, which later requests refer to by its name."""
 
     name: int
     joint: Joint
@@ -44,14 +44,17 @@ class Arrange:
 
 @dataclass(frozen=True)
 class Drop:
-    """Memory, or its arrangement, that no order names any more."""
+    """Releases memory or a partition that no later request refers to."""
 
     name: int
 
 
 @dataclass(frozen=True)
 class NewWeights:
-    """Weights for a model, where there is no memory to share them by. They bring no answer."""
+    """New weights of a model, for a worker that shares no memory with the driver.
+
+    They get no answer.
+    """
 
     model_id: str
     packet: Packet
@@ -59,10 +62,10 @@ class NewWeights:
 
 @dataclass(frozen=True)
 class Call:
-    """An order to call a function with the worker's collector.
+    """Request to call a function with the worker's collector.
 
     Attributes:
-        number: the order's number.
+        number: number of the request.
         function: the function and its further arguments, pickled.
     """
 
@@ -72,17 +75,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Ready:
-    """The first message of a worker: its collector is made.
+    """First message of a worker: its collector is made.
 
     Attributes:
-        layout: the layout of its batches, or None if they have no fixed one.
+        layout: memory layout of the worker's batches, or None if it is not fixed.
         hidden: entries of the layout that are not delivered.
-        lanes: environments in a batch.
-        steps: steps of each in a batch.
+        lanes: number of environments in a batch.
+        steps: number of steps of each environment in a batch.
         batch_size: batch size of the environment.
-        trajectory: the first id of a trajectory that begins later.
-        packings: how the weights of models are packed.
-        doubts: what may be wrong with its environment and policy, for the user to be warned of.
+        trajectory: id of the next trajectory that begins.
+        packings: memory layouts of the models' weights, by model.
+        doubts: possible problems with the environment and the policy, which the driver warns of.
     """
 
     layout: Layout | None
@@ -97,20 +100,21 @@ class Ready:
 
 @dataclass(frozen=True)
 class Done:
-    """A batch was collected.
+    """Answer to :class:`Collect`: a batch was collected.
 
     Attributes:
-        number: the order's number.
-        frames: frames of experience in it.
-        filled: rows of it that were stepped.
-        version: version of the policy that made it.
-        weights: how many updates of its weights the worker had been sent by then.
-        trajectory: the id of the next trajectory that begins.
-        batch: the batch itself, if it is not in memory that the order named; pickled.
-        beside: the memory of large tensors in that.
-        block: the same, if it is of the worker's layout: the bytes of that.
-        facts: figures for the statistics.
-        random: whether its actions were random.
+        number: number of the request.
+        frames: number of frames of experience in the batch.
+        filled: number of steps in the batch; later rows are empty.
+        version: version of the policy that made the batch.
+        weights: number of weight updates sent to the worker, up to the weights it used.
+        trajectory: id of the next trajectory that begins.
+        batch: the pickled batch; None if it is in ``block``, in the memory that the request
+            named, or in a replay buffer.
+        beside: buffers of large tensors of the pickled batch, which are not in the pickle.
+        block: bytes of the batch in the worker's layout, if the batch is sent in that form.
+        facts: figures for ``stats()``.
+        random: whether the actions were random.
     """
 
     number: int
@@ -128,15 +132,17 @@ class Done:
 
 @dataclass(frozen=True)
 class Writing:
-    """The worker begins to write a batch into a replay buffer that others write into too."""
+    """Notice that the worker begins to write a batch into the shared replay buffer."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The batch is in the replay buffer: it counts even if the worker dies before it is done.
+    """Notice that a batch is in the replay buffer.
+
+    The batch counts even if the worker dies before it answers the request.
 
     Attributes:
-        done: the answer to the order, as it is by now.
+        done: the answer to the request, as of this moment.
     """
 
     done: Done
@@ -144,13 +150,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Changed:
-    """A call by the worker's handle changed what a worker in its place has to know.
+    """Notice that a call through the worker's handle changed state that a replacement needs.
 
     Attributes:
-        weights: all weights of the policy, if these are new.
-        count: how many updates of them the parent had sent by then.
-        version: their version.
-        seed: the seed, and whether it is that of all environments, if it is new.
+        weights: all weights of the policy, if they are new; or None.
+        count: number of weight updates from the driver that came before.
+        version: version of the weights.
+        seed: the new seed, and whether all environments share it; or None.
         env_state: the state that was loaded into the environment, or None.
     """
 
@@ -163,7 +169,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something was warned of in the worker; it is the parent's to show."""
+    """Warning from the worker, which the driver shows."""
 
     text: str
     category: type[Warning]
@@ -171,7 +177,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call gave, pickled."""
+    """Answer to :class:`Call`: the pickled result."""
 
     number: int
     value: bytes
@@ -179,7 +185,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Broken:
-    """An order could not be carried out."""
+    """Answer to a request that raised an exception."""
 
     number: int
     failure: Failure
@@ -187,10 +193,10 @@ class Broken:
 
 @dataclass(frozen=True)
 class NotClosed:
-    """The worker ends, and its collector raised an exception when it was closed."""
+    """Notice that the worker ends, and its collector raised an exception while closing."""
 
     failure: Failure
 
 
-#: What comes from a worker.
+#: Any message from a worker.
 Answer = Ready | Done | Reply | Broken | Changed | Warned | Writing | Written | NotClosed

@@ -1,4 +1,4 @@
-"""The policy on its device, compiled as was asked for."""
+"""Placement of the policy on its device, and its compilation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def on_device(policy: Any, device: torch.device | None) -> Any:
-    """The policy on ``device``: itself if it is there, else a copy."""
+    """Returns the policy on ``device``: itself if it is there already, else a copy."""
     if device is None or all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     return copy.deepcopy(policy).to(device)
 
 
 def tensors_of(policy: Any) -> list[Tensor]:
-    """The parameters and buffers of the policy, if it is a module."""
+    """Returns the parameters and buffers of a policy; none if it is not a module."""
     if not isinstance(policy, nn.Module):
         return []
     return [*policy.parameters(), *policy.buffers()]
@@ -31,15 +31,15 @@ def compiler(
     cudagraph_policy: bool | Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> Transform | None:
-    """What makes the policy's function faster, or None.
+    """Returns the function that compiles the policy's function, or None if nothing is asked for.
 
     Args:
         compile_policy: whether to compile it, or arguments of ``torch.compile``.
         cudagraph_policy: whether to run it as a CUDA graph, or arguments of ``CudaGraphModule``.
-        device: where the policy runs.
+        device: device that the policy runs on.
 
     Raises:
-        ValueError: for a CUDA graph on another device.
+        ValueError: for a CUDA graph on a device that is not a CUDA device.
     """
     if cudagraph_policy not in (None, False):
         if device is None or device.type != "cuda":

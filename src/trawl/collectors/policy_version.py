@@ -1,4 +1,4 @@
-"""Which version of the policy made a frame."""
+"""Versions of the policy: their count, and the version of each frame."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PolicyVersion:
         self.version_history.append(value)
 
     def increment_version(self) -> None:
-        """Goes on to the next version."""
+        """Advances to the next version."""
         self.version = self.version + 1 if isinstance(self.version, int) else self._first()
 
 

@@ -16,20 +16,20 @@ class ProfileConfig:
     """Options of a profile.
 
     Attributes:
-        workers: numbers of the workers to profile; a collector of its own is number 0.
+        workers: numbers of the workers to profile; a collector that is no worker is number 0.
         num_rollouts: batches after which profiling ends, warm-up included.
         warmup_rollouts: batches before it begins.
         save_path: file for the Chrome trace; ``"{worker_idx}"`` in it becomes the worker's
             number. Default ``./collector_profile_{worker_idx}.json``.
-        activities: ``"cpu"`` and ``"cuda"``; what is not there is left out.
+        activities: ``"cpu"`` and ``"cuda"``; activities that the machine lacks are left out.
         record_shapes: whether shapes of operators' inputs are recorded.
         profile_memory: whether allocations are recorded.
         with_stack: whether source lines are recorded.
-        with_flops: whether operations are counted.
+        with_flops: whether floating-point operations are counted.
         on_trace_ready: called with the profiler at the end, instead of saving.
 
     Raises:
-        ValueError: if nothing would be left to profile.
+        ValueError: if nothing would be left to profile, or an activity is unknown.
     """
 
     workers: list[int] = field(default_factory=lambda: [0])
@@ -58,7 +58,7 @@ class ProfileConfig:
             raise ValueError(f"activities must be 'cpu' or 'cuda', but there is {sorted(unknown)}")
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Returns whether a worker is among those to profile."""
+        """Returns True if a worker is among those to profile."""
         return worker_idx in self.workers
 
     def get_save_path(self, worker_idx: int) -> Path:
@@ -67,7 +67,7 @@ class ProfileConfig:
         return Path(str(template).replace("{worker_idx}", str(worker_idx)))
 
     def get_activities(self) -> list[profiler.ProfilerActivity]:
-        """Returns what is recorded, for ``torch.profiler``: of ``activities``, those it can."""
+        """Returns those of ``activities`` that ``torch.profiler`` supports on this machine."""
         wanted = [getattr(profiler.ProfilerActivity, name.upper()) for name in self.activities]
         possible = profiler.supported_activities()
         return [activity for activity in wanted if activity in possible]
@@ -78,7 +78,7 @@ class RolloutProfiler:
 
     Args:
         config: what to profile.
-        worker: number of the worker that this is.
+        worker: number of this worker.
     """
 
     def __init__(self, config: ProfileConfig, worker: int) -> None:
@@ -89,7 +89,7 @@ class RolloutProfiler:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Around the collection of each batch."""
+        """Context for the collection of each batch; begins and ends the profile when due."""
         if self._seen == self.config.warmup_rollouts:
             self._profile = self._new()
             self._profile.start()

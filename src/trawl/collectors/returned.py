@@ -8,16 +8,17 @@ from tensordict import TensorDictBase
 
 
 class Returned:
-    """Gives the same object for each batch, with that batch's content.
+    """Holds the one object that is returned for every batch, with that batch's content.
 
-    Its memory stays the same, too, for as long as the batches keep their keys and shapes.
+    The object's memory stays the same as well, as long as the batches keep their keys, shapes
+    and dtypes.
     """
 
     def __init__(self) -> None:
         self._held: TensorDictBase | None = None
 
     def put(self, batch: TensorDictBase) -> TensorDictBase:
-        """The object, holding what ``batch`` holds."""
+        """Copies the content of ``batch`` into the object, and returns the object."""
         held = self._held
         if held is None:
             held = self._held = batch.clone()

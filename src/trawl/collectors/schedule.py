@@ -1,4 +1,4 @@
-"""In which order the workers of a fleet make batches: all together, or each for itself."""
+"""Schedules that decide when workers collect: all together, or each on its own."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trawl.collectors.fleet import Fleet
 from trawl.collectors.lag import LagBound
 from trawl.collectors.orders import Done
 
-# How long a batch waits for workers that were broken off, as a share of the time it took: who is
-# in the middle of a step that takes longer delivers with the next batch.
+# Time that a batch waits for interrupted workers, as a share of the time it has taken so far. A
+# worker in the middle of a longer step delivers with the next batch.
 _GRACE = 0.05
-# Orders that a worker has at a time: one is carried out, the next is there when that is done.
+# Requests that a worker has at a time: one under way, and the one that follows it.
 _AHEAD = 2
 
 
 class Schedule(ABC):
-    """Gives orders to workers, and makes batches of what they deliver.
+    """Requests batches from workers, and gathers them.
 
     Args:
-        fleet: the workers.
-        assembly: where their batches are put; None if they go to a replay buffer.
-        frames: frames of a batch of each worker.
+        fleet: the pool of workers.
+        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        frames: number of frames in a batch of each worker.
 
     Attributes:
-        frames_under_way: frames that were ordered and not delivered.
+        frames_under_way: number of frames that were requested and are not delivered yet.
     """
 
     def __init__(self, fleet: Fleet, assembly: Assembly | None, frames: list[int]) -> None:
@@ -42,24 +42,24 @@ class Schedule(ABC):
 
     @abstractmethod
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
-        """Collects what makes a batch, in the workers' order.
+        """Collects the workers' parts of a batch, sorted by worker.
 
         Args:
-            wanted: whether there are to be more frames than are under way.
-            random: whether what is ordered now is to be of random actions.
+            wanted: returns True if more frames are wanted than are under way.
+            random: returns True if a batch that is requested now has random actions.
         """
 
     def grow(self, assembly: Assembly | None, frames: list[int]) -> None:
-        """There are more workers from now on.
+        """Adds workers.
 
         Args:
-            assembly: where the batches of all are put.
-            frames: frames of a batch of each.
+            assembly: provides the memory of the batches of all workers, old and new.
+            frames: number of frames in a batch of each worker, old and new.
         """
         self.assembly, self.frames = assembly, frames
 
     def rest(self) -> list[Part]:
-        """Takes what was made and not asked for."""
+        """Removes and returns the batches that were made and are not delivered yet."""
         parts = []
         while (part := self._taken(self.fleet.take_done())) is not None:
             parts.append(part)
@@ -67,7 +67,7 @@ class Schedule(ABC):
 
     def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
         order = replace(place.order(random, breakable), number=self.fleet.new_number())
-        # First: an interrupt may come between an order and whatever follows it.
+        # Noted before it is sent: an interrupt (Ctrl-C) may come right after the request.
         self._places[order.number] = index, place
         self.frames_under_way += self.frames[index]
         self.fleet.order(index, order, place.memory, place.joint)
@@ -89,13 +89,14 @@ class Schedule(ABC):
 
 
 class SyncSchedule(Schedule):
-    """Each batch is made by all workers, which then wait for the next one to be asked for.
+    """Has all workers contribute to each batch; they then wait for the next request.
 
     Args:
-        fleet: the workers.
-        assembly: where their batches are put.
-        frames: frames of a batch of each worker.
-        share: the share of the workers after whose batches the others are broken off.
+        fleet: the pool of workers.
+        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        frames: number of frames in a batch of each worker.
+        share: share of the workers that a batch waits for, before the others are interrupted;
+            None or 1: it waits for all.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class SyncSchedule(Schedule):
         share: float | None = None,
     ) -> None:
         super().__init__(fleet, assembly, frames)
-        # Batches of workers that the others are waited for with.
+        # Parts of the next batch that have arrived.
         self._made: list[Part] = []
         self._enough: int | None = None
-        # Who had not delivered in time when the last batch was made.
+        # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
         if share is not None and share < 1:
             self._enough = max(1, int(len(frames) * share))
@@ -127,8 +128,8 @@ class SyncSchedule(Schedule):
         return parts
 
     def _order_all(self, random: bool) -> set[int]:
-        """Gives an order to each worker that has none; tells which these are."""
-        # Who was broken off, and is not done with that yet, has an order.
+        """Sends a request to each worker that has none, and returns these workers."""
+        # A worker that was interrupted and has not answered yet still has a request.
         late = {index for index, _ in self._places.values()}
         count = len(self.frames)
         places = (
@@ -144,11 +145,11 @@ class SyncSchedule(Schedule):
         return set(range(count)) - late
 
     def _gather(self, fresh: set[int]) -> None:
-        """Waits for the batches of all workers, or of enough."""
+        """Waits for the batches of all workers, or of as many as ``share`` asks for."""
         began = time.monotonic()
         count = len(self.frames)
         parts = self._made
-        # What late ones had left from the batch before says nothing about this one.
+        # Parts that late workers still owed from the last batch don't count.
         enough = count if self._enough is None else min(self._enough, len(fresh))
         while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
             part = self._next()
@@ -160,7 +161,7 @@ class SyncSchedule(Schedule):
         for index in missing:
             self.fleet.interrupt(index)
         now = time.monotonic()
-        # Who was too slow for that the last time is not waited for.
+        # Workers that were too slow the last time are not waited for.
         deadline = now + (_GRACE * (now - began) if missing - self._slow else 0.0)
         while missing:
             part = self._next(max(0.0, deadline - time.monotonic()))
@@ -175,13 +176,13 @@ class SyncSchedule(Schedule):
 
 
 class AsyncSchedule(Schedule):
-    """Each batch is made by one worker, which goes on with the next one at once.
+    """Takes each batch from one worker, which begins its next batch at once.
 
     Args:
-        fleet: the workers.
-        assembly: where their batches are put; None if they go to a replay buffer.
-        frames: frames of a batch of each worker.
-        bound: holds workers back, so that no batch is too old; None if there is no limit.
+        fleet: the pool of workers.
+        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        frames: number of frames in a batch of each worker.
+        bound: delays requests so that no batch becomes too old; None for no limit.
     """
 
     def __init__(
@@ -193,9 +194,9 @@ class AsyncSchedule(Schedule):
     ) -> None:
         super().__init__(fleet, assembly, frames)
         self.bound = bound
-        # Batches that were made, in the order in which they were, and not delivered yet.
+        # Finished batches that are not delivered yet, in the order in which they were finished.
         self._made: list[Part] = []
-        # The last order of each worker.
+        # Number of each worker's last request.
         self._last = [0] * len(frames)
 
     @override
@@ -208,7 +209,7 @@ class AsyncSchedule(Schedule):
         part = self._choose()
         if self.bound is not None:
             self.bound.delivered(part.done.number)
-        # Frames that are there count as under way until now: the user counts them as delivered.
+        # The frames of this part still count as under way here: the caller has not counted them.
         self._keep_busy(part.index, wanted, random, later=True)
         self._made = [one for one in self._made if one is not part]
         self.frames_under_way -= part.done.frames
@@ -232,11 +233,14 @@ class AsyncSchedule(Schedule):
             self.bound.grow(added)
 
     def _by_turn(self) -> list[int]:
-        """The workers; where not all may have orders, those first who waited longest."""
+        """Returns the workers, those with the oldest last request first.
+
+        If not all may get a request, the workers that have waited longest get one.
+        """
         return sorted(range(len(self.frames)), key=self._last.__getitem__)
 
     def _choose(self) -> Part:
-        """The next batch to deliver; it is still among those that were made."""
+        """Waits for the next batch to deliver, and returns it; it stays in the list of finished."""
         while True:
             if self._made:
                 if self.bound is None:
@@ -259,11 +263,11 @@ class AsyncSchedule(Schedule):
         random: Callable[[], bool],
         later: bool = False,
     ) -> None:
-        """Gives a worker another order, if it has not enough."""
+        """Sends a worker another request, if it has too few and more frames are wanted."""
         if self._count(index) >= _AHEAD or not wanted():
             return
         at_random = random()
-        # What random actions do, no update makes old.
+        # No update makes a batch of random actions too old.
         bound = None if at_random else self.bound
         if bound is not None and not bound.room(later):
             return

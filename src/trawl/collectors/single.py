@@ -1,4 +1,4 @@
-"""The collector in this process."""
+"""The collector that runs in the process of its caller."""
 
 from __future__ import annotations
 
@@ -56,25 +56,26 @@ from trawl.weight_update.scheme import Receiver, load_slot
 class Collector(BaseCollector):
     """Collects experience in this process.
 
-    A batch is a TensorDict of shape ``(frames_per_batch,)``; with a batch of environments of
-    size ``B`` it is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. It holds,
-    for each frame, the observations, what the policy wrote, ``done``, ``terminated`` and
-    ``truncated`` (bool), and under ``"next"`` the observations, ``reward`` (float32) and flags
-    after the step; ``("collector", "traj_ids")`` (int64) tells trajectories apart.
+    A batch is a TensorDict of shape ``(frames_per_batch,)``. With a batch of environments of size
+    ``B``, its shape is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. For each
+    frame, a batch holds the observations, the entries that the policy wrote, and ``done``,
+    ``terminated`` and ``truncated`` (bool). Under ``"next"`` it holds the observations,
+    ``reward`` (float32) and flags after the step. ``("collector", "traj_ids")`` (int64) tells
+    trajectories apart.
 
-    Batches are yours: one stays valid as long as anything refers to it, and its memory is used
-    again after that.
+    Batches belong to the caller: a batch stays valid as long as anything refers to it. After
+    that, its memory is used again.
 
     Args:
         create_env_fn: a Gymnasium id; a ``gymnasium.Env``, ``gymnasium.vector.VectorEnv``,
             EnvPool, Trawl or TorchRL environment; a function that makes one; or a list of
             these, stepped as one batch.
-        policy: a TensorDict module, an ``nn.Module`` or function whose parameters are named as
-            observations, or None for random actions.
+        policy: a TensorDict module; an ``nn.Module`` or a function whose parameters are named
+            after observations; or None for random actions.
         **options: the attributes of :class:`~trawl.collectors.config.CollectorConfig`.
 
     Raises:
-        TypeError: for an argument of a wrong type, or unknown.
+        TypeError: for an unknown argument, or one of a wrong type.
         ValueError: for a value that is out of range, or arguments that contradict each other.
         KeyError: if the policy writes no action.
 
@@ -96,7 +97,7 @@ class Collector(BaseCollector):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            """A collector in this process, or what ``backend`` and ``num_collectors`` ask for."""
+            """Returns a collector in this process, or the one that ``backend`` asks for."""
             made = elsewhere(args, options) if cls is Collector else None
             return super().__new__(cls) if made is None else made
 
@@ -122,11 +123,12 @@ class Collector(BaseCollector):
         super().__init__(config)
         devices = resolve_devices(config)
         self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
-        self._seed: tuple[int, bool, int] | None = None  # the last: rebuilds before it
+        # The seed, whether it is static, and the number of rebuilds before it was set.
+        self._seed: tuple[int, bool, int] | None = None
         self._in_turn = False
-        # What the parent of a worker decided for the batch: random actions, and when to stop.
+        # What the driver of a worker decided for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
-        # Within it a batch of so many frames is written into the replay buffer.
+        # Makes the context of writing a batch to the replay buffer, from its number of frames.
         self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
         self._restarts: Restarts | None = None
         self._models = LocalModels(weak(self.get_model))
@@ -227,7 +229,7 @@ class Collector(BaseCollector):
         )
 
     def _add_transforms(self) -> None:
-        """TorchRL's environments count steps and mark starts by transforms of their own."""
+        """Adds the transforms by which TorchRL's environments count steps and mark starts."""
         limit = self.config.max_frames_per_traj
         if limit and "step_count" in names(self.env.full_observation_spec):
             raise ValueError(
@@ -243,7 +245,7 @@ class Collector(BaseCollector):
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
-        """An environment that isn't Trawl's own, in the place of one that failed."""
+        """Replaces a failed environment that isn't Trawl's own by a new one, and returns that."""
         assert self._restarts is not None
         with suppress(Exception):
             self.env.close(raise_if_closed=False)
@@ -290,9 +292,16 @@ class Collector(BaseCollector):
             return batch
 
     def _turn(self) -> TensorDictBase | None:
-        """Calls :meth:`rollout` for a batch that is delivered; None if its steps were added."""
+        """Calls :meth:`rollout` for a batch to deliver.
+
+        Returns:
+            The batch; None if its steps were added to the replay buffer one by one.
+
+        Raises:
+            TypeError: if an override of :meth:`rollout` does not return a batch.
+        """
         self._in_turn = True
-        # Only an interruption leaves rows empty, and only in a batch of the usual length.
+        # Rows stay empty only if a batch of the usual length is interrupted.
         self._rollout.filled = self.frames_per_batch
         try:
             batch: Any = self.rollout()
@@ -310,7 +319,7 @@ class Collector(BaseCollector):
         return batch
 
     def _prepare(self) -> None:
-        """What comes before a batch."""
+        """Takes new weights, calls the hook and resets, as options ask for before a batch."""
         self._take_weights()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
@@ -322,7 +331,7 @@ class Collector(BaseCollector):
         self._at_start = mask is None
 
     def _run(self) -> TensorDictBase:
-        # The version that acts is the one at the start, whatever others do meanwhile.
+        # The batch has the version of its start, even if another thread advances it meanwhile.
         version = None if self._version is None else self._version.version
         self._at_start = False
         random, stopped = self._ordered or (self._is_random(), self._stopped())
@@ -333,7 +342,11 @@ class Collector(BaseCollector):
     def _run_into(
         self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
     ) -> TensorDictBase | None:
-        """Collects a batch for somebody else, who counts and delivers it."""
+        """Collects a batch for a worker, which counts it and passes it on.
+
+        Returns:
+            None if the batch was written into ``block``, else the batch.
+        """
         if overrides_rollout(self):
             self._ordered = random, stopped
             try:
@@ -355,7 +368,7 @@ class Collector(BaseCollector):
         if not first:
             return False
         buffer = self.config.replay_buffer
-        # A buffer may hold frames of others; its own count may be of rows, of several lanes each.
+        # The buffer may hold frames of other writers, and may count rows of several environments.
         seen = max(self._frames, getattr(buffer, "write_count", 0))
         return bool(seen < first)
 
@@ -387,7 +400,7 @@ class Collector(BaseCollector):
         return None if self.config.replay_buffer is not None else batch
 
     def _write(self, batch: TensorDictBase) -> None:
-        """Puts a batch into the replay buffer, which may have no way to take several frames."""
+        """Writes a batch into the replay buffer, frame by frame if it has no ``extend()``."""
         buffer = self.config.replay_buffer
         if hasattr(buffer, "extend"):
             buffer.extend(batch)
@@ -401,7 +414,7 @@ class Collector(BaseCollector):
             self.post_collect_hook(batch)
 
     def _collect_steps(self) -> Any:
-        """Adds single steps to the buffer, up to a batch or the end of the budget."""
+        """Adds single steps to the buffer, until the batch or the budget ends, or it is stopped."""
         stopped = self._stopped() or (lambda: False)
         last = False
         for t in range(self.frames_per_batch):
@@ -411,7 +424,7 @@ class Collector(BaseCollector):
             if last and self.config.set_truncated:
                 self._delivery.truncate_last(step, 1)
             frame = drop_private(experience(self._delivery.stored(step)))
-            # There is none where all environments spent the step on resetting, or failed.
+            # There is no frame if all environments spent the step on a reset, or failed.
             if self.env.batch_size:
                 if frames:
                     self.config.replay_buffer.extend(frame)
@@ -433,8 +446,8 @@ class Collector(BaseCollector):
         """Begins new trajectories.
 
         Args:
-            index: which environments of the batch to reset (anything that indexes
-                ``env.batch_size``); None for all.
+            index: environments of the batch to reset (anything that indexes ``env.batch_size``);
+                None for all.
             **kwargs: arguments of the environment's reset.
         """
         self._check_open("reset()")
@@ -449,13 +462,13 @@ class Collector(BaseCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds environment, policy sampling and random actions, and resets.
 
-        Two collectors of the same arguments give equal batches from the same seed. Random
-        numbers of this collector are a stream of their own: drawing elsewhere changes nothing.
-        Between :meth:`start` and the end of background collection that can't be: threads share
-        the generators, so what the policy draws there depends on what others draw.
+        Two collectors with the same arguments give equal batches from the same seed. A collector
+        draws from its own random stream, so random numbers drawn elsewhere change nothing. The
+        exception is background collection (:meth:`start`): threads share the generators, so the
+        policy's draws depend on those of other threads.
 
         Args:
-            seed: not negative.
+            seed: a number that is not negative.
             static_seed: gives all environments of a batch the same seed.
 
         Returns:
@@ -498,7 +511,8 @@ class Collector(BaseCollector):
         ]
 
         def change() -> None:
-            # Where the policy that acts is the learner's own, nothing changes within a batch.
+            # If the acting policy is the learner's own, there is nothing to load, and no need to
+            # wait for the batch under way.
             with self._held() if loads else nullcontext():
                 for load in loads:
                     load()
@@ -512,12 +526,16 @@ class Collector(BaseCollector):
         return change
 
     def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None] | None:
-        """Checks weights for a model of this collector; returns what loads them, or None."""
+        """Checks weights for a model of this collector.
+
+        Returns:
+            The function that loads them; None if the model has its weights already.
+        """
         if new is None and model_id == POLICY and self._copied:
             new = self._source
         if new is None:
             if model_id != POLICY:
-                self._models.live(model_id)  # which there has to be
+                self._models.live(model_id)  # raises an exception if there is no such model
                 raise ValueError(f"the weights of {model_id!r} have to be given")
             return None
         return self._models.prepare(model_id, new)
@@ -537,9 +555,9 @@ class Collector(BaseCollector):
         return posted
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on later: counts, weights, the environment's state.
+        """Returns the state to continue from: counts, weights, and the environment's state.
 
-        With ``trajs_per_batch`` it holds the whole trajectories that were not delivered, too.
+        With ``trajs_per_batch`` it includes the whole trajectories that are not delivered yet.
         """
         with self._held():
             state: dict[str, Any] = {
@@ -557,7 +575,7 @@ class Collector(BaseCollector):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Goes on from what :meth:`state_dict` gave; new trajectories begin.
+        """Restores a state from :meth:`state_dict`; new trajectories begin.
 
         Args:
             state_dict: the state.
@@ -589,14 +607,14 @@ class Collector(BaseCollector):
             self._load_whole(state_dict)
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros with the layout of one that is delivered."""
+        """Returns a batch of zeros with the layout of a delivered batch."""
         batch = self._rollout.frames.fake()
         self._stamp(batch, None if self._version is None else self._version.version)
         fake: TensorDictBase = self._fake(batch)
         return fake
 
     def get_model(self, model_id: str) -> Any:
-        """The model named ``model_id``: ``"policy"``, or by its path."""
+        """Returns the model named ``model_id``: ``"policy"``, or a path in this collector."""
         return self.policy if model_id == "policy" else get_path(self, model_id)
 
     def getattr_policy(self, attr: str) -> Any:
@@ -608,14 +626,17 @@ class Collector(BaseCollector):
         return get_path(self.env, attr)
 
     def stats(self) -> dict[str, Any]:
-        """What the collector has done, and how: flat, by name.
+        """Returns statistics of the collector as a flat dict.
 
-        Beside what every collector tells: ``env_path`` (``"array"`` is the fast one) and
-        ``policy_path`` (``"direct"`` is the fast one), each with a ``_reason`` where it is not
-        the fast one; ``env_time_share``, the environment's share of the loop's time; on the
-        array path ``batches_held``, the batches that somebody refers to, and ``memory_bytes``, the
-        memory of these and of the spare ones; with ``on_env_error="restart"`` ``env_restarts``,
-        how often an environment was built anew.
+        They include those of every collector, and:
+
+        - ``env_path`` (``"array"`` is the fast one) and ``policy_path`` (``"direct"`` is the fast
+          one), each with a ``_reason`` if it is not the fast one;
+        - ``env_time_share``, the environment's share of the loop's time;
+        - on the array path, ``batches_held``, the number of batches that are still referred to,
+          and ``memory_bytes``, the memory of these and of spare ones;
+        - with ``on_env_error="restart"``, ``env_restarts``, the number of times that an
+          environment was built anew.
         """
         facts = super().stats()
         if self._restarts is not None:
@@ -655,5 +676,5 @@ def _env_state(env: Any) -> Any:
 
 
 def overrides_rollout(collector: Collector) -> bool:
-    """Tells whether a subclass collects batches in its own way."""
+    """Returns True if the collector's class overrides ``rollout()``."""
     return type(collector).rollout is not Collector.rollout

@@ -1,10 +1,10 @@
-"""Threads of torch in this process, while workers have the cores."""
+"""Number of torch threads in this process while workers use the cores."""
 
 from __future__ import annotations
 
 import torch
 
-# What each collector that is open has asked for: how many, or None for those its workers leave.
+# For each open collector, its workers and the threads it asked for (None: one less per worker).
 _open: dict[int, tuple[int, int | None]] = {}
 _before: list[int] = []
 
@@ -14,8 +14,8 @@ def take_threads(owner: object, workers: int, threads: int | None) -> None:
 
     Args:
         owner: the collector.
-        workers: how many it has.
-        threads: threads that this process is to have; None for one less for each worker.
+        workers: number of its workers.
+        threads: number of threads for this process; None for one less for each worker.
     """
     if not _open:
         _before[:] = [torch.get_num_threads()]
@@ -24,13 +24,13 @@ def take_threads(owner: object, workers: int, threads: int | None) -> None:
 
 
 def give_threads_back(owner: object) -> None:
-    """The workers of a collector are gone."""
+    """Takes back the cores of a collector whose workers have ended."""
     if _open.pop(id(owner), None) is not None:
         _apply()
 
 
 def _apply() -> None:
-    """What was asked for last counts; with nobody open, it is as it was before the first."""
+    """Applies the request of the newest open collector; without any, the original number."""
     left = _before[0] - sum(workers for workers, _ in _open.values())
     asked = [threads for _, threads in _open.values()]
     torch.set_num_threads(max(1, left) if not asked or asked[-1] is None else asked[-1])

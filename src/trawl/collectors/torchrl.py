@@ -1,6 +1,6 @@
-"""What TorchRL's environments and modules need of a collector.
+"""Support for TorchRL's environments and modules in collectors.
 
-TorchRL is imported here, and only when something of it was given.
+TorchRL is imported only here, and only if the caller passed an object of TorchRL.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trawl.envs import specs
 
 
 def register_collectors(cls: type[Any]) -> None:
-    """Makes collectors instances of TorchRL's ``BaseCollector``, if TorchRL is imported.
+    """Registers collectors as subclasses of TorchRL's ``BaseCollector``, if TorchRL is imported.
 
-    TorchRL's trainers ask for that. A collector that is made before the import is one too, once
-    another is made after it.
+    TorchRL's trainers check for this class. A collector made before the import passes the check
+    too, once another collector is made after the import.
 
     Args:
         cls: the base class of Trawl's collectors.
@@ -30,13 +30,13 @@ def register_collectors(cls: type[Any]) -> None:
 
 
 def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:
-    """A TorchRL environment that counts steps, marks starts and gives recurrent state.
+    """Returns a TorchRL environment that counts steps, marks starts and gives recurrent state.
 
     Args:
         env: the environment.
         limit: steps after which an episode is cut off, or None.
-        marks: whether frames are to say that they begin an episode, and the policy's recurrent
-            modules are to get the state that they start from. What is there is left alone.
+        marks: whether to mark frames that begin an episode, and to give the policy's recurrent
+            modules their initial state. Entries that the environment has already are kept.
         policy: the policy.
     """
     from torchrl.envs import InitTracker, StepCounter, TransformedEnv
@@ -57,12 +57,12 @@ def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any
 
 
 def names(spec: Any) -> set[str]:
-    """The name of each entry of a spec, wherever it is nested."""
+    """Returns the last name in the key of each entry of a spec, nested ones included."""
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
 
 
 def _primers(policy: Any) -> Iterator[Any]:
-    """Transforms that give the state which the policy's recurrent modules start from."""
+    """Yields transforms that provide the initial state of the policy's recurrent modules."""
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         make: Any = getattr(module, "make_tensordict_primer", None)
         if make is not None:
@@ -70,7 +70,7 @@ def _primers(policy: Any) -> Iterator[Any]:
 
 
 def give_specs(policy: Any, env: Any) -> None:
-    """Exploration modules and random policies that were made without a spec get the env's."""
+    """Gives the env's action spec to exploration modules and random policies without one."""
     if is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
@@ -80,22 +80,22 @@ def give_specs(policy: Any, env: Any) -> None:
 
 
 def is_random(policy: Any) -> bool:
-    """Whether it is a random policy, Trawl's or TorchRL's."""
+    """Returns True for a random policy of Trawl or TorchRL."""
     return hasattr(policy, "set_action_spec_from_env")
 
 
 def spec_for(user: Any, spec: Any) -> Any:
-    """``spec`` as ``user`` can read it: TorchRL's objects know TorchRL's specs only."""
+    """Returns ``spec`` in a form that ``user`` can read: TorchRL's objects need TorchRL's specs."""
     own = isinstance(spec, (specs.Spec, specs.Composite))
     foreign = any(cls.__module__.startswith("torchrl.") for cls in type(user).__mro__)
     return torchrl_spec(spec) if own and foreign else spec
 
 
 def torchrl_spec(spec: specs.Spec | specs.Composite) -> Any:
-    """A spec of Trawl's environments as the spec of TorchRL that says the same.
+    """Converts a spec of Trawl to the equivalent spec of TorchRL.
 
     Raises:
-        TypeError: if there is none, as for data that has no fixed layout.
+        TypeError: if there is none, as for data without a fixed layout.
     """
     from torchrl import data
 

@@ -7,25 +7,25 @@ from typing import Any, Protocol
 
 #: A TensorDict module, an ``nn.Module`` or a function.
 PolicyLike = Callable[..., Any]
-#: Whether to do something, or how: the keyword arguments of the function that does it.
+#: A bool that turns an option on or off, or keyword arguments for the function it turns on.
 Switch = bool | Mapping[str, Any]
 
 
 class SupportsWrite(Protocol):
-    """A sink: what stores batches on disk."""
+    """A sink, which stores batches on disk."""
 
     def write(self, batch: Any, /) -> Any:
         """Stores a batch."""
 
     def close(self, *, complete: bool) -> Any:
-        """Finishes what was stored."""
+        """Finishes the stored data."""
 
 
 class SupportsStop(Protocol):
-    """An interruptor: what ends a batch early."""
+    """An interruptor, which can end a batch early."""
 
     def collection_stopped(self) -> bool:
-        """Tells whether the batch is to end."""
+        """Returns True if the batch is to end."""
 
 
 class SupportsVersion(Protocol):
@@ -36,4 +36,4 @@ class SupportsVersion(Protocol):
         """The current version."""
 
     def increment_version(self) -> Any:
-        """Goes on to the next version."""
+        """Advances to the next version."""

@@ -1,4 +1,4 @@
-"""A warning of learners whose weights never reach the workers."""
+"""Warning for programs whose learner never sends its weights to the workers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch.nn.parameter import is_lazy
 
 from trawl.collectors.config import warn
 
-# It warns after so many looks that found changes: some learners send their weights now and then.
+# Number of checks that must find changes before the warning: some learners send weights rarely.
 _PATIENCE = 4
 
 
 class UnsentWeights:
-    """Warns a user, once, if the policy learns and the workers are never sent its weights.
+    """Warns the user once if the policy's weights change but are never sent to the workers.
 
-    TorchRL's workers on the same machine share the learner's memory, so that programs without any
+    TorchRL's workers on the same machine share the learner's memory, so programs without any
     update work there.
 
     Args:
-        policies: what the workers were given copies of.
+        policies: the policies of which the workers have copies.
         parts: number of calls of :meth:`settled` for one batch of each worker.
-        sent: how many updates there were until now.
+        sent: returns the number of updates so far.
     """
 
     def __init__(self, policies: Sequence[Any], parts: int, sent: Callable[[], int]) -> None:
@@ -37,10 +37,13 @@ class UnsentWeights:
         return [one._version for one in self._parameters]
 
     def settled(self) -> bool:
-        """Warns if it has to; tells whether it is over, as weights were sent or it has warned.
+        """Warns if needed; called before each batch.
 
-        To be called before each batch. It looks when workers have made one, two, four, and so on,
-        batches each, and so takes no time.
+        The weights are checked only after each worker has made 1, 2, 4, 8, … batches, so this
+        takes no time.
+
+        Returns:
+            True if no further call is needed, as weights were sent or the warning was given.
         """
         rounds, rest = divmod(self._calls, self._parts)
         self._calls += 1

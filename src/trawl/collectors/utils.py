@@ -1,4 +1,4 @@
-"""Trajectories out of batches."""
+"""Splitting of batches into trajectories."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def split_trajectories(
     done_key: Any = None,
     as_nested: bool = False,
 ) -> TensorDictBase:
-    """Cuts a batch into its trajectories, one a row.
+    """Splits a batch into its trajectories, one per row.
 
     Args:
         rollout_tensordict: a batch of any shape whose last dimension is time.
-        prefix: key under which ``"traj_ids"`` and ``"mask"`` are (``"collector"``, if the batch
-            has it).
-        trajectory_key: key of the trajectory ids, beside which the mask is put
-            (``(prefix, "traj_ids")``).
-        done_key: without ids, the key under ``"next"`` of the flags that tell where
-            trajectories end (``"done"``).
-        as_nested: gives nested tensors instead of padding.
+        prefix: key under which ``"traj_ids"`` and ``"mask"`` are. Default: ``"collector"``, if
+            the batch has it.
+        trajectory_key: key of the trajectory ids; the mask is put beside them. Default:
+            ``(prefix, "traj_ids")``.
+        done_key: for a batch without ids, the key under ``"next"`` of the flags that mark the
+            ends of trajectories. Default: ``"done"``.
+        as_nested: returns nested tensors instead of padded ones.
 
     Returns:
-        A TensorDict ``(trajectories, longest)`` with zeros behind the shorter ones and a bool
-        ``(prefix, "mask")`` that is False there; with ids, if it had none. Frames of no
-        trajectory (their id is -1) are left out; if there are no others, it is ``(0, 0)``. If all
-        pieces are as long as the batch, that is the batch as it was (with a leading dimension, if
-        it had none), and the mask all True.
+        A TensorDict of shape ``(trajectories, longest)``. Shorter trajectories are padded with
+        zeros, and the bool ``(prefix, "mask")`` is False there. Ids are added if the batch had
+        none. Frames without a trajectory (id -1) are left out; if no frames remain, the shape is
+        ``(0, 0)``. If every trajectory fills a row of the batch, the result has the shape of the
+        batch (with a leading dimension, if there was only time), and the mask is True everywhere.
 
     Raises:
-        KeyError: if neither ids nor done flags are there.
+        KeyError: if the batch has neither ids nor done flags.
         ValueError: if the batch has no time dimension.
 
     Example:
@@ -61,7 +61,7 @@ def split_trajectories(
     if batch.get(ids_key, None) is None:
         batch.set(ids_key, _ids_by_ends(batch, ids_key, done_key))
     length, ids = batch.shape[-1], batch.get(ids_key)
-    # A TensorDict counts at least one element, and can't be reshaped if there is none.
+    # numel() of a TensorDict is at least 1, and an empty TensorDict can't be reshaped.
     empty = not batch.shape.numel()
     sizes = [] if empty else _run_lengths(ids.reshape(-1, length))
     if not empty and bool((ids >= 0).all()) and all(size == length for size in sizes):
@@ -83,7 +83,7 @@ def split_trajectories(
 
 
 def _none_of(batch: TensorDictBase) -> TensorDictBase:
-    """No trajectories, with the entries of a batch."""
+    """Returns a TensorDict of no trajectories, with the entries of a batch."""
     none: TensorDictBase = batch.apply(
         lambda value: value.new_empty(0, 0, *value.shape[batch.ndim :]), batch_size=[0, 0]
     )
@@ -91,7 +91,7 @@ def _none_of(batch: TensorDictBase) -> TensorDictBase:
 
 
 def _ids_by_ends(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any) -> Tensor:
-    """Ids of trajectories that end where they are done, and where a row does."""
+    """Returns ids for trajectories that end at done flags, and at the ends of rows."""
     key = ("next", *as_key("done" if done_key is None else done_key))
     done = batch.get(key, None)
     if done is None:
@@ -106,7 +106,7 @@ def _ids_by_ends(batch: TensorDictBase, ids_key: tuple[str, ...], done_key: Any)
 
 
 def _run_lengths(ids: Tensor) -> list[int]:
-    """Lengths of the runs of equal ids, row by row."""
+    """Returns the lengths of the runs of equal ids, row by row."""
     starts = torch.ones_like(ids, dtype=torch.bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
     where = starts.reshape(-1).nonzero().reshape(-1).tolist()

@@ -1,4 +1,4 @@
-"""Methods that don't keep what they belong to."""
+"""References to methods that don't keep their objects alive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _R = TypeVar("_R")
 
 
 def weak(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same method, which doesn't keep its collector alive.
+    """Wraps a method of a collector so that it doesn't keep the collector alive.
 
-    It raises a ``ReferenceError`` once the collector is gone.
+    The wrapped method raises a ``ReferenceError`` once the collector is gone.
     """
     reference = WeakMethod(method)
 

@@ -1,4 +1,4 @@
-"""The part of a collector that has to do with new weights: sent by it, and received."""
+"""The part of a collector that sends and receives weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WorkerIds = int | torch.device | Sequence[int | torch.device] | None
 
 
 class WeightControl(ABC):
-    """What all collectors do about weights.
+    """Weight updates of all collectors.
 
-    A subclass says what becomes of new ones: in ``_prepare_weights`` of those that are given here,
-    and in ``_take`` of those that come from elsewhere.
+    A subclass implements ``_prepare_weights`` for weights that the caller passes, and ``_take``
+    for weights that arrive through a scheme.
     """
 
     config: CollectorConfig
@@ -40,7 +40,7 @@ class WeightControl(ABC):
         def _held(self) -> AbstractContextManager[None]: ...
 
     def _init_weights(self) -> None:
-        """To be called once the collector is made, and has its schemes."""
+        """Sets the updater and the receiving schemes; called once the collector has its schemes."""
         self.weight_updater = self.config.weight_updater
         if self.config.weight_recv_schemes:
             self.register_scheme_receiver(self.config.weight_recv_schemes)
@@ -58,10 +58,9 @@ class WeightControl(ABC):
 
     @property
     def weight_updater(self) -> Any:
-        """The updater that brings weights to workers, in the place of weight-sync schemes.
+        """Updater that sends weights to workers in place of weight-sync schemes, or None.
 
-        An updater that is assigned serves this collector from then on. TorchRL's are taken as
-        well, and a class or function that makes one.
+        It can be assigned: an updater of Trawl or TorchRL, or a class or function that makes one.
         """
         return self._updater
 
@@ -80,7 +79,7 @@ class WeightControl(ABC):
             updater.close()
 
     def _reached(self, updater: Updater) -> Sequence[int] | None:
-        """Returns the workers that an updater brought weights to; None for all that were asked."""
+        """Returns the workers that an updater sent weights to; None for all that were named."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
     def update_policy_weights_(
@@ -94,20 +93,20 @@ class WeightControl(ABC):
         worker_ids: WorkerIds = None,
         policy_weights: Any = None,
     ) -> None:
-        """Gives the policies that collect new weights; each batch that begins after it has them.
+        """Sends new weights to the policies that collect; batches that begin afterwards use them.
 
-        All is checked before anything changes, and no worker is waited for.
+        The call checks everything before it changes anything, and it does not wait for workers.
 
         Args:
-            policy_or_weights: a module, a TensorDict or a dict of weights, or a state dict. Without
-                it, workers get those that the policy has now which the collector was made with,
-                and a policy that was copied to another device those of its original.
+            policy_or_weights: a module, a TensorDict or a dict of weights, or a state dict.
+                Default: the current weights of the policy that was passed to the constructor.
             policy: the same, as a module.
             weights: the same, as weights.
-            weights_dict: weights by model (``"policy"``, or a path, as ``"env.transform[0]"``).
+            weights_dict: weights by model (``"policy"``, or a path such as
+                ``"env.transform[0]"``).
             model_id: the model that the weights are for; ``"policy"`` by default.
-            worker_ids: the workers that get them, by number or by the ``torch.device`` of their
-                policy; None: all.
+            worker_ids: the workers that get the weights, by number or by the ``torch.device`` of
+                their policy; None: all workers.
             policy_weights: an older name of ``policy_or_weights``.
 
         Raises:
@@ -134,7 +133,7 @@ class WeightControl(ABC):
                 "weights_dict and model_id can't be used with a weight_updater: it sends the "
                 "weights of the policy only"
             )
-        # It may write to the policy itself: not while that acts.
+        # The updater may write to the policy itself, which must not act meanwhile.
         with self._held(), self._next_version():
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
             reached = self._reached(self.weight_updater)
@@ -142,7 +141,7 @@ class WeightControl(ABC):
 
     @contextmanager
     def _next_version(self) -> Iterator[None]:
-        """Within it the next version of the policy is made; a failure takes it back."""
+        """Context that advances the version of the policy, and restores it after an exception."""
         tracker = self._version
         if tracker is None:
             yield
@@ -158,14 +157,14 @@ class WeightControl(ABC):
     def _announce_version(  # noqa: B027 (there may be no workers)
         self, worker_ids: WorkerIds = None
     ) -> None:
-        """Tells workers of the version, if they did not hear of it with weights."""
+        """Sends the version to workers that did not receive it with weights."""
 
     def _deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
-        """Gives weights to workers, as those of the version that there is."""
+        """Sends weights to workers, without advancing the version."""
         self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
 
     def _update(self, by_model: Mapping[str, Any], worker_ids: WorkerIds = None) -> None:
-        """Checks weights, and then gives them to who is to have them."""
+        """Checks weights, and then applies them or sends them to workers."""
         self._prepare_weights(by_model, worker_ids)()
 
     @abstractmethod
@@ -175,10 +174,10 @@ class WeightControl(ABC):
         worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
-        """Checks weights, and changes nothing; gives what makes the change."""
+        """Checks weights without changing anything; returns the function that makes the change."""
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
-        """Initialises the ``weight_updater``, with arguments of its ``init``, if there is one."""
+        """Calls ``init`` of the ``weight_updater`` with these arguments, if there is an updater."""
         if self.weight_updater is not None:
             self.weight_updater.init(*args, **kwargs)
 
@@ -187,16 +186,16 @@ class WeightControl(ABC):
     def register_scheme_receiver(
         self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
     ) -> None:
-        """Lets this collector have the weights that somebody sends by weight-sync schemes.
+        """Makes this collector receive weights through weight-sync schemes.
 
-        New weights are looked for before each batch.
+        The collector checks for new weights before each batch.
 
         Args:
             weight_recv_schemes: a scheme for each model (``"policy"``, or a path).
-            synchronize_weights: whether weights that were sent before are taken at once.
+            synchronize_weights: whether weights that were sent before are loaded at once.
 
         Raises:
-            RuntimeError: if a scheme is a sender's, or was connected already.
+            RuntimeError: if a scheme is the sender's end.
         """
         for model_id, scheme in weight_recv_schemes.items():
             if scheme.sends:
@@ -208,7 +207,7 @@ class WeightControl(ABC):
                 scheme.init_on_receiver(model_id=model_id, context=self)
             if not scheme.synchronized_on_receiver:
                 scheme.connect()
-            # Kept, as the sender hears from it that this collector lives.
+            # Kept alive: the scheme tells the sender that this collector lives.
             self._receiver_schemes[model_id] = scheme
             self._receivers[model_id] = scheme.incoming
         if synchronize_weights:
@@ -222,7 +221,7 @@ class WeightControl(ABC):
         policy: Any = None,
         weights: Any = None,
     ) -> None:
-        """Takes new weights: those that were sent, or those that are given.
+        """Loads new weights: those that were sent, or those that are given.
 
         Args:
             policy_or_weights: a module, a TensorDict or a dict of weights, for a collector that
@@ -232,7 +231,7 @@ class WeightControl(ABC):
 
         Raises:
             ValueError: if weights are given though a scheme receives them.
-            as :meth:`update_policy_weights_`.
+            Exception: the errors of :meth:`update_policy_weights_`.
         """
         forms = {"policy_or_weights": policy_or_weights, "policy": policy, "weights": weights}
         given = any(form is not None for form in forms.values())
@@ -248,30 +247,33 @@ class WeightControl(ABC):
             self._take_weights()
 
     def _take_weights(self) -> None:
-        """Takes what is new, if there is something."""
+        """Takes the new weights of each model that has some."""
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
                 self._take(model_id, receiver)
                 scheme = self._receiver_schemes.get(model_id)
                 if scheme is not None:
-                    # Somebody may wait for that.
+                    # The sender may wait for it.
                     scheme.acknowledge()
 
     @abstractmethod
     def _take(self, model_id: str, receiver: Receiver) -> Posted:
-        """Takes new weights for a model."""
+        """Takes new weights for a model from its receiver."""
 
 
 def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:
-    """The weights by model, from the one form in which they were given; None for none.
+    """Returns the weights by model, from the one argument that has some.
+
+    If no argument has weights, the value for the model is None.
 
     Args:
-        forms: the arguments that weights may be given by, by name.
-        model_id: the model that they are for.
+        forms: the arguments that may have weights, by name.
+        model_id: the model that the weights are for.
 
     Raises:
-        ValueError: if there are several, or ``weights_dict`` comes with a ``model_id``.
-        TypeError: if ``weights_dict`` is no mapping.
+        ValueError: if several arguments have weights, ``weights_dict`` comes with a ``model_id``,
+            or it is empty.
+        TypeError: if ``weights_dict`` is not a mapping.
     """
     given = {name: form for name, form in forms.items() if form is not None}
     if "policy_weights" in given:
@@ -296,11 +298,11 @@ def made_updater(given: Any, policy: Any = None) -> Updater | None:
     """Returns the weight updater, from itself, its class, or a function that makes it.
 
     Args:
-        given: what the user gave.
-        policy: the policy that a class may make its updater for.
+        given: the updater, its class, or the function; or None.
+        policy: the policy that a class is asked to make its updater for.
 
     Raises:
-        TypeError: if it is none of these.
+        TypeError: if ``given`` is none of these.
     """
     if given is None or is_updater(given):
         return given  # type: ignore[no-any-return]

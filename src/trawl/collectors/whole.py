@@ -1,4 +1,4 @@
-"""Whole trajectories on their way from batches of frames to the user."""
+"""Whole trajectories, assembled from batches of frames until they are delivered."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ STATE = "trajectories"
 
 
 class WholeTrajectories:
-    """What ``trajs_per_batch`` asks for: trajectories that wait until they are delivered.
+    """Assembles whole trajectories, and holds them until they are delivered.
+
+    It is used with ``trajs_per_batch``.
 
     Args:
         config: the options.
-        workers: workers whose frames one source gives, told apart by their ids.
-        stride: trajectories of one such worker have ids that differ by ``workers * stride``.
+        workers: number of workers behind each source of frames; trajectory ids tell them apart.
+        stride: the ids of one such worker's trajectories differ by ``workers * stride``.
 
     Attributes:
-        delivered: trajectories that were delivered, or written to the replay buffer.
-        written: frames that were written there by this object.
+        delivered: number of trajectories that were delivered, or written to the replay buffer.
+        written: number of frames that were written to the replay buffer as whole trajectories.
     """
 
     def __init__(self, config: CollectorConfig, workers: int = 1, stride: int = 1) -> None:
@@ -33,41 +35,41 @@ class WholeTrajectories:
         self._group = config.trajs_per_write
         self._layout = config.traj_format or "cat"
         self._assembler = TrajectoryAssembler(workers, stride)
-        # The orders after which states were loaded. Ids may begin again with each.
+        # Numbers of the last requests before states were loaded. Each state may reuse ids.
         self._loads: list[float] = []
         self.delivered = self.written = 0
 
     @property
     def ready(self) -> bool:
-        """Whether there are enough for a batch."""
+        """True if there are enough trajectories for a batch."""
         return len(self._assembler) >= self._each
 
     def add(self, parts: Iterable[tuple[int, float, TensorDictBase]]) -> None:
-        """Takes batches of frames that were collected at the same time.
+        """Adds batches of frames that were collected at the same time.
 
         Args:
-            parts: for each the worker, the number of its order, and the batch.
+            parts: for each batch, its worker, the number of its request, and the frames.
         """
-        # What waits since the last time is not to keep the memory of its batch any longer.
+        # Copies trajectories that still wait since the last call, to free the memory of batches.
         self._assembler.keep()
         self._assembler.add_parts(
             (self._source(worker, order), batch) for worker, order, batch in parts
         )
 
     def miss(self, batch: TensorDictBase) -> None:
-        """Notes that somebody else has these frames of the only worker."""
+        """Notes frames that the caller of ``rollout()`` has: their trajectories are incomplete."""
         self._assembler.miss(batch, self._source(0, math.inf))
 
     def _source(self, worker: int, order: float) -> Hashable:
         return worker, bisect_left(self._loads, order)
 
     def take(self) -> TensorDictBase:
-        """A batch of whole trajectories; there have to be enough."""
+        """Returns a batch of whole trajectories; call it only if :attr:`ready`."""
         self.delivered += self._each
         return join(self._assembler.take(self._each), self._layout)
 
     def groups(self) -> Iterator[TensorDictBase]:
-        """All that wait, as they are to be written to a replay buffer: flat."""
+        """Yields all waiting trajectories in flat groups, for the replay buffer."""
         while len(self._assembler):
             group = self._assembler.take(self._group)
             joined = join(group, "cat")
@@ -76,27 +78,32 @@ class WholeTrajectories:
             self.written += len(joined)
 
     def like(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
-        """A batch of trajectories with the entries of a batch of frames."""
+        """Returns a batch of trajectories with the entries of a batch of frames.
+
+        Args:
+            batch: the frames.
+            buffer: whether the batch has the form that is written to a replay buffer.
+        """
         lane = batch.reshape(-1, batch.shape[-1])[0]
         return join([lane] * self._each, "cat" if buffer else self._layout)
 
     def stats(self) -> dict[str, Any]:
-        """How many were delivered, and how many wait for that."""
+        """Returns the number of trajectories that were delivered, and that still wait."""
         return {
             "trajectories": self.delivered,
             "trajectories_waiting": len(self._assembler),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on later."""
+        """Returns the state to continue from."""
         return {"whole": self._assembler.state(), "delivered": self.delivered}
 
     def load_state_dict(self, state: Mapping[str, Any], order: int) -> None:
-        """Goes on from such a state. Trajectories that were not whole are dropped.
+        """Restores a state from :meth:`state_dict`; incomplete trajectories are dropped.
 
         Args:
             state: the state.
-            order: the number of the last order that was carried out before.
+            order: number of the last request before the state was loaded.
         """
         self._loads.append(order)
         self._assembler.load(state.get("whole", ()))

@@ -1,8 +1,8 @@
-"""A worker: a ``Collector`` somewhere else, which does what it is told.
+"""A worker: a ``Collector`` in another place, which carries out the requests of its driver.
 
-Its parent sends orders; each brings one answer. An order to collect is carried out when its turn
-has come. All else is done at once, between two batches: new weights don't wait for batches that
-were ordered before.
+The driver sends requests, and each gets one answer. Requests to collect wait in a queue. All other
+messages are handled as soon as the batch under way is finished: new weights don't wait for batches
+that were requested before them.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ from trawl.weight_update.mailbox import Mailbox
 from trawl.weight_update.packing import Packing
 from trawl.weight_update.scheme import Receiver
 
-# Blocks that a worker keeps at hand. A user who holds thousands of batches gets as many blocks.
+# Number of blocks that a worker keeps open. A user who holds many batches may need thousands.
 _MOST_BLOCKS = 256
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker is made of; it can be sent.
+    """Specification of a worker, which can be sent to another process.
 
     Attributes:
         index: number of the worker.
         collector_class: the class of its collector.
-        create_env_fn: makes its environment.
-        policy: its policy, pickled: a copy, as it was when it was given.
+        create_env_fn: source of its environment.
+        policy: pickled copy of its policy, from when the collector was made; or None.
         options: the options of its collector.
         init_fn: called before anything else.
-        threads: threads of torch; None to leave them as they are.
-        registry: Gymnasium ids that the parent knows, and a fresh process may not.
-        trajectory: id of its first trajectory, and of the next, and so on by ``stride``.
-        receivers: where it looks for new weights, by model.
-        version: version of the policy, or None if it is not tracked; that of new weights replaces
-            it.
-        seed: for random numbers, and whether it is that of all environments; or None.
-        env_state: what its environment had in its state when that was loaded, or None.
-        given: weights of its policy that are newer than those that it was sent, or None.
-        whole: whether the parent puts whole trajectories together.
+        threads: number of torch threads; None to leave it unchanged.
+        registry: environments registered with Gymnasium in the driver, beside Gymnasium's own.
+        trajectory: id of its first trajectory.
+        stride: difference between successive trajectory ids.
+        receivers: sources of new weights, by model.
+        version: version of the policy, until new weights bring theirs; None if it is not tracked.
+        seed: the seed, and whether all environments share it; or None.
+        env_state: state to load into its environment, or None.
+        given: weights of its policy that are newer than the last ones sent to it, or None.
+        whole: whether the driver assembles whole trajectories.
     """
 
     index: int
@@ -103,16 +103,16 @@ class Program:
     whole: bool = False
 
     def __call__(self, port: Port) -> CollectorService:
-        """Makes the worker, in the place where it is to be."""
+        """Makes the service; called where the worker lives."""
         return CollectorService(self, port)
 
 
 class CollectorService(HandleCalls, Service):
-    """What runs in a worker.
+    """Service that runs in a worker, and drives its collector.
 
     Args:
-        program: what it is made of.
-        port: the connection to its parent.
+        program: specification of the worker.
+        port: connection to the driver.
     """
 
     def __init__(self, program: Program, port: Port) -> None:
@@ -130,19 +130,22 @@ class CollectorService(HandleCalls, Service):
         policy = None if program.policy is None else pickle.loads(program.policy)
         options = dict(program.options)
         if program.collector_class is Collector:
-            # Whatever a context chooses: a worker may live in the process that made it.
+            # Overrides torchrl.service_backend, which a worker in the driver's process would see.
             options["backend"] = DIRECT
         with muted():
             self.collector = program.collector_class(program.create_env_fn, policy, **options)
         try:
             self._begin(program)
         except BaseException:
-            # Nobody knows of it yet who could close it.
+            # No caller has a reference yet with which to close it.
             self.close()
             raise
 
     def _begin(self, program: Program) -> None:
-        """Makes of a fresh collector one that goes on where another left off, and says so."""
+        """Brings the fresh collector to the state in its program, and reports that it is ready.
+
+        A replacement continues where the dead worker stopped.
+        """
         frames = self.collector._rollout.frames
         frames.episodes.load(program.trajectory, program.stride)
         if program.env_state:
@@ -151,7 +154,7 @@ class CollectorService(HandleCalls, Service):
             self.collector.set_seed(*program.seed)
         self._take_first_weights(program)
         self._hidden = frozenset(frames.hidden)
-        # What a subclass's own rollout() returns may have any layout: it is sent as it is.
+        # An overridden rollout() may return batches of any layout: these are sent as they are.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
@@ -170,7 +173,7 @@ class CollectorService(HandleCalls, Service):
     def _take_first_weights(self, program: Program) -> None:
         self.collector._receivers |= program.receivers
         self._take_version(program)
-        # Of weights that came since the program was made, the version is newer, too.
+        # Weights that came after the program was made bring a newer version.
         self._up_to_date()
         if program.given is not None:
             self.collector.update_policy_weights_(program.given)
@@ -192,10 +195,10 @@ class CollectorService(HandleCalls, Service):
         return count
 
     def _packings(self) -> dict[str, Packing]:
-        """How models are packed that weights may come for.
+        """Returns the memory layout of the weights of each model that may receive some.
 
         Raises:
-            KeyError: if there is no such model.
+            KeyError: if the collector lacks one of the models.
         """
         found = {}
         for model_id in self.collector._receivers:
@@ -208,7 +211,7 @@ class CollectorService(HandleCalls, Service):
         return self.collector._models.find(model_id)
 
     def _pass_warnings_on(self) -> None:
-        """Leaves it to the parent, and its filters, what becomes of warnings."""
+        """Forwards warnings to the driver, whose filters decide what becomes of them."""
         warnings.resetwarnings()
         warnings.simplefilter("default")
         for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
@@ -286,7 +289,7 @@ class CollectorService(HandleCalls, Service):
             batch = batch.exclude(*self._hidden)
         elif block is not None and self._looks_at_batches:
             batch = as_batch(block.lease, self._hidden, None)
-        # Without a mask all is experience.
+        # Without a mask, all rows are experience.
         frames = lanes * filled if batch is None else count_frames(batch, filled)
         collector._frames += frames
         collector._batches += 1
@@ -297,9 +300,13 @@ class CollectorService(HandleCalls, Service):
         return self._done(order, frames, block=self._own[1] if own and self._own else None)
 
     def _name_writes(self, order: Collect) -> bool:
-        """Names what is written now to a replay buffer that writes each name once, if it does."""
+        """Gives the replay buffer the number of the request, so that it writes the batch once only.
+
+        Returns:
+            False if the buffer takes no numbers.
+        """
         buffer = self.collector.config.replay_buffer
-        # Asked of its class: TorchRL's clients of an actor have an attribute of any name.
+        # Looked up in the class: TorchRL's clients of an actor have an attribute of any name.
         if not hasattr(type(buffer), "write_as"):
             return False
         buffer.write_as(order.number)
@@ -307,10 +314,10 @@ class CollectorService(HandleCalls, Service):
 
     @contextmanager
     def _tell_of_write(self, order: Collect, frames: int) -> Iterator[None]:
-        """Tells the parent of a batch that is written within.
+        """Context for writing a batch, which tells the driver before and after the write.
 
-        Others wait for the buffer's locks, so a worker that dies while it writes must be known.
-        One that dies later must not have its batch collected again.
+        The driver must know if a worker dies while it writes, as others wait for the buffer's
+        locks. If a worker dies after the write, its batch must not be collected again.
         """
         with self._port.undisturbed():
             self._port.send(Writing())
@@ -319,7 +326,7 @@ class CollectorService(HandleCalls, Service):
 
     @property
     def _looks_at_batches(self) -> bool:
-        """Whether there is more to be done with a batch than to collect it."""
+        """True if the worker has to read or change a batch after collecting it."""
         collector = self.collector
         return (
             self._masked
@@ -328,14 +335,14 @@ class CollectorService(HandleCalls, Service):
         )
 
     def _finish(self, batch: TensorDictBase, filled: int) -> None:
-        """Does with a batch what options ask for."""
+        """Marks a batch as truncated and calls the hook, as options ask for."""
         collector = self.collector
         if collector.config.set_truncated:
             collector._delivery.truncate_last(batch, filled)
         if collector.post_collect_hook is not None:
-            # Memory that is leased to the parent is used again when the parent lets go of it.
+            # A copy: the hook may keep it, while the driver may reuse the leased memory.
             shown = batch.clone()
-            # New weights are taken before a batch begins: these are those that made it.
+            # New weights are taken only before a batch, so this version made the batch.
             version = collector.policy_version
             if version is not None:
                 stamp(shown, version, not collector.config.compact_obs)
@@ -369,7 +376,7 @@ class CollectorService(HandleCalls, Service):
         return lambda: interrupted() >= number
 
     def _block(self, order: Collect) -> Block | None:
-        """The memory that an order names. It comes again and again: it is looked at once."""
+        """Returns the memory that a request names; it is opened once, and kept for later ones."""
         if order.memory is None:
             return self._own_block()
         block = self._blocks.pop(order.memory, None)
@@ -378,13 +385,16 @@ class CollectorService(HandleCalls, Service):
             tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
             part = joint.part(order.part, tensors)
             block = Block(Lease(joint.layouts[order.part], part))
-        self._blocks[order.memory] = block  # the last used is the last
+        self._blocks[order.memory] = block  # the most recently used comes last
         if len(self._blocks) > _MOST_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
         return block
 
     def _own_block(self) -> Block | None:
-        """Memory for batches that are sent: by the time of the next, the last one is."""
+        """Returns memory for batches that are sent; None if they have no fixed layout.
+
+        One block is enough, because each batch is sent before the next one begins.
+        """
         if self._layout is None:
             return None
         if self._own is None:
@@ -395,12 +405,12 @@ class CollectorService(HandleCalls, Service):
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls what is at a path of a worker's collector."""
+    """Calls the method at a path of a worker's collector."""
     (result,) = collector.map_fn(path, [args], [kwargs])
     return result
 
 
 def fake(collector: Any) -> TensorDictBase:
-    """A batch of zeros with the layout of what a worker delivers."""
+    """Returns a batch of zeros with the layout of a worker's batches."""
     batch: TensorDictBase = collector._rollout.frames.fake()
     return batch

@@ -1,4 +1,4 @@
-"""What all collectors have in common whose workers are elsewhere than on this machine."""
+"""The base of collectors whose workers may be on other machines."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCol
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The options beside those of every collector with workers.
+    """The options of cluster collectors, beside those of every collector with workers.
 
     Attributes:
-        sync: whether batches are made by all workers together.
+        sync: whether all workers contribute to each batch. Default: each batch comes from one
+            worker.
         collector_class: what a worker runs: ``"single"`` (a ``Collector``), ``"sync"`` or
-            ``"async"`` (a collector with workers of its own), or the class.
-        num_workers_per_collector: copies of its environment that each worker has: in a process
-            each if its collector is one with workers, else stepped as one batch.
-        collector_kwargs: options of the workers' collectors: one mapping for all, or a list. An
-            option that is the same for all is as if it were given to this collector;
-            ``init_random_frames`` are summed over the workers. What would have no effect in a
-            worker is refused.
+            ``"async"`` (a collector with workers of its own), or a class.
+        num_workers_per_collector: number of copies of its environment that each worker has. They
+            run in one process each if the worker's collector has workers of its own; otherwise
+            they are stepped as one batch.
+        collector_kwargs: options of the workers' collectors: one mapping for all workers, or a
+            list. An option with the same value for all workers acts as if it were given to this
+            collector. ``init_random_frames`` are summed over the workers. An option that would
+            have no effect in a worker is refused.
         update_after_each_batch: sends a worker the policy's weights after each of its batches.
-        max_weight_update_interval: sends a worker the policy's weights after that many of its
-            batches; -1: not by itself.
+        max_weight_update_interval: number of a worker's batches after which it is sent the
+            policy's weights automatically. -1: never.
     """
 
     sync: bool = False
@@ -76,12 +78,12 @@ class ClusterOptions:
 
     @property
     def nested(self) -> bool:
-        """Whether these have workers of their own."""
+        """True if the workers' collectors have workers of their own."""
         return isinstance(self.kind, type) and issubclass(self.kind, FleetCollector)
 
     @property
     def interval(self) -> int | None:
-        """Batches of a worker after which it is sent weights by itself; None for never."""
+        """Number of a worker's batches after which it is sent weights automatically, or None."""
         if self.update_after_each_batch:
             return 1
         interval = self.max_weight_update_interval
@@ -90,10 +92,10 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class ClusterArguments(MultiArguments):
-    """The arguments that these collectors share with those whose workers are processes."""
+    """The arguments that cluster collectors share with collectors of local worker processes."""
 
     collector_class: CollectorClass = field(default="single", kw_only=True)  # type: ignore[assignment]
-    # Workers are not started by this process.
+    # A launcher or Ray starts the workers.
     start_method: Any = field(default=None, init=False)
     worker_idx: None = field(default=None, init=False)
 
@@ -102,24 +104,24 @@ class ClusterCollector(FleetCollector):
     """A collector with workers on a cluster.
 
     Attributes:
-        remote: the options that only these have.
+        remote: the options that only cluster collectors have.
     """
 
     remote: ClusterOptions
     _options: ClassVar[type[ClusterOptions]] = ClusterOptions
 
     def _take_options(self, options: dict[str, Any]) -> None:
-        """Takes the options out that only these have."""
+        """Moves the options that only cluster collectors have from ``options`` to ``remote``."""
         names = {field.name for field in fields(self._options)}
         self.remote = self._options(**{name: options.pop(name) for name in names & options.keys()})
         self.sync = self.remote.sync
-        # Batches of each worker since it was sent weights.
+        # Number of each worker's batches since it was last sent weights.
         self._since: dict[int, int] = {}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # The options that only these have can be read as attributes, like the others.
+            # The options in `remote` can be read as attributes, like all others.
             remote = self.__dict__.get("remote")
             if remote is not None and any(name == field.name for field in fields(remote)):
                 return getattr(remote, name)
@@ -184,7 +186,7 @@ class ClusterCollector(FleetCollector):
         return NestedProgram(**parts) if self.remote.nested else Program(**parts)
 
     def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
-        """Changes what a worker is made of, where a place needs that."""
+        """Changes the fields of a worker's program, if the collector's kind of worker needs it."""
 
     @override
     def _collect(self) -> Any:
@@ -196,11 +198,11 @@ class ClusterCollector(FleetCollector):
         return super()._collect()
 
     def _due(self) -> list[int]:
-        """The workers that are to be sent weights now."""
+        """Returns the workers that are due to be sent weights."""
         return self._after(self.remote.interval)
 
     def _after(self, batches: int | None) -> list[int]:
-        """The workers that have delivered so many batches since they were sent weights."""
+        """Returns the workers that delivered ``batches`` batches since they were sent weights."""
         if batches is None:
             return []
         return sorted(index for index, count in self._since.items() if count >= batches)
@@ -212,11 +214,11 @@ class ClusterCollector(FleetCollector):
 
 
 def each(name: str, given: Any, count: int) -> list[Any]:
-    """An entry for each worker, of one for all or a list.
+    """Returns an entry for each worker, from one entry for all workers or a list.
 
     Raises:
-        ValueError: if the number is wrong.
-        TypeError: if these are no mappings.
+        ValueError: if the list has the wrong length.
+        TypeError: if an entry is neither a mapping nor None.
     """
     found = list(given) if is_list(given) else [given] * count
     if len(found) != count:

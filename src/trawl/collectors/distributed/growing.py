@@ -1,4 +1,4 @@
-"""More workers for a collector that has some already."""
+"""Addition of workers to a collector that has some already."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from trawl.weight_update.shipments import Group
 
 
 def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, policy: Any) -> None:
-    """Starts further workers, with the options of the first; batches of all grow by theirs.
+    """Starts more workers, with the options of the first; batches of all workers grow accordingly.
 
     Args:
         collector: the collector, between two batches.
-        create_env_fn: what each makes its environment of, in a list; or one such thing.
-        count: how many there are, if it is no list.
-        policy: their policy; None for that of the others.
+        create_env_fn: a list with the environment of each new worker, or one environment for all.
+        count: number of new workers, if ``create_env_fn`` is not a list.
+        policy: their policy; None for that of the first worker.
+
+    Raises:
+        TypeError: if a weight-sync scheme has a fixed number of receivers.
     """
     for model_id, scheme in collector._channels.items():
         if not isinstance(scheme, MessageWeightSyncScheme):
@@ -68,7 +71,7 @@ def _add(collector: FleetCollector, source: Any, policy: Any) -> None:
 
 
 def _admit(scheme: WeightSyncScheme, index: int, policy: Any) -> None:
-    """Makes a worker a receiver, whose first weights are the newest of its group."""
+    """Adds a worker to a scheme's receivers; it begins with the newest weights of its group."""
     groups = scheme._groups
     assert groups is not None
     assert isinstance(scheme, MessageWeightSyncScheme)

@@ -1,4 +1,4 @@
-"""Weights that workers took through their handles, beside those that their collector sends."""
+"""Weights that workers took through their handles, rather than from their collector."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class HandedWeights:
-    """The weights of workers that took newer ones than their collector has sent to them.
+    """Weights that workers took through their handles, and that are newer than the collector's.
 
     Args:
-        count: returns how many updates a worker was sent.
+        count: returns the number of updates that a worker was sent.
     """
 
     def __init__(self, count: Callable[[int], int]) -> None:
@@ -19,21 +19,22 @@ class HandedWeights:
         self._weights: dict[int, Any] = {}
 
     def note_sent(self, workers: Iterable[int]) -> None:
-        """The collector has sent weights to workers."""
+        """Notes that the collector has sent weights to workers."""
         for index in workers:
             self._sent[index] = self._count(index)
             self._weights.pop(index, None)
 
     def note_taken(self, index: int, count: int, weights: Any) -> bool:
-        """A worker has taken weights through its handle.
+        """Notes that a worker has taken weights through its handle.
 
         Args:
             index: the worker.
-            count: how many updates of the collector's it had taken before.
-            weights: what it has now.
+            count: number of the collector's updates that the worker had taken before.
+            weights: the weights that the worker has now.
 
         Returns:
-            Whether these are the newest: otherwise it takes those of the collector after them.
+            True if these are the worker's newest weights. If not, the collector has sent others,
+            which the worker takes after them.
         """
         if count < self._sent.get(index, 0):
             return False
@@ -41,7 +42,7 @@ class HandedWeights:
         return True
 
     def weights(self, index: int) -> Any:
-        """Returns what a worker took, if it is the newest; else None."""
+        """Returns the weights that a worker took, if they are its newest; else None."""
         return self._weights.get(index)
 
     def copy(self, index: int, others: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""The key of ranks that somebody else starts, who bring nothing with them but their environment."""
+"""The key shared by ranks that are started from outside; it comes from their environment."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.network import is_loopback, own_address
 from trawl.backends.private_file import read_private, write_private
 
-#: Has the text that all processes of a run make their keys of.
+#: Environment variable with the secret text from which all processes of a run derive their keys.
 VARIABLE = "TRAWL_KEY"
 _SHORTEST = 32
 
 
 def environment_key(host: str, port: int) -> bytes | None:
-    """Returns the key of all ranks that meet at an address, as the environment says it.
+    """Returns the key of all ranks that meet at an address.
 
-    If the address is of this machine alone, a file of this user has one: it is made if need be.
+    The key is derived from the variable ``TRAWL_KEY`` of the environment. Without the variable,
+    ranks that are all on this machine use the key in a file of this user, which is created on
+    first use.
 
     Returns:
         The key; None if there is none.
 
     Raises:
-        ValueError: if the variable has a text that is too short for a key.
-        PermissionError: if others can read or write the file.
+        ValueError: if the text in the variable is too short for a key.
+        PermissionError: if other users can read or write the file.
     """
     text = os.environ.get(VARIABLE)
     if text:
@@ -40,7 +42,7 @@ def environment_key(host: str, port: int) -> bytes | None:
 
 
 def _within_this_machine(host: str, port: int) -> bool:
-    """Tells whether all ranks are processes of this machine."""
+    """Returns True if all ranks are processes of this machine."""
     everywhere = os.environ.get("WORLD_SIZE")
     if everywhere is not None and os.environ.get("LOCAL_WORLD_SIZE") == everywhere:
         return True
@@ -48,7 +50,7 @@ def _within_this_machine(host: str, port: int) -> bool:
 
 
 def _users_key() -> bytes | None:
-    """The key in the file of this user; None if there can be no such file."""
+    """Returns the key in the file of this user; None if there can be no such file."""
     try:
         path = _folder() / "key"
         if not path.exists():
@@ -66,7 +68,7 @@ def _folder() -> Path:
 def _write_key(path: Path) -> None:
     written = write_private(path.parent, os.urandom(KEY_BYTES))
     try:
-        # Another process may be first.
+        # Another process may have created it first.
         with contextlib.suppress(FileExistsError):
             os.link(written, path)
     finally:

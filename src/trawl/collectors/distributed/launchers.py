@@ -1,4 +1,4 @@
-"""Who starts the workers of collectors over networks, and where these find them."""
+"""Launchers of workers on a network, and the rendezvous of workers with their driver."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where workers meet the process that they work for.
+    """Rendezvous of workers with their driver.
 
     Attributes:
-        launcher: what starts them.
-        host: the address of this process.
-        port: its port; None for one that is free.
-        prefix: what names in the store begin with.
-        store: whether the store is to be made.
-        secret: what the keys of workers are made of, if the launcher can't bring them theirs.
+        launcher: starts the workers.
+        host: address of the driver.
+        port: port of the driver; None for any free one.
+        prefix: prefix of names in the store.
+        store: whether the driver has to create the store.
+        secret: secret from which the workers' keys are derived, if the launcher can't bring them.
     """
 
     launcher: Launcher
@@ -48,7 +48,7 @@ class Meeting:
 
 
 def meeting(options: RemoteOptions, count: int) -> Meeting:
-    """The meeting of so many workers that options ask for."""
+    """Returns the rendezvous of ``count`` workers that the options ask for."""
     if options.outside:
         return _outside(options, count)
     if options.launcher == "mp":
@@ -59,7 +59,12 @@ def meeting(options: RemoteOptions, count: int) -> Meeting:
 
 
 def _outside(options: RemoteOptions, count: int) -> Meeting:
-    """Where ranks meet that somebody else started."""
+    """Returns the rendezvous of ranks that were started from outside.
+
+    Raises:
+        RuntimeError: if the environment has no address, this process is not rank 0, or the number
+            of ranks does not match the number of workers.
+    """
     host, port, world = _environment("the collector")
     if int(os.environ.get("RANK", 0)) != 0:
         raise RuntimeError(
@@ -83,7 +88,10 @@ def _outside(options: RemoteOptions, count: int) -> Meeting:
 
 
 def _common_key(host: str, port: int) -> bytes:
-    """The key of ranks that somebody else starts. Warns if everybody knows it."""
+    """Returns the key of ranks that were started from outside.
+
+    Without a key, it warns and returns ``b""``.
+    """
     found = environment_key(host, port)
     if found is None:
         warn(
@@ -106,17 +114,17 @@ def _environment(who: str) -> tuple[str, int, int]:
 
 
 def _agent_has_store() -> bool:
-    """Whether torchrun keeps the store."""
+    """Returns True if torchrun keeps the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _prefix() -> str:
-    # torchrun may start all again, and keep the store.
+    # torchrun may restart all ranks and keep the store, so each start has its own prefix.
     return f"trawl{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
-    """Works for the collector that rank 0 makes, with ``launcher="env"``; until that is closed.
+    """Works for the collector of rank 0 (``launcher="env"``) until the collector is closed.
 
     In a script that ``torchrun`` starts::
 
@@ -127,15 +135,15 @@ def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
             run_rank()
 
     Args:
-        rank: the rank, from 1; by default that of the environment (``RANK``).
-        timeout: seconds that rank 0 may take until it makes the collector.
+        rank: the rank, from 1. Default: ``RANK`` in the environment.
+        timeout: seconds that rank 0 may take to make the collector.
 
     Returns:
         0, or 1 if the worker failed.
 
     Raises:
-        RuntimeError: if the environment does not tell where rank 0 is, or that does not come, or
-            has another key (``TRAWL_KEY`` in its environment).
+        RuntimeError: if the environment does not tell where rank 0 is, or if rank 0 does not
+            appear in time or has another key (``TRAWL_KEY`` in its environment).
     """
     if rank is None:
         if "RANK" not in os.environ:
@@ -149,7 +157,7 @@ def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
     return run_rank_at(Address(host, port, timeout, prefix, key))
 
 
-# --- jobs that are started before the program that they work for
+# --- a function that runs as a job, with further jobs as its workers
 
 
 def submitit_delayed_launcher(
@@ -161,7 +169,7 @@ def submitit_delayed_launcher(
     submitit_collection_conf: Mapping[str, Any] | None = None,
     timeout: float = 3600.0,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Makes of a function one that runs as a job, with other jobs as the workers of its collector.
+    """Returns a decorator that runs a function as a job, and its collector's workers as others.
 
     The collector is made with ``launcher="submitit_delayed"``::
 
@@ -177,13 +185,13 @@ def submitit_delayed_launcher(
         num_jobs: number of workers.
         framework: ``"distributed"``.
         backend: the kind of process group: ``"gloo"``.
-        tcpport: the port at which the function's job is found; None for one that is free there.
+        tcpport: port at which workers reach the function's job; None for one that is free there.
         submitit_main_conf: parameters of the function's job (see ``slurm_kwargs``).
         submitit_collection_conf: parameters of the workers' jobs.
-        timeout: seconds that a job may take until it runs.
+        timeout: seconds that a job may wait until it runs.
 
     Returns:
-        A decorator. The function that it gives returns what the function returns.
+        A decorator. The decorated function returns the result of the function.
 
     Raises:
         ValueError: for another framework.
@@ -221,7 +229,7 @@ def _run_delayed(
     own = found.getsockname()[1]
     limit = timedelta(seconds=timeout)
     store = dist.TCPStore(here, own, None, True, limit, False, master_listen_fd=found.detach())
-    # What submitit writes others may read.
+    # In a private file, because other users may read the files that submitit writes.
     key = write_private(folder_of(mains), os.urandom(KEY_BYTES).hex().encode())
     jobs: list[Any] = []
     try:
@@ -247,7 +255,7 @@ def _as_main(
     timeout: float,
     key: Path,
 ) -> Any:
-    """The job of the function: it tells where it is, and calls it."""
+    """Runs the function in its job, after publishing the address of the job."""
     host = own_address(*told)
     if port is None:
         with listening(host, 0) as found:

@@ -21,14 +21,14 @@ from trawl.rollout.record import TRAJ_IDS
 
 
 def inner_options(options: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The options of a collector with workers, from those of one without."""
+    """Returns the options of a collector with ``count`` workers, from those of one without."""
     found = {name: value for name, value in options.items() if name not in NOT_HERE}
     return {**found, "num_workers": count}
 
 
 @dataclass(frozen=True)
 class NestedProgram(Program):
-    """What such a worker is made of."""
+    """Specification of a worker whose collector has workers of its own."""
 
     @override
     def __call__(self, port: Port) -> NestedService:
@@ -36,12 +36,12 @@ class NestedProgram(Program):
 
 
 class NestedService(CollectorService):
-    """What runs in such a worker: it asks its collector for batches, and sends them."""
+    """Service of a worker whose collector has workers: it sends the collector's batches on."""
 
     @override
     def _begin(self, program: Program) -> None:
         collector = self.collector
-        # Every worker's trajectories have ids of their own: those of its collector, spread out.
+        # Trajectory ids of the collector are spread out, so that each worker has ids of its own.
         self._stride, self._base = program.stride, program.trajectory
         self._next = program.trajectory
         if program.seed is not None:
@@ -100,7 +100,7 @@ class NestedService(CollectorService):
         return self.collector.get_cached_weights(POLICY)
 
     def _facts(self) -> dict[str, Any]:
-        """What is known of its workers, as of one."""
+        """Returns the inner workers' figures for ``stats()``, in the form of one worker's."""
         fleet, facts = self.collector._fleet, self.collector.stats()
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
         return {**fleet.members[0].facts, **own, "worker_restarts": fleet.restarts}

@@ -24,7 +24,7 @@ from trawl.weight_update.scheme import WeightSyncScheme
 
 
 class RemoteCollector(ClusterCollector):
-    """What collectors over process groups and over RPC have in common."""
+    """The base of the collectors over process groups and over RPC."""
 
     remote: RemoteOptions
     _options: ClassVar[type[ClusterOptions]] = RemoteOptions
@@ -40,7 +40,7 @@ class RemoteCollector(ClusterCollector):
 
     @abstractmethod
     def _backend_at(self, place: Meeting) -> Backend:
-        """The place where workers live, which meet this process somewhere."""
+        """Returns the backend of workers that meet this process at ``place``."""
 
     @override
     def _new_backend(self) -> Backend:
@@ -49,7 +49,7 @@ class RemoteCollector(ClusterCollector):
     @property
     @override
     def _workers_write(self) -> bool:
-        # They share no memory with a buffer of this process, which writes itself.
+        # Workers share no memory with the buffer of this process, so this process writes.
         return False
 
 
@@ -57,17 +57,17 @@ class RemoteCollector(ClusterCollector):
 class DistributedCollector(RemoteCollector):
     """Collects experience in processes that ``torch.distributed`` connects, on any machine.
 
-    Each worker is in a process group of its own with this process: one that dies is replaced,
-    and no other hears of it, if the ``launcher`` can start another. With ``sync=True`` batches
-    are made by all workers together, as those of a
-    :class:`~trawl.collectors.MultiSyncCollector`; otherwise by one each, in the order in which
-    they are finished.
+    Each worker is in a process group of its own with this process. If a worker dies and the
+    ``launcher`` can start another, it is replaced, and other workers are not affected. With
+    ``sync=True`` all workers contribute to each batch, as with a
+    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one worker, and
+    batches are delivered in the order in which they are finished.
 
     Args:
-        create_env_fn: what each worker makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: a policy that every worker gets a copy of, or a list of policies.
+        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
         **options: the attributes of
             :class:`~trawl.collectors.distributed.process_group_config.DistributedOptions`, of
             :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
@@ -75,9 +75,10 @@ class DistributedCollector(RemoteCollector):
 
     Raises:
         ImportError: if the launcher needs a package that is not installed.
-        TypeError: for an argument of a wrong type, or unknown.
+        TypeError: for an unknown argument, or one of a wrong type.
         ValueError: for a value that is out of range, or arguments that contradict each other.
-        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+        WorkerError: if a worker can't make its environment or policy. It is also an instance of
+            the original exception's type.
 
     Example:
         >>> from trawl.collectors.distributed import DistributedCollector
@@ -128,21 +129,21 @@ class DistributedCollector(RemoteCollector):
 
 @describe(DistributedSyncArguments)
 class DistributedSyncCollector(DistributedCollector):
-    """Collects batches that all workers make together, over process groups.
+    """Collects batches to which all workers contribute, over process groups.
 
-    It is a :class:`DistributedCollector` with ``sync=True``, which sends the policy's weights to
+    It is a :class:`DistributedCollector` with ``sync=True`` that sends the policy's weights to
     all workers every ``update_interval`` batches (1 by default).
 
     Args:
         create_env_fn: one environment, or a list of them with one per worker.
-        policy: the policy of the workers. Beside ``policy_factory`` it is only where their
-            weights come from.
-        **options: those of :class:`DistributedCollector`, but for ``sync`` and
+        policy: the policy of the workers. If ``policy_factory`` makes the workers' policies, this
+            one is only the source of their weights.
+        **options: those of :class:`DistributedCollector`, except ``sync`` and
             ``update_after_each_batch``.
 
     Raises:
-        TypeError: an option that this collector doesn't have.
-        ValueError: a value that can't be used.
+        TypeError: for an option that this collector doesn't have.
+        ValueError: for a value that can't be used.
     """
 
     _sends_weights = True

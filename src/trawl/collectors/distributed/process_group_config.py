@@ -1,4 +1,4 @@
-"""The options that collectors have whose workers are reached over a network."""
+"""The options of collectors that reach their workers over a network."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ class RemoteOptions(ClusterOptions):
     """The options of collectors whose workers are started by a launcher.
 
     Attributes:
-        launcher: what starts the workers. ``"mp"``: they are processes of this machine.
-            ``"submitit"``: jobs of a Slurm cluster, or, where there is none, of this machine.
-            ``"submitit_delayed"``: jobs that
-            :func:`~trawl.collectors.distributed.submitit_delayed_launcher` starts. ``"env"`` or
-            None: you, or ``torchrun``, which is told by the environment (``WORLD_SIZE``,
-            ``MASTER_ADDR``, ``MASTER_PORT``); ranks from 1 on call
-            :func:`~trawl.collectors.distributed.run_rank`. These can't be replaced when they die.
-            On several machines, set ``TRAWL_KEY`` to the same text on all: ranks prove by it that
-            they belong together.
-        slurm_kwargs: for ``"submitit"``: parameters of the jobs; among them ``"folder"``, for
-            their logs, and ``"cluster"``, as ``"local"`` or ``"slurm"``.
-        tcp_port: the port at which workers find this process; None for any that is free.
-        address: the address of this machine at which they do. None: the loopback address, where
-            no other machine finds it; with Slurm, its name.
-        timeout: seconds that a worker may take to be started and to join.
-        link_timeout: seconds for which the machine of a worker may be out of reach, after which
-            that worker counts as dead, and it ends by itself: as when a link is cut, or power is.
-            At least 2; None: for ever. (A process that dies is noticed at once.)
+        launcher: how the workers are started. ``"mp"``: as processes of this machine.
+            ``"submitit"``: as jobs of a Slurm cluster, or of this machine if there is no Slurm.
+            ``"submitit_delayed"``: as jobs of
+            :func:`~trawl.collectors.distributed.submitit_delayed_launcher`. ``"env"`` or None: by
+            you or ``torchrun``, with ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the
+            environment; ranks from 1 on call
+            :func:`~trawl.collectors.distributed.run_rank`. With ``"submitit_delayed"``, ``"env"``
+            and None, a worker that dies can't be replaced. On several machines, set ``TRAWL_KEY``
+            to the same secret text for all ranks, with which they authenticate each other.
+        slurm_kwargs: parameters of the jobs, for ``"submitit"``. Among them are ``"folder"``, for
+            their logs, and ``"cluster"``, which is ``"local"`` or ``"slurm"``.
+        tcp_port: port at which workers reach this process; None for any free one.
+        address: address of this machine at which workers reach this process. None: the loopback
+            address, which other machines can't reach; with Slurm, the name of this machine; with
+            ``"submitit_delayed"``, ``"env"`` and None, ``MASTER_ADDR`` of the environment.
+        timeout: seconds that a worker may take to start and join.
+        link_timeout: seconds for which a worker's machine may be out of reach, as after a cut
+            link or a power failure. After that the worker counts as dead, and it ends by itself.
+            At least 2; None: no limit. (If only the process dies, that is noticed at once.)
     """
 
     launcher: Literal["mp", "submitit", "submitit_delayed", "env"] | None = "submitit"
@@ -65,7 +66,7 @@ class RemoteOptions(ClusterOptions):
 
     def _check_place(self) -> None:
         if self.tcp_port is not None:
-            # torchrun's users have it as a string.
+            # Users of torchrun may have the port as a string.
             port: Any = self.tcp_port
             number = int(port) if isinstance(port, str) and port.isdigit() else port
             object.__setattr__(self, "tcp_port", check_number("tcp_port", number, 1))
@@ -101,7 +102,7 @@ class RemoteOptions(ClusterOptions):
 
     @property
     def outside(self) -> bool:
-        """Whether somebody else starts the workers."""
+        """True if the workers are started from outside, not by this process."""
         return self.launcher in ("env", "submitit_delayed", None)
 
 
@@ -111,7 +112,7 @@ class DistributedOptions(RemoteOptions):
 
     Attributes:
         backend: the kind of process group: ``"gloo"``.
-        update_interval: batches after which all workers are sent the policy's weights.
+        update_interval: number of a worker's batches after which it is sent the policy's weights.
     """
 
     backend: str = "gloo"

@@ -37,7 +37,7 @@ from trawl.weight_update.updaters import Updater, WeightUpdaterBase
 
 __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
 
-# Trajectories of a worker that was added later.
+# Each worker that is added later has a range of 2**40 trajectory ids of its own.
 _ID_BITS = 40
 
 
@@ -45,18 +45,20 @@ _ID_BITS = 40
 class RayCollector(ClusterCollector):
     """Collects experience in the actors of a Ray cluster, on any of its nodes.
 
-    With ``sync=True`` batches are made by all actors together, as those of a
-    :class:`~trawl.collectors.MultiSyncCollector`; otherwise by one each, in the order in which
-    they are finished. Batches come through Ray's object store, and are read where that has them.
+    With ``sync=True`` all actors contribute to each batch, as with a
+    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one actor, and
+    batches are delivered in the order in which they are finished. Batches come through Ray's
+    object store, and are read in its memory.
 
     If this process is not connected to a cluster, it joins the one that ``ray_init_config`` or
-    ``RAY_ADDRESS`` names, or starts one of its own on this machine.
+    ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine. If there is none, it
+    starts one on this machine.
 
     Args:
-        create_env_fn: what each actor makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each actor, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_collectors``.
-        policy: a policy that every actor gets a copy of, or a list of policies.
+        policy: the policy, of which every actor gets a copy; or a list with one for each actor.
         **options: the attributes of
             :class:`~trawl.collectors.distributed.ray_config.RayOptions`, of
             :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
@@ -64,10 +66,11 @@ class RayCollector(ClusterCollector):
 
     Raises:
         ImportError: if Ray is not installed.
-        TypeError: for an argument of a wrong type, or unknown.
+        TypeError: for an unknown argument, or one of a wrong type.
         ValueError: for a value that is out of range, or arguments that contradict each other.
         RuntimeError: if the cluster has no place for the actors (after ``placement_timeout``).
-        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+        WorkerError: if a worker can't make its environment or policy. It is also an instance of
+            the original exception's type.
     """
 
     remote: RayOptions
@@ -122,12 +125,12 @@ class RayCollector(ClusterCollector):
             parts["options"]["replay_buffer"] = self._writer
 
     def _ids_of(self, member: Member) -> tuple[int, int]:
-        """The first id of a worker's trajectories, and the step from each to the next."""
+        """Returns a worker's first trajectory id, and the difference between successive ids."""
         index, first = member.index, self._first
-        # Those that were there from the beginning share out the ids; others have a range each.
+        # The first workers take turns in one range of ids; a later worker has its own range.
         stride, begin = first, index << _ID_BITS if index >= first else index
         if member.restarts:
-            # A batch that nobody saw may have used ids up to this.
+            # A batch that was never delivered may have used ids up to this one.
             begin = max(member.trajectory, begin) + stride * (self._frames_asked[index] + 1)
         return begin, stride
 
@@ -151,7 +154,7 @@ class RayCollector(ClusterCollector):
 
     @override
     def _note_change(self, index: int, changed: Changed) -> None:
-        # What a worker that takes its place has to know.
+        # Kept for a replacement of the worker.
         if changed.seed is not None:
             self._seeds[index] = changed.seed
         if changed.env_state is not None:
@@ -163,11 +166,11 @@ class RayCollector(ClusterCollector):
                 self._adopt_version(index, changed.version)
 
     def _adopt_version(self, index: int, version: int | str | None) -> None:
-        """Takes over the version that a worker has given to weights which came by its handle."""
+        """Adopts the version that a worker has given to weights from its handle."""
         if self._version is None or version is None:
             return
         if version != self._version.version and self._versions[index] == self._version.version:
-            # It is the first with these weights. Others that follow join it.
+            # The first worker with these weights sets the version; the others get the same.
             self._version.version = self._announced = version
         self._versions[index] = self._version.version
         if version != self._version.version:
@@ -177,11 +180,11 @@ class RayCollector(ClusterCollector):
     def _reached(self, updater: Updater) -> Sequence[int] | None:
         ours = isinstance(updater, WeightUpdaterBase)
         if not ours or getattr(updater, "remote_collectors", None):
-            # What is ordered from now on has the weights that went to handles.
+            # Batches requested from now on are made with the weights that went to handles.
             for member in self._fleet.members:
                 if isinstance(member.worker, RayWorker):
                     member.worker.await_calls()
-        # Updaters of TorchRL bring weights to handles, and workers say themselves what they took.
+        # TorchRL's updaters send weights to handles, and the workers report what they took.
         return super()._reached(updater) if ours else []
 
     @override
@@ -190,22 +193,23 @@ class RayCollector(ClusterCollector):
         return super().get_cached_weights(model_id) if handed is None else handed.clone()
 
     def batches_of(self, worker_id: int) -> int:
-        """How many batches a worker has delivered."""
+        """Returns the number of batches that a worker has delivered."""
         return self._fleet.members[worker_id].batches
 
     def local_policy(self) -> Any:
-        """The policy in this process, as it was given; None if workers make theirs."""
+        """Returns the policy that was passed to the constructor, or None if there was none."""
         return self.policy
 
     @override
     def load_state_dict(
         self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
     ) -> None:
-        """Goes on from an earlier state; new trajectories begin.
+        """Restores an earlier state; new trajectories begin.
 
         Args:
-            state_dict: what :meth:`state_dict` gave. Also states of single collectors, such as
-                TorchRL's RayCollector gives: a list with one for each actor, or one for all.
+            state_dict: a state from :meth:`state_dict`. States of single collectors, as TorchRL's
+                RayCollector returns them, are accepted too: a list with one for each actor, or
+                one for all.
             strict: whether weights that don't fit exactly are an error.
 
         Raises:
@@ -218,13 +222,13 @@ class RayCollector(ClusterCollector):
     def pause(
         self, timeout: float | None = 30.0, *, resume: bool = True
     ) -> AbstractContextManager[None]:
-        """Holds collection, within a ``with`` block, whether or not it runs in the background.
+        """Pauses collection within a ``with`` block, whether or not it runs in the background.
 
-        Entering waits for the batches that actors are at; no frame is added within.
+        Entering the block waits for the batches under way; no frame is added within the block.
 
         Args:
-            timeout: seconds to wait for them; None to wait as long as it takes.
-            resume: whether collection in the background goes on after the block. If not,
+            timeout: seconds to wait for these batches; None to wait as long as it takes.
+            resume: whether collection in the background continues after the block. If not,
                 ``start()`` continues it.
 
         Raises:
@@ -243,11 +247,11 @@ class RayCollector(ClusterCollector):
 
     @override
     def stats(self, workers: str = "aggregate", *, timeout: float | None = 10.0) -> dict[str, Any]:
-        """Returns what the collector has done, as other collectors with workers do.
+        """Returns statistics of the collector, as other collectors with workers do.
 
         Args:
             workers: ``"aggregate"``, ``"per_worker"`` or ``"both"``.
-            timeout: accepted for compatibility: no actor is asked, and so none is waited for.
+            timeout: accepted for compatibility; no actor is asked, so there is nothing to wait for.
 
         Raises:
             ValueError: for another value of ``workers``.
@@ -263,14 +267,14 @@ class RayCollector(ClusterCollector):
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """The handles of the actors, by number of the worker.
+        """Handles of the actors, by number of the worker.
 
-        They have the methods of the workers' collectors: ``handle.state_dict.remote()``. The
+        A handle has the methods of the worker's collector: ``handle.state_dict.remote()``. The
         list stays the same object: the handle of a replacement takes its predecessor's position.
         """
         backend = self._backend
         assert isinstance(backend, RayBackend)
-        # Who has them may send weights by them.
+        # No warning of unsent weights: the caller may send weights through the handles.
         self._unsent = None
         return backend.handles
 
@@ -282,20 +286,24 @@ class RayCollector(ClusterCollector):
         collector_kwargs: Any = None,
         remote_configs: Any = None,
     ) -> None:
-        """Starts further actors, also while others collect. Batches of all grow by their parts.
+        """Starts more actors, also while others collect. Batches of all actors grow accordingly.
 
-        If one can't be started, that is an error of the collector, which is closed.
+        If an actor can't be started, the collector is closed and the exception is raised.
 
         Args:
-            create_env_fn: what each makes its environment of, in a list; or one such thing.
-            num_envs: copies of its environment that each actor has, if these are in a list (by
-                default ``num_workers_per_collector``); else the number of actors.
-            policy: their policy; None for that of the first.
-            collector_kwargs: more options of their collectors: for all, or a list.
-            remote_configs: options of the actors: for all, or a list; None for those of the first.
+            create_env_fn: a list with the environment of each new actor, or one environment for
+                all of them.
+            num_envs: with a list, the number of copies of its environment that each new actor has
+                (default: ``num_workers_per_collector``); otherwise the number of new actors
+                (default: 1).
+            policy: their policy; None for that of the first actor.
+            collector_kwargs: options of their collectors: one mapping for all, or a list; None
+                for those of the first actor.
+            remote_configs: options of the actors: one mapping for all, or a list; None for those
+                of the first actor.
 
         Raises:
-            RuntimeError: if the collector is closed, or the cluster has no place for them.
+            RuntimeError: if the collector is closed, or the cluster has no place for the actors.
             TypeError: if the number of receivers of a weight-sync scheme is fixed.
             ValueError: if numbers don't match.
         """
@@ -327,7 +335,7 @@ class RayCollector(ClusterCollector):
                 raise
 
     def stop_remote_collectors(self) -> None:
-        """Ends the actors, and with them this collector."""
+        """Ends the actors and closes this collector."""
         self.shutdown()
 
     # --- the end
@@ -344,11 +352,11 @@ class RayCollector(ClusterCollector):
         """Ends the actors; may be called any number of times.
 
         Args:
-            timeout: seconds in which they are to close their environments, before they are
-                killed; None for a few.
-            shutdown_ray: whether the connection of this process to Ray ends as well, whoever has
-                made it, with all of its actors. A cluster that this process has started ends
-                with it; one that ran before goes on.
+            timeout: seconds that actors have to close their environments before they are killed;
+                None for a few seconds.
+            shutdown_ray: whether to end this process's connection to Ray as well, with all of its
+                actors, even if other code made the connection. A cluster that this process
+                started ends with it; a cluster that ran before continues.
             close_env: must be True: environments end with their actors.
             raise_on_error: whether errors of closing are raised.
 
@@ -368,7 +376,9 @@ class RayCollector(ClusterCollector):
         timeout: float | None = None,
         close_env: bool = True,
     ) -> None:
-        """Ends background collection after the batch it is at, and shuts down; others may run.
+        """Ends background collection after the batch under way, and shuts down.
+
+        Meanwhile, other tasks of the event loop can run.
 
         Args:
             shutdown_ray: as :meth:`shutdown` takes it.
@@ -378,13 +388,13 @@ class RayCollector(ClusterCollector):
         import asyncio
 
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
-        # Not after a time-out: nothing is closed then.
+        # Not reached after a time-out, which closes nothing.
         if shutdown_ray:
             end_connection()
 
 
 def of_actors(given: Any, count: int, sync: bool) -> Mapping[str, Any]:
-    """Returns the state of a collector of actors, out of the forms that it may be given in."""
+    """Converts any accepted form of a state to the state of a Ray collector."""
     if isinstance(given, Mapping):
         if "worker0" in given or "frames" not in given:
             return given

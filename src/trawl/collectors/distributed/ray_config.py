@@ -16,12 +16,12 @@ class RayOptions(ClusterOptions):
     """The options that only a :class:`RayCollector` has.
 
     Attributes:
-        num_collectors: number of actors, if ``create_env_fn`` is no list.
-        ray_init_config: arguments of ``ray.init``, if this process is not connected.
+        num_collectors: number of actors, if ``create_env_fn`` is not a list.
+        ray_init_config: arguments of ``ray.init``, if this process is not connected to Ray yet.
         remote_configs: options of the actors (``num_cpus``, ``num_gpus``, ``memory``,
-            ``resources``, …): for all, or a list.
-        placement_timeout: seconds that an actor may wait for these; None: as long as it takes.
-        use_env_creator: changes nothing: what makes environments is packed in any case.
+            ``resources``, …): one mapping for all, or a list.
+        placement_timeout: seconds that an actor may wait for these resources; None: no limit.
+        use_env_creator: accepted for compatibility; it changes nothing.
     """
 
     num_collectors: int | None = None
@@ -39,7 +39,7 @@ class RayOptions(ClusterOptions):
             raise ValueError(f"placement_timeout must be seconds above 0, but it is {wait!r}")
 
     def remote(self, count: int) -> list[dict[str, Any]]:
-        """The options of each actor."""
+        """Returns the options of each of ``count`` actors."""
         return [with_defaults(own) for own in each("remote_configs", self.remote_configs, count)]
 
 

@@ -30,8 +30,8 @@ class RPCOptions(RemoteOptions):
 
     Attributes:
         tensorpipe_options: arguments of ``torch.distributed.rpc.TensorPipeRpcBackendOptions``,
-            such as ``num_worker_threads``; what is left out is as by default.
-        visible_devices: devices that this process exchanges tensors with workers from.
+            such as ``num_worker_threads``; arguments left out keep their defaults.
+        visible_devices: devices of this process whose tensors can be exchanged with workers.
     """
 
     tensorpipe_options: Mapping[str, Any] | None = None
@@ -53,7 +53,7 @@ class RPCOptions(RemoteOptions):
 
     @property
     def agent(self) -> dict[str, Any]:
-        """What the agents are made with."""
+        """Options of the RPC agents."""
         found = dict(self.tensorpipe_options or {})
         if self.visible_devices is not None:
             found["devices"] = list(self.visible_devices)
@@ -81,19 +81,19 @@ class RPCArguments(RPCOptions, ClusterArguments):
 class RPCCollector(RemoteCollector):
     """Collects experience in nodes of ``torch.distributed.rpc``, on any machine.
 
-    PyTorch keeps its RPC in maintenance mode: it will not get better. A
+    ``torch.distributed.rpc`` is in maintenance mode upstream. A
     :class:`~trawl.collectors.distributed.DistributedCollector` does the same without it.
 
-    A node that dies is replaced, if the ``launcher`` can start another. With ``sync=True`` batches
-    are made by all workers together, one behind the other (``cat_results=0``); otherwise by one
-    each, in the order in which they are finished. There can be one such collector in a process at
-    a time.
+    A node that dies is replaced, if the ``launcher`` can start another. With ``sync=True`` all
+    workers contribute to each batch, and their parts are concatenated (``cat_results=0``).
+    Otherwise each batch comes from one worker, and batches are delivered in the order in which
+    they are finished. A process can have only one open ``RPCCollector`` at a time.
 
     Args:
-        create_env_fn: what each worker makes its environment of (as
-            :class:`~trawl.collectors.Collector` takes it), in a list; or one such thing for
+        create_env_fn: a list with the environment of each worker, in any form that
+            :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: a policy that every worker gets a copy of, or a list of policies.
+        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
         **options: the attributes of
             :class:`~trawl.collectors.distributed.rpc.RPCOptions`,
             :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
@@ -101,10 +101,11 @@ class RPCCollector(RemoteCollector):
 
     Raises:
         ImportError: if the launcher needs a package that is not installed.
-        TypeError: for an argument of a wrong type, or unknown.
+        TypeError: for an unknown argument, or one of a wrong type.
         ValueError: for a value that is out of range, or arguments that contradict each other.
-        RuntimeError: if RPC is in use in this process.
-        WorkerError: if a worker can't make its environment or policy; of the original type, too.
+        RuntimeError: if RPC is in use in this process already.
+        WorkerError: if a worker can't make its environment or policy. It is also an instance of
+            the original exception's type.
     """
 
     remote: RPCOptions

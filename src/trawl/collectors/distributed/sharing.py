@@ -1,4 +1,4 @@
-"""Options of workers' collectors (``collector_kwargs``), brought to the layer that acts on them."""
+"""Division of ``collector_kwargs`` between the workers' collectors and the one that has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import NOT_HERE, PER_WORKER, TRAJECTORIES
 from trawl.envs.types import is_list
 
-# The collector shares these out among its workers, or sends weights by them.
+# Options that the collector divides among its workers, or uses to send weights.
 OF_ALL = frozenset(
     {
         *("create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"),
@@ -18,7 +18,7 @@ OF_ALL = frozenset(
         *("weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
     }
 )
-# What a worker does by itself, so that each may do it in its own way.
+# Options that a worker acts on by itself, so that they may differ between workers.
 OF_EACH = frozenset(
     {
         *("policy_factory", "create_env_kwargs", "device", "policy_device", "env_device"),
@@ -35,21 +35,22 @@ _DEFAULTS = {
 def share_options(
     given: Sequence[Mapping[str, Any]], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Moves options of workers' collectors to those of the collector that has the workers.
+    """Moves options of the workers' collectors to the collector that has the workers.
 
-    An option that is the same for all workers means what it means there; an option of
-    :data:`OF_EACH` may differ. ``init_random_frames`` are those of all workers together. A
-    ``storing_device`` in ``options`` takes precedence over the workers'.
+    An option with the same value for all workers becomes an option of that collector. Options in
+    :data:`OF_EACH` may differ between workers. ``init_random_frames`` are summed over the workers.
+    A ``storing_device`` in ``options`` takes precedence over those of the workers.
 
     Args:
         given: the options of each worker's collector.
-        options: the options of the collector; changed.
+        options: the options of the collector that has the workers; changed.
 
     Returns:
-        For each worker the options that only its own collector knows.
+        For each worker, the options that only its own collector gets.
 
     Raises:
-        ValueError: for an option that is not a worker's alone, with its name.
+        ValueError: for an option that a worker can't have of its own, or that was given twice; the
+            message names it.
     """
     left = [dict(own) for own in given]
     for name in _names(left):
@@ -58,7 +59,7 @@ def share_options(
             continue
         before = options.get(name, _DEFAULTS[name])
         if name == "storing_device" and name in options:
-            # Batches go where the collector delivers them, wherever a worker would keep them.
+            # The collector decides where batches are delivered, whatever its workers are given.
             for own in left:
                 own.pop(name, None)
             continue
@@ -83,10 +84,10 @@ def share_options(
 
 
 def check_added(given: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses options for workers that are added to others, where they can't be a worker's own.
+    """Refuses options that workers added later can't have of their own.
 
     Raises:
-        ValueError: for such an option, with its name.
+        ValueError: if there is one; the message names it.
     """
     for name in _names(given):
         _check_name(name)

@@ -24,8 +24,8 @@ from trawl.collectors.multi import MultiSyncCollector
 from trawl.collectors.single import Collector
 from trawl.weight_update.tensors import Weights
 
-# Steps of each environment in a batch: an evaluation may take up to so many more than it needs,
-# in which environments that are done are not stepped.
+# Steps of each environment in a batch. An evaluation may run up to this many more steps than it
+# needs; environments that are done are not stepped in them.
 _STEPS = 100
 
 
@@ -35,10 +35,10 @@ class EvaluationStopped(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """All that an evaluation needs, but weights.
+    """Everything that an evaluation needs, except weights.
 
     Attributes:
-        env: what environments are made of.
+        env: source of the environments.
         policy: the policy, if there is no factory.
         policy_factory: makes the policy where it acts.
         backend: ``"thread"``, ``"process"`` or ``"ray"``.
@@ -53,8 +53,9 @@ class Setup:
         record: whether videos are made.
 
     Raises:
-        ValueError: for a number that is out of range, or an environment that does not fit.
-        TypeError: for a number that is none.
+        ValueError: for a number that is out of range, or an environment that does not fit the
+            backend or the numbers.
+        TypeError: for a number that is not an integer.
     """
 
     env: Any
@@ -102,7 +103,7 @@ class Measured:
 
     Attributes:
         trajectories: whole trajectories, padded, if they were asked for.
-        seconds: time that it took.
+        seconds: time that the evaluation took.
         frames: number of steps in its episodes.
     """
 
@@ -114,11 +115,11 @@ class Measured:
 
 
 class EvaluationEngine:
-    """Runs evaluations with one collector. All is done in the thread that calls it.
+    """Runs evaluations with one collector, in the calling thread.
 
     Args:
         setup: what to evaluate, and where.
-        stopping: once set, an evaluation ends as soon as it can.
+        stopping: event that ends an evaluation as soon as possible once it is set.
     """
 
     def __init__(self, setup: Setup, stopping: threading.Event) -> None:
@@ -127,13 +128,13 @@ class EvaluationEngine:
         self._collector: BaseCollector | None = None
 
     def open(self) -> None:
-        """Makes the environments, the policy and the workers, if they are not there."""
+        """Makes the environments, the policy and the workers, if there are none."""
         if self._collector is None or self._collector.closed:
             with self._isolation(0):
                 self._collector = _make_collector(self.setup, self._stopping)
 
     def run(self, weights: Mapping[str, Weights], seed: int, step: int) -> Measured:
-        """Evaluates.
+        """Runs one evaluation.
 
         Args:
             weights: weights by model.
@@ -141,8 +142,8 @@ class EvaluationEngine:
             step: the step that videos are logged at.
 
         Raises:
-            EvaluationStopped: if it was told to stop.
-            Exception: of an environment, the policy, or a worker that is not replaced.
+            EvaluationStopped: if the engine was told to stop.
+            Exception: any error of an environment, the policy, or a worker that is not replaced.
         """
         self.open()
         collector = self._collector
@@ -157,7 +158,7 @@ class EvaluationEngine:
                 measured = self._run_once(collector, seed, step)
                 if collector.stats().get("restarts", 0) == restarts:
                     return measured
-                # Episodes of a worker that was replaced began anew: they don't count.
+                # A worker that was replaced began its episodes anew, so this run doesn't count.
 
     def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
         setup, began = self.setup, time.perf_counter()
@@ -182,11 +183,14 @@ class EvaluationEngine:
             raise EvaluationStopped("the evaluator was shut down during an evaluation")
 
     def _isolation(self, seed: int) -> AbstractContextManager[PrivateRandom | None]:
-        """Keeps what this thread draws and sets from others, where they could notice it."""
+        """Returns a context that gives a thread its own random numbers and exploration type.
+
+        With other backends the context does nothing, as workers have processes of their own.
+        """
         return isolated(seed) if self.setup.threaded else nullcontext()
 
     def interrupt(self, timeout: float) -> None:
-        """Ends workers that keep an evaluation from ending; may be called by another thread."""
+        """Ends the workers, and with them an evaluation; may be called by another thread."""
         if self._collector is not None and not self.setup.threaded:
             self._collector.shutdown(timeout=timeout, raise_on_error=False)
 
@@ -198,7 +202,7 @@ class EvaluationEngine:
 
 
 def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
-    """The collector that a setup asks for."""
+    """Makes the collector that a setup asks for."""
     lanes = setup.workers * setup.envs
     frames = setup.frames_per_batch or min(_STEPS, setup.max_steps or _STEPS) * lanes
     options: dict[str, Any] = {
@@ -211,8 +215,8 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     kind = evaluation_class(setup.collector_class)
     policy = None if setup.policy is None else private_copy(setup.policy)
     source = [setup.env] * setup.envs if setup.envs > 1 else setup.env
-    # Of frames that don't divide: they are chosen here, and environments that come in batches
-    # may have any number of them.
+    # Mutes warnings that frames_per_batch is rounded: it is chosen here, and an environment may be
+    # a batch of any size.
     with muted():
         if setup.threaded:
             return kind(source, policy, interruptor=stopping.is_set, **options)

@@ -1,4 +1,4 @@
-"""Environments as an evaluation needs them: episodes with seeds of their own, frozen statistics."""
+"""Environments of an evaluation: each episode has its own seed, and statistics are frozen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def episode_seed(seed: int, episode: int) -> int:
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each episode with the seed that its number has, wherever it runs.
+    """Begins each episode with the seed of its number, in whichever environment it runs.
 
     Environment ``index`` of ``stride`` runs the episodes ``index``, ``index + stride``, and so on.
     After its last one it is idle: the simulator is left alone until the next evaluation.
@@ -43,7 +43,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         record: whether the first episode is rendered.
 
     Attributes:
-        frames: what the first episode looked like, a ``(height, width, 3)`` array for each step.
+        frames: renderings of the first episode, a ``(height, width, 3)`` array for each step.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.record = record and index == 0 and env.render_mode == "rgb_array"
         self.frames: list[Any] = []
         self._seed = 0
-        self._episode: int | None = None  # before the first evaluation there are none
-        self._last: Any = None  # what the newest reset gave: observation and info
+        self._episode: int | None = None  # None before the first evaluation
+        self._last: Any = None  # observation and info of the newest reset
 
     @property
     def idle(self) -> bool:
@@ -99,20 +99,21 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:
-    """Gives the episodes of an environment seeds by their numbers, if they can have them.
+    """Gives the episodes of an environment seeds by their numbers, if that is possible.
 
-    Single Gymnasium environments can, also several in a batch. Vector environments begin
-    episodes by themselves, and TorchRL's environments are seeded in ways of their own.
+    It is possible for single Gymnasium environments, and for several of them in a batch. Vector
+    environments begin episodes by themselves, and TorchRL's environments are seeded in ways of
+    their own.
 
     Args:
         env: the environment of a collector.
-        worker: number of the worker that has it.
-        workers: number of workers, with as many environments each.
+        worker: number of the worker that has the environment.
+        workers: number of workers; all have the same number of environments.
         episodes: number of episodes in an evaluation.
         record: whether the first episode is rendered.
 
     Returns:
-        Whether they can.
+        True if the episodes have seeds by their numbers.
     """
     parts = env.parts if isinstance(env, TensorDictEnv) else [env]
     if not all(isinstance(part, GymEnv) and part.vector is None for part in parts):
@@ -125,7 +126,7 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
 
 
 def simulators(env: Any) -> list[SeededEpisodes]:
-    """The environments whose episodes have seeds."""
+    """Returns the environments whose episodes have seeds by their numbers."""
     parts = env.parts if isinstance(env, TensorDictEnv) else []
     wrapped = [getattr(part, "env", None) for part in parts]
     return [each for each in wrapped if isinstance(each, SeededEpisodes)]
@@ -134,8 +135,8 @@ def simulators(env: Any) -> list[SeededEpisodes]:
 def freeze(env: Any) -> None:
     """Stops statistics from being updated, in Gymnasium's wrappers and TorchRL's transforms.
 
-    An evaluation must not move the means that it normalises by, or its result would depend on
-    how often there was one.
+    An evaluation must not change the means that it normalises by, or its result would depend on
+    the number of evaluations before it.
     """
     freeze_wrappers(env)
     for layer in _layers(env):
@@ -146,8 +147,8 @@ def freeze(env: Any) -> None:
 def freeze_wrappers(env: Any) -> None:
     """Stops the statistics of Gymnasium's wrappers from being updated.
 
-    Unlike TorchRL's transforms, they normalise without having seen anything: they can be frozen
-    before the first reset.
+    Unlike TorchRL's transforms, these wrappers can normalise before they have seen any data, so
+    they can be frozen before the first reset.
     """
     for layer in _layers(env):
         if isinstance(layer, _WRAPPERS) and hasattr(layer, "update_running_mean"):
@@ -155,7 +156,7 @@ def freeze_wrappers(env: Any) -> None:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """The environment, and the wrappers, transforms and environments that it consists of."""
+    """Yields the environment, and the wrappers, transforms and environments that it consists of."""
     found = [env]
     while found:
         layer = found.pop()
@@ -173,12 +174,12 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _has(layer: Any, name: str) -> bool:
-    """True if an object has something of its own under a name, and does not pass on another's."""
+    """Returns True if an object has an attribute itself, and does not forward that of another."""
     return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
 
 
 def video_of(env: Any) -> Video | None:
-    """Frames of the first episode: uint8 ``(steps + 1, height, width, 3)``, or None."""
+    """Returns frames of the first episode, uint8 ``(steps + 1, height, width, 3)``, or None."""
     for simulator in simulators(env):
         if simulator.frames:
             return np.stack([np.asarray(frame, np.uint8) for frame in simulator.frames])
@@ -186,7 +187,7 @@ def video_of(env: Any) -> Video | None:
 
 
 def dump_videos(env: Any, step: int) -> None:
-    """Writes what video recorders among TorchRL's transforms have gathered.
+    """Writes the videos that recorders among TorchRL's transforms have gathered.
 
     Args:
         env: the environment.

@@ -1,4 +1,4 @@
-"""Evaluates a policy beside its training."""
+"""Evaluation of a policy during its training."""
 
 from __future__ import annotations
 
@@ -41,61 +41,65 @@ _REWARD, _DONE = ("next", "reward"), ("next", "done")
 
 
 class Evaluator:
-    """Evaluates a policy, while the caller waits or goes on training.
+    """Evaluates a policy, while the caller waits or continues training.
 
     Each evaluation runs ``num_trajectories`` whole episodes. Every environment contributes the
-    same number of them (of a remainder, the first environments one more), and each episode
-    begins with a seed that depends on ``seed`` and on its number alone: the same weights give
-    the same result, on every backend and with any number of environments.
+    same number of them; the first environments contribute one more if the number doesn't divide.
+    Each episode begins with a seed that depends only on ``seed`` and the number of the episode.
+    So the same weights give the same result, on every backend and with any number of
+    environments.
 
-    The learner is left alone. The policy that evaluates is a copy in evaluation mode; weights
-    are copied at the call; in a thread, random numbers and the exploration type are the thread's
-    own.
+    The learner is not affected. The policy that evaluates is a copy in evaluation mode, weights
+    are copied at the call, and an evaluating thread has its own random numbers and exploration
+    type.
 
     Args:
         env: a Gymnasium id, or a function that makes an environment, of any kind that a
             collector takes; a list of these is stepped as a batch. With ``backend="thread"``
-            also an environment that is made already, which the evaluator closes at its end.
+            also an existing environment, which the evaluator closes at its end.
         policy: the policy; a module is copied.
-        policy_factory: makes the policy where it acts, instead of ``policy``; called with the
-            environment if it takes an argument. If it gives None, actions are random.
+        policy_factory: function that makes the policy where it acts, instead of ``policy``;
+            called with the environment if it takes an argument. If it returns None, actions are
+            random.
         num_trajectories: number of episodes in an evaluation.
         max_steps: steps after which an episode is truncated. None: it ends by itself.
-        frames_per_batch: frames that all environments collect at a time; by default up to 100
-            of each.
+        frames_per_batch: number of frames that all environments together collect at a time; by
+            default up to 100 for each environment.
         collector_cls: a subclass of :class:`~trawl.collectors.Collector` that evaluates, or
-            ``MultiSyncCollector`` for one in a process of its own.
+            ``MultiSyncCollector`` to evaluate in a process of its own.
         collector_kwargs: more options of the collector.
-        weight_sync_schemes: by model, the schemes by which weights are sent to workers; with
+        weight_sync_schemes: by model, the schemes that send weights to workers; with
             ``backend="thread"`` the evaluation moves to a process.
-        log_prefix: what the names of metrics begin with.
-        reward_keys: key of the reward. Several values in a row, as those of agents, are averaged.
-        done_keys: key of the flag that an episode is over.
+        log_prefix: prefix of the names of metrics.
+        reward_keys: key of the reward. Several values in a row, such as one per agent, are
+            averaged.
+        done_keys: key of the flag that marks the end of an episode.
         device: device of the policy; by default that of its parameters.
         exploration_type: how probabilistic policies act.
-        metrics_fn: called with whole trajectories, ``(num_trajectories, longest)`` padded with
-            zeros where ``("collector", "mask")`` is False; gives more metrics, by name.
-        dump_video: whether TorchRL's video recorders write what they have, and the first episode
+        metrics_fn: function that returns more metrics, by name. It is called with the whole
+            trajectories, of shape ``(num_trajectories, longest)``, which are padded with zeros
+            where ``("collector", "mask")`` is False.
+        dump_video: whether TorchRL's video recorders write their videos, and the first episode
             is rendered if the environment's ``render_mode`` is ``"rgb_array"``.
         on_result: called with the metrics of each evaluation, as a TensorDict, in the thread
             that evaluates.
         busy_policy: behaviour of :meth:`trigger_eval` while an evaluation is under way:
             ``"skip"``, ``"queue"`` or ``"error"``.
-        backend: ``"thread"``, of this process; ``"process"``, of this machine; or ``"ray"``, an
-            actor of a cluster.
-        init_fn: called first of all in each process or actor.
+        backend: where to evaluate: in a ``"thread"`` of this process, in another ``"process"`` of
+            this machine, or in an actor of a ``"ray"`` cluster.
+        init_fn: function that is called in each process or actor before anything else.
         num_gpus: with Ray, GPUs of each actor; by default as for
             :class:`~trawl.collectors.distributed.RayCollector`.
         ray_kwargs: with Ray, further options of the actors.
         num_envs: number of environments that are stepped as a batch, in each worker.
         num_workers: number of processes or actors.
-        seed: seed of the episodes. None: others in each evaluation.
+        seed: seed of the episodes. None: a new seed for each evaluation.
 
     Raises:
         ValueError: for a value that is not possible, or arguments that contradict each other.
         TypeError: for an argument of a wrong type.
         ImportError: with ``backend="ray"``, if Ray is not installed.
-        Exception: of making the environment or the policy.
+        Exception: any error of making the environment or the policy.
 
     Example:
         >>> from tensordict.nn import TensorDictModule
@@ -170,7 +174,7 @@ class Evaluator:
         self._start(setup)
 
     def _start(self, setup: Setup) -> None:
-        """Begins the thread, and makes environments and policy there."""
+        """Starts the thread, and makes the environments and the policy there."""
         check_callable("metrics_fn", self._metrics_fn)
         check_callable("on_result", self._on_result)
         stopping = threading.Event()
@@ -195,14 +199,15 @@ class Evaluator:
 
         Args:
             weights: weights of the policy: a module, a TensorDict, or a mapping of tensors. None:
-                those that the policy which was passed to the constructor has now; a policy made
-                by a factory keeps those that it has.
+                the current weights of the policy that was passed to the constructor; a policy
+                made by a factory keeps its weights.
             step: the step that the result is logged at. None: the next number of a counter.
-            weights_dict: weights by model: ``"policy"``, or a path, as ``"env.transform[0]"``.
+            weights_dict: weights by model: ``"policy"``, or a path such as
+                ``"env.transform[0]"``.
 
         Returns:
-            Metrics, each name after the prefix: ``reward`` (mean of the episodes' returns) and
-            its ``reward_std``, ``reward_sem`` (standard error), ``reward_iqm`` (interquartile
+            Metrics, with the prefix before each name: ``reward`` (mean of the episodes' returns)
+            and its ``reward_std``, ``reward_sem`` (standard error), ``reward_iqm`` (interquartile
             mean), ``reward_ci_low`` and ``reward_ci_high`` (95 % bootstrap interval of the mean);
             ``num_episodes``, ``episode_length``, ``fps``, ``step``; those of ``metrics_fn``; and
             ``video``, uint8 ``(steps + 1, height, width, 3)``, of the first episode if it was
@@ -210,7 +215,7 @@ class Evaluator:
 
         Raises:
             RuntimeError: if the evaluator was shut down.
-            Exception: of the environment, the policy, a worker, or a callback.
+            Exception: any error of the environment, the policy, a worker, or a callback.
         """
         self._results.raise_failure()
         return self._submit(snapshots(self.policy, weights, weights_dict), step).result()
@@ -222,21 +227,21 @@ class Evaluator:
         *,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Begins an evaluation, and does not wait for it.
+        """Starts an evaluation without waiting for it.
 
         Args:
             weights: as :meth:`evaluate` takes them; copied at once.
-            step: as :meth:`evaluate` takes it. An evaluation that is skipped uses no number up.
+            step: as :meth:`evaluate` takes it. A skipped evaluation uses up no number.
             weights_dict: as :meth:`evaluate` takes them; copied at once.
 
         Returns:
-            Whether there will be a result: False if another evaluation is under way and
+            True if there will be a result; False if another evaluation is under way and
             ``busy_policy`` is ``"skip"``.
 
         Raises:
             RuntimeError: if another evaluation is under way and ``busy_policy`` is ``"error"``,
                 or the evaluator was shut down.
-            Exception: of an evaluation before, whose failure was not asked for.
+            Exception: the error of an earlier evaluation whose result was not taken.
         """
         self._results.raise_failure()
         if self.pending and self.busy_policy != "queue":
@@ -246,15 +251,15 @@ class Evaluator:
                 "an evaluation is under way: wait() for it, or give busy_policy='skip' or 'queue'"
             )
         future = self._submit(snapshots(self.policy, weights, weights_dict), step)
-        # A callback had those that are there.
+        # A callback has received the earlier results already.
         self._results.add(future, newest_only=self._on_result is not None)
         return True
 
     def compare(self, first: Any = None, second: Any = None) -> Comparison:
         """Evaluates two policies on the same episodes, and compares them episode by episode.
 
-        What differs from episode to episode, as where one begins, differs for both alike: a
-        comparison needs far fewer episodes than two evaluations on different ones.
+        Both policies meet the same variation between episodes, such as different initial states.
+        A comparison therefore needs far fewer episodes than two evaluations on different ones.
 
         Args:
             first: weights of the first policy, as :meth:`evaluate` takes them.
@@ -273,7 +278,7 @@ class Evaluator:
         self, weights: Mapping[str, Weights], step: int | None, seed: int | None = None
     ) -> Future[EvaluationResult]:
         if seed is None:
-            # Not from the learner's generators.
+            # Drawn without the learner's generators.
             seed = secrets.randbits(31) if self.seed is None else self.seed
         with self._lock:
             number = self._steps if step is None else step
@@ -299,21 +304,23 @@ class Evaluator:
         return self._results.awaited
 
     def poll(self, timeout: float = 0) -> EvaluationResult | None:
-        """The next result of an evaluation that was triggered, each once, in their order.
+        """Returns the next result of a triggered evaluation; each result is returned once.
+
+        Results come in the order in which the evaluations were triggered.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: seconds to wait for the result.
 
         Returns:
             The result; None if there is none yet, or none to come.
 
         Raises:
-            Exception: of the evaluation.
+            Exception: the error of the evaluation.
         """
         return self.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> EvaluationResult | None:
-        """Waits for the next result of an evaluation that was triggered.
+        """Waits for the next result of a triggered evaluation.
 
         Args:
             timeout: seconds to wait; None: as long as it takes.
@@ -322,14 +329,14 @@ class Evaluator:
             The result; None if it did not come in time, or none is to come.
 
         Raises:
-            Exception: of the evaluation.
+            Exception: the error of the evaluation.
         """
         return self._results.take(None if timeout is None else check_seconds("timeout", timeout))
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the next step, ``step_counter``.
+        """Returns the number of the next step, as ``step_counter``.
 
         Raises:
             RuntimeError: while an evaluation is under way.
@@ -338,7 +345,7 @@ class Evaluator:
         return {"step_counter": self._steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on counting from where :meth:`state_dict` was called.
+        """Restores the counter of steps from :meth:`state_dict`.
 
         Raises:
             RuntimeError: while an evaluation is under way.
@@ -353,7 +360,7 @@ class Evaluator:
 
     @staticmethod
     def extract_weights(policy: nn.Module) -> TensorDict:
-        """A copy of a policy's parameters and buffers, on the CPU."""
+        """Returns a copy of a policy's parameters and buffers, on the CPU."""
         return TensorDict(snapshot(policy).tensors).unflatten_keys(".")
 
     # --- the end
@@ -361,11 +368,11 @@ class Evaluator:
     def shutdown(self, timeout: float = 5.0) -> None:
         """Ends the evaluation under way and closes the environments; may be called repeatedly.
 
-        Evaluations that wait for their turn are cancelled; results that are there stay.
+        Evaluations that wait for their turn are cancelled; finished results stay available.
 
         Args:
             timeout: seconds to wait for the evaluation under way. Workers that take longer are
-                killed; a thread ends after the step that it is at.
+                killed; a thread ends after its current step.
         """
         self._thread.stop(check_seconds("timeout", timeout))
         for error in self._results.close():
@@ -379,7 +386,7 @@ class Evaluator:
         self.shutdown()
 
     def __del__(self) -> None:
-        # A constructor that failed leaves no thread.
+        # There is no thread if the constructor failed.
         thread = self.__dict__.get("_thread")
         if thread is not None:
             thread.request_stop()
@@ -394,7 +401,10 @@ def _evaluated(
     metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None,
     on_result: Callable[[TensorDict], Any] | None,
 ) -> EvaluationResult:
-    """Evaluates in the thread; it knows no evaluator, which may be forgotten meanwhile."""
+    """Runs an evaluation in the thread.
+
+    It doesn't refer to the evaluator, which may be garbage-collected meanwhile.
+    """
     measured = engine.run(weights, seed, step)
     metrics: dict[str, Any] = {}
     if metrics_fn is not None and measured.trajectories is not None:

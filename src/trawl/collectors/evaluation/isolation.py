@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.seeding import derive
 
-# Names of operators that draw, and take a generator.
+# Names of operators that draw random numbers, and take a generator.
 _OPERATORS = (
     "_sample_dirichlet",
     "_standard_gamma",
@@ -39,16 +39,16 @@ _OPERATORS = (
     "random_",
     "uniform_",
 )
-# Names of those that take one in some forms only.
+# Names of operators that take a generator in some overloads only.
 _MAKERS = ("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm")
-# Functions and methods that come down to them.
+# Functions and methods that call these operators.
 _DRAWING = frozenset(
     getattr(owner, name)
     for owner in (torch, Tensor)
     for name in (*_OPERATORS, *_MAKERS)
     if hasattr(owner, name)
 )
-# Functions in Python that draw somewhere in them: these, and all of ``torch.nn.init``.
+# Python functions that draw somewhere inside: these, and all of ``torch.nn.init``.
 _DRAWING_INSIDE = frozenset(
     {
         "alpha_dropout",
@@ -83,10 +83,10 @@ _LIKE: dict[Any, Callable[..., Tensor]] = {
 
 
 class PrivateRandom(TorchFunctionMode):
-    """Lets the functions of torch draw from generators of its own, in the thread that enters it.
+    """Makes torch draw from private generators, in the thread that enters this context.
 
     The numbers are those that the default generators would give after ``torch.manual_seed``.
-    Functions that can't draw are called as they are, so that a policy is hardly slower within.
+    Functions that can't draw are called unchanged, so a policy is hardly slower in this context.
 
     Args:
         seed: seed of the generators, one for each device.
@@ -110,11 +110,11 @@ class PrivateRandom(TorchFunctionMode):
         self._operators = _PrivateOperators(seed)
 
     def seed(self, seed: int) -> None:
-        """Begins anew with a seed."""
+        """Seeds the generators anew."""
         self._operators.seed(seed)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls ``func``, which draws from a private generator if it draws."""
+        """Calls ``func``; if it draws random numbers, it does so from a private generator."""
         kwargs = kwargs or {}
         if func in _DRAWING or (isinstance(func, FunctionType) and _draws_inside(func)):
             with self._operators:
@@ -127,7 +127,7 @@ def _draws_inside(func: FunctionType) -> bool:
 
 
 class _PrivateOperators(TorchDispatchMode):
-    """Gives private generators to the operators that functions come down to."""
+    """Passes private generators to the operators that draw."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class _PrivateOperators(TorchDispatchMode):
         if fill is not None:
             kwargs.pop("generator", None)
             empty = torch.empty_like(args[0], **kwargs)
-            # With one bound it is the upper one, for both.
+            # A single bound is the upper one, for randint_like as for random_.
             return fill(empty, *args[1:], generator=self._generator(empty.device))
         takes = func.overloadpacket in _DRAWING_OPERATORS or func in _WITH_GENERATOR.values()
         if takes and kwargs.get("generator") is None:
@@ -160,7 +160,7 @@ class _PrivateOperators(TorchDispatchMode):
 
 
 def _device_of(args: Any, kwargs: Any) -> torch.device:
-    """The device on which an operator draws."""
+    """Returns the device on which an operator draws."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             return value.device
@@ -168,10 +168,10 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
 
 
 class _ThreadsOwnType:
-    """The process's interaction type, but for threads that have one of their own.
+    """Holder of the interaction type: that of the process, or a thread's own if it has one.
 
-    It stands where tensordict keeps the type. Compiled code sees the process's type: it can't
-    tell threads apart.
+    It replaces tensordict's holder. Compiled code sees the process's type, because it can't tell
+    threads apart.
 
     Args:
         shared: tensordict's holder of the process's type.
@@ -182,7 +182,7 @@ class _ThreadsOwnType:
         self.own: dict[int, Any] = {}
 
     def get_mode(self) -> Any:
-        """The type that is set."""
+        """Returns the type: of this thread, if it has one of its own."""
         if self.own and not torch.compiler.is_compiling():
             thread = threading.get_ident()
             if thread in self.own:
@@ -203,7 +203,7 @@ _install = threading.Lock()
 
 
 def _types() -> _ThreadsOwnType:
-    """Holder of the threads' interaction types; it replaces tensordict's on first use."""
+    """Returns the holder of the interaction types, which replaces tensordict's on first use."""
     name = "_interaction_type"
     with _install:
         holder = getattr(probabilistic, name)
@@ -215,7 +215,7 @@ def _types() -> _ThreadsOwnType:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[PrivateRandom]:
-    """Within it, this thread has random numbers and an interaction type of its own.
+    """Context in which this thread has random numbers and an interaction type of its own.
 
     Args:
         seed: seed of the policy's random numbers, as a collector's ``set_seed`` takes it.
@@ -233,5 +233,5 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
 
 
 def policy_seed(seed: int) -> int:
-    """Seed of torch's generator in a collector that was seeded with ``seed``."""
+    """Returns the seed of torch's generator in a collector that was seeded with ``seed``."""
     return derive(derive(seed, "policy"), "torch")

@@ -1,4 +1,4 @@
-"""Checks what an evaluator is given."""
+"""Checks of the arguments of an evaluator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OWN = frozenset(
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of several names.
+    """Returns ``value``, which must be one of ``choices``.
 
     Raises:
         ValueError: if it is none of them.
@@ -85,11 +85,12 @@ def check_policy(policy: Any, policy_factory: Any) -> None:
 
 
 def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
-    """Refuses an environment that is made already where others have to be made.
+    """Refuses an environment that does not fit the backend or the numbers.
 
     Raises:
-        ValueError: if there have to be several environments, or one in another process, and
-            ``env`` is one that is made already.
+        ValueError: if ``env`` is an existing environment, but several are needed or one in
+            another process; if ``env`` is a list and ``envs`` is above 1; or if a thread is to
+            have several workers.
     """
     made = is_env(env)
     if made and backend != "thread":
@@ -109,10 +110,10 @@ def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
 
 
 def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, Any]:
-    """The options of the collector that a user may give.
+    """Returns the user's options of the collector.
 
     Raises:
-        TypeError: for options that are the evaluator's own.
+        TypeError: for options that the evaluator sets itself.
         ValueError: for compilation in a thread.
     """
     found = dict(kwargs or {})
@@ -134,12 +135,12 @@ def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, An
 def place(
     backend: str, kind: Any, schemes: Mapping[str, Any] | None
 ) -> tuple[type[Collector], str]:
-    """The collector of each worker, and the place where workers are.
+    """Returns the collector class of each worker, and the backend that the workers run on.
 
     Args:
-        backend: the place that was asked for.
+        backend: the backend that was asked for.
         kind: a class of collectors, its name, or None.
-        schemes: weight-sync schemes, which lead to workers; or None.
+        schemes: weight-sync schemes, which need workers; or None.
 
     Raises:
         ValueError: for an unknown backend, or a collector that an evaluation can't use.
@@ -159,7 +160,7 @@ def place(
 
 
 def single_key(name: str, key: Any) -> Any:
-    """One key, also from a list of one.
+    """Returns one key, from a key or a list of one key.
 
     Raises:
         ValueError: for several keys.
@@ -180,11 +181,11 @@ def collector_options(
     num_gpus: float | None,
     ray_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The options of the collector that are not the evaluator's own.
+    """Returns the options of the collector, without those that the evaluator sets itself.
 
     Args:
-        backend: the place where it evaluates.
-        kwargs: options that the user has given.
+        backend: the backend of the evaluator.
+        kwargs: the user's options.
         policy: the policy, or None.
         device: the device of the policy; None for that of its parameters.
         workers: options that only collectors with workers have.
@@ -192,7 +193,7 @@ def collector_options(
         ray_kwargs: further options of the actors.
 
     Raises:
-        TypeError: for options that are the evaluator's own.
+        TypeError: for options that the evaluator sets itself.
         ValueError: for compilation in a thread.
     """
     options = check_kwargs(kwargs, backend)

@@ -1,4 +1,4 @@
-"""Results that nobody has asked for yet."""
+"""Results of evaluations that were not taken yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = Future[EvaluationResult]
 
 
 class PendingResults:
-    """Results of evaluations that were triggered, each given once, in their order."""
+    """Results of triggered evaluations; each is returned once, in order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class PendingResults:
 
         Args:
             future: the result.
-            newest_only: whether results that are there already are dropped.
+            newest_only: whether earlier results that are finished are dropped.
         """
         with self._lock:
             while newest_only and self._futures and self._futures[0].done():
@@ -38,7 +38,7 @@ class PendingResults:
             self._futures.append(future)
 
     def take(self, timeout: float | None) -> EvaluationResult | None:
-        """Waits for the next result, and gives it.
+        """Waits for the next result, and returns it.
 
         Args:
             timeout: seconds to wait; None: as long as it takes.
@@ -47,7 +47,7 @@ class PendingResults:
             The result; None if it did not come in time, or none is to come.
 
         Raises:
-            Exception: of the evaluation.
+            Exception: the error of the evaluation.
         """
         with self._lock:
             future = self._futures[0] if self._futures else None
@@ -65,7 +65,7 @@ class PendingResults:
         return future.result()
 
     def raise_failure(self) -> None:
-        """Raises the exception of a result that nobody has asked for."""
+        """Raises the exception of an evaluation that failed and was not taken, if there is one."""
         with self._lock:
             failed = next((future for future in self._futures if _failed(future)), None)
             if failed is None:
@@ -74,10 +74,10 @@ class PendingResults:
         failed.result()
 
     def close(self) -> list[BaseException]:
-        """Keeps only the results that are there.
+        """Keeps only the results of evaluations that succeeded.
 
         Returns:
-            The exceptions of those that failed.
+            The exceptions of evaluations that failed.
         """
         with self._lock:
             failures = [future.exception() for future in self._futures if _failed(future)]

@@ -1,4 +1,4 @@
-"""An actor of a Ray cluster that evaluates what it is sent."""
+"""An actor of a Ray cluster that evaluates policies."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from trawl.backends.ray_cluster import connect, import_ray
 from trawl.collectors.config import check_number, check_seconds
 from trawl.collectors.evaluation.options import single_key
 
-# Seconds in which an actor is to close its environment before it is killed.
+# Seconds that an actor has to close its environment before it is killed.
 _CLOSING = 10.0
 
 
 class RayEvalWorker:
     """Evaluates policies in an actor of a Ray cluster.
 
-    The actor is a process of its own: ``init_fn`` runs there before anything else is imported, as
-    some simulators ask for. It runs what is submitted one after the other. With a name, other
-    programs of the cluster can use the same actor, by :meth:`from_name`.
+    The actor is a process of its own, where ``init_fn`` runs before anything else is imported, as
+    some simulators require. Submitted evaluations run one after the other. If the actor has a
+    name, other programs of the cluster can use it through :meth:`from_name`.
 
-    :class:`~trawl.collectors.Evaluator` with ``backend="ray"`` runs whole episodes, the same for
-    each policy, and says how sure their mean is; this class runs a single stretch of steps.
+    This class runs a number of steps. :class:`~trawl.collectors.Evaluator` with
+    ``backend="ray"`` runs whole episodes, the same for each policy, and reports the uncertainty
+    of their mean.
 
     Args:
-        init_fn: called first of all in the actor, or None.
-        env_maker: makes the environment there, of any kind that a collector takes.
-        policy_maker: makes the policy, called with the environment.
+        init_fn: function that is called in the actor before anything else, or None.
+        env_maker: function that makes the environment there, of any kind that a collector takes.
+        policy_maker: function that makes the policy; called with the environment.
         num_gpus: GPUs of the actor. None: 1 where the cluster has GPUs, else none.
         reward_keys: key of the reward.
         name: name of the actor in the cluster.
@@ -62,7 +63,7 @@ class RayEvalWorker:
         options = {"num_gpus": num_gpus, **remote_kwargs}
         if name is not None:
             options["name"] = name
-        # As bytes: to unpickle the makers may import what init_fn has to come before.
+        # As bytes: unpickling the makers may import modules, which must come after init_fn.
         arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
         actor = ray.remote(**options)(_actor_class())
         self._actor: Any = actor.remote(list(sys.path), *arguments)
@@ -71,11 +72,11 @@ class RayEvalWorker:
 
     @classmethod
     def from_name(cls, name: str, *, reward_keys: Any = ("next", "reward")) -> RayEvalWorker:
-        """The worker whose actor has a name.
+        """Returns a worker that uses the existing actor with a name.
 
         Args:
             name: the name that was given to the constructor.
-            reward_keys: key of the reward, for what is submitted here.
+            reward_keys: key of the reward, for evaluations that this worker submits.
 
         Raises:
             ValueError: if there is no such actor.
@@ -99,15 +100,15 @@ class RayEvalWorker:
         deterministic: bool = True,
         break_when_any_done: bool = True,
     ) -> None:
-        """Begins an evaluation; the result of one before is given up.
+        """Starts an evaluation; the result of an earlier one is dropped.
 
         Args:
             weights: weights of the policy, as a module, a TensorDict or a mapping of tensors;
-                copied at once. None: those that it has.
-            max_steps: the most steps of each environment.
-            deterministic: whether a probabilistic policy acts without chance.
-            break_when_any_done: whether the first episode's end is the end; otherwise episodes
-                follow each other.
+                copied at once. None: the policy keeps its weights.
+            max_steps: maximum number of steps of each environment.
+            deterministic: whether a probabilistic policy acts deterministically.
+            break_when_any_done: whether to stop at the first end of an episode; otherwise
+                episodes follow each other.
 
         Raises:
             RuntimeError: if the worker was shut down.
@@ -123,19 +124,20 @@ class RayEvalWorker:
         self._result = self._actor.evaluate.remote(packed, self._reward_key)
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
-        """The result of what was submitted last, once.
+        """Returns the result of the evaluation that was submitted last; it is returned once.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: seconds to wait for the result.
 
         Returns:
-            ``reward``, the mean return of episodes (float), and ``frames``, what the environment
-            looked like before each step, uint8 ``(steps, height, width, 3)``, or None if it can't
-            be rendered so. None if there is no result yet, or none to come.
+            A dict with ``reward``, the mean return of episodes (float), and ``frames``, renderings
+            of the environment before each step, uint8 ``(steps, height, width, 3)``, or None if
+            the environment is not rendered as arrays. None instead of a dict if there is no
+            result yet, or none to come.
 
         Raises:
-            Exception: of the environment, the policy or the weights, with its traceback there;
-                ``ray.exceptions.RayActorError`` if the actor has died.
+            Exception: any error of the environment, the policy or the weights, with the traceback
+                from the actor; ``ray.exceptions.RayActorError`` if the actor has died.
         """
         if self._result is None:
             return None
@@ -162,10 +164,10 @@ class RayEvalWorker:
 
 
 def _actor_class() -> type:
-    """The class of the actor.
+    """Returns the class of the actor.
 
-    It is made in a function so that it is sent by value: the actor's process then imports
-    nothing before ``init_fn`` has run.
+    The class is defined in a function so that it is pickled by value. The actor's process then
+    imports nothing of Trawl before ``init_fn`` has run.
     """
 
     class EvaluationActor:

@@ -1,4 +1,4 @@
-"""Reads the episodes of an evaluation out of the batches that collectors deliver."""
+"""Reads the episodes of an evaluation from the batches that a collector delivers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class EvaluatedEpisodes:
 
 @dataclass
 class _Lane:
-    """One environment of the batch.
+    """Episodes of one environment of the batch.
 
     Attributes:
         wanted: number of episodes that it contributes.
         rewards: rewards of the episode under way.
-        frames: its frames, if they are kept.
+        frames: frames of the episode under way, if they are kept.
     """
 
     wanted: int
@@ -59,13 +59,13 @@ class _Lane:
 class EpisodeReader:
     """Takes the same number of episodes from each environment.
 
-    Episodes that end early would be over-represented among the first that end: each environment
-    contributes its share, and what it does after that is left out.
+    Short episodes would be over-represented among the first that end. So each environment
+    contributes a fixed share, and its later episodes are left out.
 
     Args:
         episodes: number of episodes in all.
         reward_key: key of the rewards.
-        done_key: key of the flags that an episode is over.
+        done_key: key of the flags that mark the ends of episodes.
         keep: whether whole trajectories are kept.
 
     Raises:
@@ -85,7 +85,7 @@ class EpisodeReader:
         return bool(self._lanes) and all(len(x.returns) >= x.wanted for x in self._lanes)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Takes the episodes of a batch, ``(*environments, time)``."""
+        """Adds the episodes of a batch, ``(*environments, time)``."""
         steps = batch.shape[-1]
         lanes = batch.shape[:-1].numel()
         if not self._lanes:
@@ -138,11 +138,11 @@ class EpisodeReader:
             lane.frames = []
 
     def _rewards(self, batch: TensorDictBase) -> Tensor:
-        """The reward of each row, in float64; sums so far, if the environment gives these."""
+        """Returns the reward of each row in float64, or the sums so far that TorchRL writes."""
         sums = batch.get(EPISODE_REWARD, None) if self.reward_key == ("next", "reward") else None
         self._sums = sums is not None
         values = self._get(batch, self.reward_key) if sums is None else sums
-        # Several values in a row are those of agents.
+        # Several values in a row belong to several agents, and are averaged.
         return values.reshape(*batch.shape, -1).double().mean(-1)
 
     def _get(self, batch: TensorDictBase, key: Any) -> Tensor:
@@ -154,7 +154,7 @@ class EpisodeReader:
         return found
 
     def result(self, seed: int) -> EvaluatedEpisodes:
-        """The episodes, in the order of their numbers."""
+        """Returns the episodes, in the order of their numbers."""
         return EvaluatedEpisodes(
             np.array(self._in_order([lane.returns for lane in self._lanes]), np.float64),
             np.array(self._in_order([lane.lengths for lane in self._lanes]), np.int64),
@@ -162,12 +162,12 @@ class EpisodeReader:
         )
 
     def trajectories(self) -> TensorDictBase:
-        """Whole trajectories, padded: ``(episodes, longest)``, with ``("collector", "mask")``."""
+        """Returns padded trajectories: ``(episodes, longest)``, with ``("collector", "mask")``."""
         found = self._in_order([lane.trajectories for lane in self._lanes])
-        # A mask of rows that were no steps is True everywhere by now.
+        # join() replaces a mask of the batches: rows that are no steps were left out above.
         return join(found, "padded")
 
     def _in_order(self, by_lane: Sequence[Sequence[Any]]) -> list[Any]:
-        """Entries by the number of their episode: one of each environment, and so on."""
+        """Returns entries in the order of their episodes: one of each environment in turn."""
         lanes = len(by_lane)
         return [by_lane[number % lanes][number // lanes] for number in range(self.episodes)]

@@ -33,10 +33,10 @@ class Comparison:
     """Paired comparison of two policies on the same episodes.
 
     Attributes:
-        difference: mean of the first policy's returns less the second's, by episode.
-        sem: its standard error, from the differences of single episodes.
+        difference: mean over the episodes of the first policy's return minus the second's.
+        sem: standard error of the difference, from the differences of single episodes.
         low: lower end of the bootstrap confidence interval (95 %) of the difference.
-        high: its upper end.
+        high: upper end of that interval.
         wins: share of the episodes in which the first policy had the higher return; ties count
             half.
         first: result of the first policy.
@@ -61,12 +61,12 @@ class Comparison:
 def result_of(
     measured: Measured, prefix: str, step: int, metrics: dict[str, Any]
 ) -> EvaluationResult:
-    """The metrics of an evaluation.
+    """Returns the metrics of an evaluation.
 
     Args:
         measured: the outcome.
-        prefix: what names begin with.
-        step: the step that it is logged at.
+        prefix: prefix of the names.
+        step: the step that the evaluation is logged at.
         metrics: more metrics, by name.
     """
     episodes = measured.episodes
@@ -90,7 +90,7 @@ def result_of(
 
 
 def as_tensordict(result: EvaluationResult) -> TensorDict:
-    """The metrics as a TensorDict without batch size."""
+    """Returns the metrics as a TensorDict with an empty batch size."""
     return TensorDict(dict(result), batch_size=[])
 
 

@@ -14,11 +14,11 @@ POLICY = "policy"
 
 
 def private_copy(policy: Any) -> Any:
-    """A policy that evaluates while the original is trained.
+    """Returns a policy that can evaluate while the original is trained.
 
     Args:
-        policy: a module is copied, and the copy put into evaluation mode; anything else has no
-            mode and no weights, and is used as it is.
+        policy: the policy. A module is copied, and the copy is put into evaluation mode. Any other
+            policy has no mode and no weights, and is returned unchanged.
 
     Raises:
         TypeError: if a module can't be copied.
@@ -36,7 +36,7 @@ def private_copy(policy: Any) -> Any:
 
 
 def snapshot(source: Any) -> Weights:
-    """A copy of weights on the CPU, which later updates of the original don't reach.
+    """Returns a copy of weights on the CPU, which later updates of the original don't change.
 
     Args:
         source: a module, a TensorDict, a nested mapping of tensors, or a state dict.
@@ -56,18 +56,20 @@ def snapshot(source: Any) -> Weights:
 def snapshots(
     policy: Any, weights: Any, weights_dict: Mapping[str, Any] | None
 ) -> dict[str, Weights]:
-    """Copies of all weights that an evaluation is to use, by model.
+    """Copies all weights that an evaluation is to use.
 
     Args:
-        policy: the policy that was given when the evaluator was made, or None.
-        weights: weights of the policy; None for those that ``policy`` has now.
-        weights_dict: weights by model; the policy's take precedence over ``weights``.
+        policy: the policy that was passed to the evaluator's constructor, or None.
+        weights: weights of the policy; None for the current weights of ``policy``.
+        weights_dict: weights by model; its weights of the policy take precedence over
+            ``weights``.
 
     Returns:
-        The copies. A policy made by a factory keeps the weights that it has, if none are given.
+        The copies, by model. If no weights are given, there are none for a policy made by a
+        factory, which keeps its weights.
 
     Raises:
-        TypeError: for weights of a wrong type, or of a policy that has none.
+        TypeError: for weights of a wrong type, or weights for a policy that has none.
     """
     given = dict(weights_dict or {})
     if weights is not None:

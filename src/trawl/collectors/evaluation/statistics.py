@@ -1,4 +1,4 @@
-"""Statistics of episodes: how good a policy is, and how sure that is."""
+"""Statistics of episodes: the performance of a policy, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample of numbers in figures. What a single number can't tell is NaN.
+    """Summary statistics of a sample.
+
+    For a single number, ``sem``, ``low`` and ``high`` are NaN.
 
     Attributes:
-        mean: their mean.
-        std: their standard deviation, with Bessel's correction; 0 for a single number.
+        mean: mean of the numbers.
+        std: standard deviation with Bessel's correction; 0 for a single number.
         sem: standard error of the mean.
-        iqm: interquartile mean: that of the middle half, which few outliers can't move.
+        iqm: interquartile mean: the mean of the middle half, which a few outliers don't change.
         low: lower end of the bootstrap confidence interval (95 %) of the mean.
-        high: its upper end.
+        high: upper end of that interval.
     """
 
     mean: float
@@ -38,7 +40,7 @@ class Summary:
 
 
 def summarise(values: Floats) -> Summary:
-    """The figures of a sample.
+    """Returns the summary statistics of a sample.
 
     Args:
         values: at least one number.
@@ -58,16 +60,16 @@ def summarise(values: Floats) -> Summary:
 
 
 def interquartile_mean(values: Floats) -> float:
-    """Mean without the lowest and the highest quarter of the numbers, rounded down."""
+    """Returns the mean without the lowest and highest quarter of the numbers (rounded down)."""
     cut = len(values) // 4
     return float(np.mean(np.sort(values)[cut : len(values) - cut]))
 
 
 def bootstrap(values: Floats) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, the same each time for the same numbers.
+    """Computes the percentile bootstrap interval of the mean; equal numbers give equal intervals.
 
     Returns:
-        Its ends; NaN for a single number.
+        The ends of the interval; NaN for a single number.
     """
     count = len(values)
     if count < 2:

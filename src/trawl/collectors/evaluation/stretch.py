@@ -1,4 +1,4 @@
-"""Evaluates a policy for a number of steps, and shows what happens."""
+"""Evaluates a policy for a number of steps, and renders them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trawl.weight_update.tensors import Weights
 
 
 class StretchEvaluation:
-    """An environment and a policy, and a collector that takes single steps.
+    """Evaluates a policy in an environment, step by step.
 
     Args:
-        env_maker: makes the environment.
-        policy_maker: makes the policy, called with the environment.
+        env_maker: function that makes the environment.
+        policy_maker: function that makes the policy; called with the environment.
     """
 
     def __init__(self, env_maker: Callable[[], Any], policy_maker: Callable[..., Any]) -> None:
@@ -45,14 +45,14 @@ class StretchEvaluation:
 
         Args:
             weights: new weights of the policy, or None.
-            max_steps: the most steps.
-            deterministic: whether a probabilistic policy acts without chance.
-            break_when_any_done: whether the first episode's end is the end.
+            max_steps: maximum number of steps.
+            deterministic: whether a probabilistic policy acts deterministically.
+            break_when_any_done: whether to stop at the first end of an episode.
             reward_key: key of the reward.
 
         Returns:
-            ``reward``, the mean return, and ``frames``, uint8 ``(steps, height, width, 3)``, or
-            None if the environment can't be rendered so.
+            A dict with ``reward``, the mean return, and ``frames``, uint8
+            ``(steps, height, width, 3)``, or None if the environment is not rendered as arrays.
         """
         render = _renderer(self.env)
         frames: list[Any] = []
@@ -95,16 +95,16 @@ class StretchEvaluation:
 
 
 def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
-    """Mean return of episodes.
+    """Returns the mean return of episodes.
 
     Args:
         rewards: ``(steps, environments)``.
-        ends: where episodes ended, of the same shape.
-        stopped: whether the first end was the end of all.
+        ends: flags of the steps that ended an episode, of the same shape.
+        stopped: whether the evaluation stops at the first end of an episode.
 
     Returns:
-        The mean over the episodes that ended; over what all environments gathered, if the first
-        end was the end of all, or there was none.
+        The mean over the episodes that ended. If the evaluation stops at the first end, or no
+        episode ended, the mean over the environments of all their rewards.
     """
     if stopped or not ends.any():
         return float(rewards.sum(0).mean())
@@ -117,7 +117,7 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
 
 
 def _renderer(env: Any) -> Callable[[], Any] | None:
-    """The function that renders an environment as an array, if it can be."""
+    """Returns the function that renders an environment as an array, or None if there is none."""
     inner = env.env if isinstance(env, GymEnv) else env
     mode = getattr(inner, "render_mode", None)
     render = getattr(inner, "render", None)

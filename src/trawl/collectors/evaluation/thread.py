@@ -1,4 +1,4 @@
-"""The thread that evaluates, and what waits for it."""
+"""The thread that runs evaluations, one after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-# Seconds that an evaluation may take yet when the interpreter ends.
+# Seconds that an evaluation may still take when the interpreter ends.
 _AT_EXIT = 10.0
-# A thread that is stopped within torch as the interpreter ends would abort it.
+# Threads to stop before the interpreter ends: a thread inside torch would abort it.
 _living: WeakSet[EvaluationThread] = WeakSet()
 
 
@@ -24,16 +24,16 @@ def _stop_all() -> None:
 
 
 class EvaluationThread:
-    """Runs functions in one thread, in the order in which they come.
+    """Runs functions in one thread, in the order in which they were passed to :meth:`call`.
 
-    Environments are made, stepped and closed by the same thread, as some simulators ask for.
+    Environments are made, stepped and closed by the same thread, as some simulators require.
 
     Args:
         name: name of the thread.
         stopping: set once the thread is to end.
         close: called in the thread at its end, with the seconds that it may take.
         interrupt: called by the thread that stops this one, with the seconds that a function
-            under way may take yet.
+            under way may still take.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class EvaluationThread:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _living.add(self)
-        # Called in reverse order: before what was registered by now, as what closes workers.
+        # Exit handlers run in reverse order: this one before those registered by now, such as the
+        # one that closes workers.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Has the thread call a function.
+        """Queues a function, which the thread calls.
 
         Raises:
             RuntimeError: if the thread was stopped.
@@ -85,7 +86,7 @@ class EvaluationThread:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            # What they refer to must not live until the next call.
+            # Their objects must not live until the next call.
             del call, future, function
             result = None
         try:
@@ -94,7 +95,7 @@ class EvaluationThread:
             self._failure = error
 
     def request_stop(self, timeout: float = 0.0) -> None:
-        """Has the thread end after the call under way; calls that wait are cancelled.
+        """Makes the thread end after the call under way; calls that wait are cancelled.
 
         Args:
             timeout: seconds that closing may take.
@@ -108,13 +109,13 @@ class EvaluationThread:
         """Ends the thread; calls that wait are cancelled.
 
         Args:
-            timeout: seconds that the call under way may take yet.
+            timeout: seconds that the call under way may still take.
 
         Returns:
-            Whether the thread has ended.
+            True if the thread has ended.
 
         Raises:
-            Exception: of closing, once.
+            Exception: the error of closing, once.
         """
         self.request_stop(timeout)
         self._thread.join(timeout)

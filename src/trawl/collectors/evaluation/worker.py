@@ -24,12 +24,13 @@ from trawl.rollout.random_policy import RandomPolicy
 
 
 class EvaluationCollector(Collector):
-    """A collector whose batches are those of an evaluation.
+    """Collects the episodes of evaluations.
 
     Args:
-        create_env_fn: what the environment is made of.
+        create_env_fn: source of the environment.
         policy: the policy, or None with ``policy_factory``.
-        policy_factory: makes the policy; called with the environment if it takes an argument.
+        policy_factory: function that makes the policy; called with the environment if it takes an
+            argument.
         **options: as :class:`~trawl.collectors.Collector` takes them.
     """
 
@@ -42,7 +43,7 @@ class EvaluationCollector(Collector):
         **options: Any,
     ) -> None:
         env = build_env(create_env_fn, options.pop("create_env_kwargs", None))
-        # Before the first reset, which would count towards statistics that the learner shares.
+        # Before the first reset, which would change statistics that the learner may share.
         freeze_wrappers(env)
         if policy_factory is not None:
             options["policy_factory"] = partial(made_policy, policy_factory, env)
@@ -61,7 +62,7 @@ class EvaluationCollector(Collector):
         Args:
             seed: seed of the evaluation.
             workers: number of workers that evaluate.
-            episodes: number of episodes, over all of them.
+            episodes: number of episodes, over all workers.
             record: whether videos are made.
             alone: whether no other thread draws random numbers in this process.
         """
@@ -96,7 +97,7 @@ class EvaluationCollector(Collector):
 
 
 def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:
-    """The collector that evaluates, with the methods of a user's class.
+    """Returns the class of the collector that evaluates, with the methods of a user's class.
 
     Args:
         kind: ``Collector``, or a subclass of it.
@@ -107,21 +108,21 @@ def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:
 
 
 def worker_seed(seed: int, worker: int) -> int:
-    """Seed of what isn't seeded by episode in a worker: the policy's draws, other environments."""
+    """Returns a worker's seed of the policy's draws, and of environments not seeded by episode."""
     return derive(seed, "worker", worker)
 
 
 def made_policy(factory: Callable[..., Any], env: Any) -> Any:
-    """The policy that a factory makes for an environment; random actions if it makes none.
+    """Returns the policy that a factory makes for an environment; a random one if it makes none.
 
-    A module is copied: it may be one that is trained in this process.
+    A module is copied, because it may be trained in this process.
     """
     policy = factory(env) if _takes_argument(factory) else factory()
     return RandomPolicy(env.full_action_spec) if policy is None else private_copy(policy)
 
 
 def _takes_argument(factory: Callable[..., Any]) -> bool:
-    """True if a factory is to be called with the environment."""
+    """Returns True if a factory is to be called with the environment."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature to read
