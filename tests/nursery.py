@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import json
+import multiprocessing.resource_tracker
 import os
 import select
 import signal
@@ -204,7 +205,10 @@ def serve(modules, later, fd, listening=None):
     """
     _import(modules)
     tests = socket.socket(fileno=fd)
-    listeners = set() if listening is None else {socket.socket(fileno=listening)}
+    listeners = set()
+    if listening is not None:
+        listeners.add(socket.socket(fileno=listening))
+        _track_semaphores()
     callers, living = {tests}, {}
     while tests in callers:
         for ready in select.select([*listeners, *callers, *living], [], [])[0]:
@@ -236,6 +240,16 @@ def _import(modules):
         importlib.import_module(module)
     # What is there from the beginning is no garbage at the end: to look for it takes a second.
     gc.freeze()
+
+
+def _track_semaphores():
+    """Removes names of semaphores that others left in /dev/shm, when this process has ended.
+
+    Ray kills a worker together with the process that would have done so.
+    """
+    sys.warnoptions.append("ignore")
+    multiprocessing.resource_tracker.ensure_running()
+    sys.warnoptions.pop()
 
 
 def _asked(caller):

@@ -1,6 +1,7 @@
 """Batches of workers that the user keeps."""
 
 import resource
+import sys
 
 import pytest
 import torch
@@ -33,3 +34,18 @@ def test_there_may_be_more_of_them_than_descriptors(sync):
         for batch, copy in zip(kept, copies, strict=True)
     )
     assert len({batch["next", "observation"].data_ptr() for batch in kept}) == 600
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_no_python_runs_when_one_is_released(sync):
+    """A KeyboardInterrupt would be lost in it: Python only prints errors of finalisers."""
+    calls = []
+    with MultiCollector(NumberedEnv, sync=sync, num_workers=2, frames_per_batch=4) as collector:
+        for _ in range(4):
+            batch = collector.next()
+        sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
+        try:
+            del batch
+        finally:
+            sys.setprofile(None)
+    assert [name for event, name in calls if event == "call"] == []

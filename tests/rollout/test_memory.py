@@ -2,6 +2,7 @@
 
 import gc
 import queue
+import sys
 import threading
 
 import psutil
@@ -140,6 +141,20 @@ def test_a_batch_may_be_released_in_another_thread():
         assert collecting.stats()["batches_held"] == 0
     # Rewards count the steps.
     assert sums == [sum(range(10 * i + 1, 10 * i + 11)) for i in range(30)]
+
+
+def test_no_python_runs_when_a_batch_is_released():
+    """A KeyboardInterrupt would be lost in it: Python only prints errors of finalisers."""
+    calls = []
+    with collector(one) as collecting:
+        batches = [collecting.next() for _ in range(4)]
+        sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
+        try:
+            batches.clear()
+        finally:
+            sys.setprofile(None)
+        assert collecting.stats()["batches_held"] == 0
+    assert [name for event, name in calls if event == "call"] == []
 
 
 def test_a_batch_can_be_moved_to_shared_memory():

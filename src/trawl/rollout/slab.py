@@ -8,6 +8,7 @@ block returns to its pool. Users need not copy a batch to keep it.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,6 +90,19 @@ def _tensor(block: NDArray[np.uint8], place: Place) -> Tensor:
     return leaf.view(place.shape)
 
 
+class _Bytes(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes of a block, which keep the reference to the leased array until the array dies."""
+
+    end: _LeaseEnd
+
+
+class _LeaseEnd(weakref.ref["NDArray[np.uint8]"]):
+    """Reference to a leased array, by which its block returns to the pool when the array dies."""
+
+    __slots__ = ("block",)
+    block: Memory
+
+
 class SlabPool:
     """Pool of blocks for the batches of one layout.
 
@@ -100,9 +114,6 @@ class SlabPool:
         recycle: True to reuse blocks; otherwise each batch gets new memory.
         allocate: allocates a block of the given number of bytes.
         keep: number of spare blocks to keep.
-
-    Attributes:
-        leased: number of blocks in use.
     """
 
     def __init__(
@@ -113,32 +124,39 @@ class SlabPool:
         keep: int = _KEEP,
     ) -> None:
         self.layout = layout
-        self.leased = 0
-        self._recycle = recycle
         self._allocate = allocate
-        self._keep = keep
-        self._free: list[Memory] = []
+        # The deque drops its oldest entry, and thereby the block, if there are more than these.
+        self._spare: deque[_LeaseEnd] = deque(maxlen=keep if recycle else 0)
+        self._leases: list[weakref.ref[NDArray[np.uint8]]] = []
+        self._most_leases = 0
 
     def lease(self) -> Lease:
         """Leases a block that nothing else refers to; its content is undefined."""
-        block = self._free.pop() if self._free else self._allocate(needed_bytes(self.layout))
-        tensors, owner = tensors_over(self.layout, block.buffer)
-        self.leased += 1
-        # A weak reference, because a batch that outlives its pool must not keep it alive.
-        done = weakref.finalize(owner, _give_back, weakref.ref(self), block)
-        done.atexit = False
+        block = (
+            self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
+        )
+        memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
+        # An array over an array would keep the other's memory, but not the other array.
+        tensors, owner = tensors_over(self.layout, memory.data)
+        # The array may die in any thread, at any time. What runs then is C code and atomic: Python
+        # would drop a KeyboardInterrupt that comes while it runs a finaliser written in Python.
+        memory.end = _LeaseEnd(owner, self._spare.append)
+        memory.end.block = block
+        self._note(owner)
         return Lease(self.layout, tensors, block)
+
+    def _note(self, owner: NDArray[np.uint8]) -> None:
+        if len(self._leases) > self._most_leases:
+            self._leases = [lease for lease in self._leases if lease() is not None]
+            self._most_leases = 2 * len(self._leases) + _KEEP
+        self._leases.append(weakref.ref(owner))
+
+    @property
+    def leased(self) -> int:
+        """Number of blocks in use."""
+        return sum(lease() is not None for lease in self._leases)
 
     @property
     def nbytes(self) -> int:
         """Bytes held by this pool, leased and spare."""
-        return (self.leased + len(self._free)) * self.layout.nbytes
-
-
-def _give_back(pool_ref: weakref.ref[SlabPool], block: Memory) -> None:
-    # May run in any thread, at any time: list operations are atomic, and that is enough.
-    pool = pool_ref()
-    if pool is not None:
-        pool.leased -= 1
-        if pool._recycle and len(pool._free) < pool._keep:
-            pool._free.append(block)
+        return (self.leased + len(self._spare)) * self.layout.nbytes
