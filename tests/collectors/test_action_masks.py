@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers.vector import DictInfoToList
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
@@ -97,7 +98,14 @@ def env_of(where, kind, space, categorical=False):
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize(
     ("where", "kind"),
-    [("obs", "single"), ("obs", "list"), ("obs", "vector"), ("info", "single"), ("info", "list")],
+    [
+        ("obs", "single"),
+        ("obs", "list"),
+        ("obs", "vector"),
+        ("info", "single"),
+        ("info", "list"),
+        ("info", "vector"),
+    ],
 )
 def test_random_actions_are_allowed(where, kind, space, categorical):
     if kind == "vector" and categorical:
@@ -113,9 +121,55 @@ def test_random_actions_are_allowed(where, kind, space, categorical):
     assert len(actions.unique(dim=0)) > 3
 
 
-def test_those_of_a_parallel_environment_are_too():
-    with Collector(env_of("obs", "parallel", "discrete"), frames_per_batch=200) as collector:
+@pytest.mark.parametrize("where", ["obs", "info"])
+@pytest.mark.parametrize("space", SPACES)
+def test_those_of_a_parallel_environment_are_too(where, space):
+    with Collector(env_of(where, "parallel", space), frames_per_batch=200) as collector:
         assert collector.next().shape == (2, 100)
+
+
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+@pytest.mark.parametrize(
+    "vector", ["SyncVectorEnv", "AsyncVectorEnv", "DictInfoToList", "in a process", "in a list"]
+)
+def test_masks_in_info_are_followed_in_each_autoreset_mode(vector, mode):
+    def make():
+        in_processes = vector == "AsyncVectorEnv"
+        kind = gymnasium.vector.AsyncVectorEnv if in_processes else gymnasium.vector.SyncVectorEnv
+        made = kind([lambda: Masked("info")] * 3, autoreset_mode=mode)
+        return DictInfoToList(made) if vector == "DictInfoToList" else made
+
+    several = {"in a process": ParallelEnv, "in a list": SerialEnv}
+    env = several[vector](2, make) if vector in several else make()
+    with Collector(env, frames_per_batch=600) as collector:
+        collector.next()  # or an environment refuses an action
+
+
+def test_masks_are_followed_beside_observations_without_a_fixed_layout():
+    class Telling(Masked):
+        def __init__(self):
+            super().__init__("info")
+            self.observation_space = spaces.Text(8)
+
+        def shown(self):
+            return "here", super().shown()[1]
+
+    with Collector(ParallelEnv(2, Telling), frames_per_batch=100) as collector:
+        collector.next()
+
+
+def test_a_row_of_a_vector_environment_without_a_mask_may_do_anything():
+    class Free(Masked):
+        def shown(self):
+            return super().shown()[0], {}
+
+        def mask(self):
+            return [np.ones(5, np.int8)]
+
+    env = gymnasium.vector.SyncVectorEnv([lambda: Masked("info"), lambda: Free("info")])
+    with Collector(env, frames_per_batch=600) as collector:
+        actions = collector.next()["action"]
+    assert (actions[1].sum(0) > 0).all()
 
 
 def test_actions_are_drawn_evenly_from_those_allowed():

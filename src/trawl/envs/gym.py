@@ -181,6 +181,8 @@ class GymEnv(TensorDictEnv):
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
+        if self.vector is not None:
+            return self.vector.masks
         return None if self._masks is None else self._masks.mask[None]
 
     def take_seeds(self) -> list[int] | None:

@@ -122,6 +122,32 @@ def flat_mask(mask: Any) -> Array:
     return np.array(mask)
 
 
+def newest_masks(masks: Array | None, info: Any) -> Array | None:
+    """Returns the newest action mask of each row of a vector environment.
+
+    Args:
+        masks: the masks before, ``(num_envs, choices)``; None if there are none yet.
+        info: result of a step or a reset: a list of dicts, as of ``DictInfoToList``, or a dict, in
+            which ``"_action_mask"`` tells the rows that gave a mask; without it, all did.
+    """
+    if not info:
+        return masks
+    if isinstance(info, dict):
+        shown = info.get(MASK_KEY, ())
+        told = info.get(f"_{MASK_KEY}")
+        rows = np.arange(len(shown)) if told is None else np.flatnonzero(told)
+    else:
+        shown = [one.get(MASK_KEY) for one in info]
+        rows = np.array([row for row, mask in enumerate(shown) if mask is not None], int)
+    if not len(rows):
+        return masks
+    found = np.stack([flat_mask(shown[row]) for row in rows])
+    # A row without a mask allows everything: 2 does so for bits, too.
+    result = np.full((len(shown), found.shape[1]), 2, found.dtype) if masks is None else masks
+    result[rows] = found
+    return result
+
+
 class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that keeps the newest action mask from ``info``.
 

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
 from trawl.envs.base import DONE_KEYS, TensorDictEnv
+from trawl.envs.masks import choices
 from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
 from trawl.envs.parallel_crew import Crew
 from trawl.envs.parallel_worker import Facts
@@ -114,6 +115,8 @@ class ParallelEnv(TensorDictEnv):
         # Flags of the last step, if it also reset environments, until their observations are read.
         self._told: Array | None = None
         self._spent: Tensor | None = None
+        # Action masks by process, if steps are exchanged as messages.
+        self._masks: dict[int, Array | None] = {}
 
     def _plan(self) -> AreaPlan:
         batch = len(self.batch_size)
@@ -124,7 +127,10 @@ class ParallelEnv(TensorDictEnv):
                 self.full_action_spec.items(True, True),
             )
         )
-        return AreaPlan(self.num_workers, self.batch_size[1:].numel(), observed, acted)
+        sizes = choices(self.action_spec_unbatched) if len(acted) == 1 else None
+        return AreaPlan(
+            self.num_workers, self.batch_size[1:].numel(), observed, acted, sum(sizes or ())
+        )
 
     def _bind(self, area: Area) -> None:
         """Prepares views of the shared memory in the shapes of TensorDict entries."""
@@ -198,6 +204,14 @@ class ParallelEnv(TensorDictEnv):
             torch.zeros(self.batch_size, dtype=torch.bool) if self._spent is None else self._spent
         )
 
+    @override
+    def action_mask(self) -> NDArray[Any] | None:
+        if self.area is None:
+            masks = [self._masks.get(index) for index in range(self.num_workers)]
+            found = [mask for mask in masks if mask is not None]
+            return np.concatenate(found) if len(found) == self.num_workers else None
+        return self.area.masks if self.area.masked.any() else None
+
     # --- for collectors, which read and write the shared memory themselves
 
     def begin(self, mask: Mask | None, **kwargs: Any) -> None:
@@ -246,7 +260,9 @@ class ParallelEnv(TensorDictEnv):
         rows = None if mask is None else mask.cpu().numpy().ravel()
         if self.area is None:
             found = self._call_reset("reset", rows, kwargs)
-            results = [found.get(index, self._first.fake) for index in range(self.num_workers)]
+            self._masks.update({index: mask for index, (_, mask) in found.items()})
+            fake = (self._first.fake, None)
+            results = [found.get(index, fake)[0] for index in range(self.num_workers)]
             return self._joined(results, list(self.full_observation_spec.keys()))
         told, self._told = self._told, None
         if told is None or rows is None or kwargs or (rows & (told.ravel() & RESET == 0)).any():
@@ -346,11 +362,11 @@ class ParallelEnv(TensorDictEnv):
             index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
         }
         results = self._crew.call(calls)
-        rows = [results[index][0] for index in sorted(results)]
+        rows, spent, masks = zip(*(results[index] for index in sorted(results)), strict=True)
+        self._masks = dict(enumerate(masks))
         nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
-        spent = [results[index][1] for index in sorted(results)]
         self._spent = torch.stack([nothing if part is None else part for part in spent])
-        return self._joined(rows, list(rows[0].keys()))
+        return self._joined(list(rows), list(rows[0].keys()))
 
     def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
         result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)

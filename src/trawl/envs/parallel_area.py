@@ -33,12 +33,14 @@ class AreaPlan:
         lanes: number of environments in each process.
         observed: shape and dtype of each observation of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
+        choices: number of entries of an action mask; 0 if actions can't have a mask.
     """
 
     workers: int
     lanes: int
     observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
+    choices: int
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +62,8 @@ class Area:
         observed: observations after the step, by key.
         begun: observations after a reset, by key, valid in the rows that were reset.
         rewards: float32.
+        masks: action masks for the next step; 2 where an environment gives none.
+        masked: True for rows whose environment gives masks.
         flags: one byte for each row, a combination of ``TERMINATED``, ``TRUNCATED``, ``RESET``
             (the row was reset after the step) and ``SPENT`` (the step was spent on a reset).
         actions: the actions, by key.
@@ -85,6 +89,8 @@ class Area:
         self.flags = self._array((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
         self.rewards = self._array((rows,), np.dtype(np.float32))
+        self.masks = self._array((rows, plan.choices), np.dtype(np.int8))
+        self.masked = self._array((rows,), np.dtype(np.bool_))
         self.observed, self.begun = (
             {
                 key: self._array((rows, *shape), _numpy_dtype(dtype))

@@ -23,6 +23,7 @@ from trawl.backends.failure import Failure
 from trawl.backends.wire import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.own_process import take_process
 from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
@@ -226,25 +227,47 @@ class EnvService(Service):
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
         """Resets all environments or those in ``mask``; writes observations to shared memory."""
-        assert self._area is not None
-        fresh = self.reset(mask, kwargs)
-        rows = self._area.rows(self._index)
-        for key, target in self._area.begun.items():
+        area = self._area
+        assert area is not None
+        fresh, masks = self.reset(mask, kwargs)
+        rows = area.rows(self._index)
+        for key, target in area.begun.items():
             target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
+        if (masks is not None) != area.masked[rows].all():
+            area.masks[rows], area.masked[rows] = 2, masks is not None
+            self._bind()
+        if masks is not None:
+            _show_masks(masks, area, rows)
 
-    def reset(self, mask: Array | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
-        """Resets all environments or those in ``mask``; returns the TensorDict of the reset."""
+    def reset(
+        self, mask: Array | None, kwargs: Mapping[str, Any]
+    ) -> tuple[TensorDictBase, Array | None]:
+        """Resets all environments or those in ``mask``.
+
+        Returns:
+            The TensorDict of the reset, and the action masks from ``info``.
+        """
         part = None
         if mask is not None and not mask.all():
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
             part = self.env.fake_tensordict().set("_reset", flags)
-        result: TensorDictBase = self.env.reset(part, **kwargs)
-        return result
+        return self.env.reset(part, **kwargs), self._masks()
 
-    def step(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, Tensor | None]:
-        """Takes a step; returns its results and the mask of rows that spent it on a reset."""
+    def step(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, Tensor | None, Array | None]:
+        """Takes a step.
+
+        Returns:
+            Its results, the mask of rows that spent it on a reset, and the action masks from
+            ``info``.
+        """
         following = self.env.step(tensordict).get("next")
-        return following, self.env.spent() if isinstance(self.env, TensorDictEnv) else None
+        spent = self.env.spent() if isinstance(self.env, TensorDictEnv) else None
+        return following, spent, self._masks()
+
+    def _masks(self) -> Array | None:
+        return self.env.action_mask() if isinstance(self.env, TensorDictEnv) else None
 
 
 def _facts(env: Any) -> Facts:
@@ -268,6 +291,17 @@ def _facts(env: Any) -> Facts:
 # --- steps in shared memory
 
 
+def _show_masks(masks: Array, area: Area, rows: slice) -> None:
+    """Writes the action masks of a process's environments."""
+    target = area.masks[rows]
+    if masks.shape != target.shape:
+        raise ValueError(
+            f"the environment gave info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but its "
+            f"action has {target.shape[-1]} choices: a mask has an entry for each"
+        )
+    target[...] = (masks != 0).astype(np.int8) + (masks == 2)
+
+
 def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a single Gymnasium environment."""
     gym_step = env.env.step
@@ -280,6 +314,7 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
     # Unlike an array, a memoryview accepts only numbers.
     rewards: Any = area.rewards[rows].data
     flags, cut = area.flags[rows].data, area.cut[rows]
+    masked, show_masks = _mask_writer(env, area, rows)
 
     def begin() -> None:
         seeds = env.take_seeds()
@@ -306,8 +341,21 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
             begin()
             told |= RESET
         flags[0] = told
+        if masked:
+            show_masks()
 
     return step
+
+
+def _mask_writer(env: TensorDictEnv, area: Area, rows: slice) -> tuple[bool, Callable[[], None]]:
+    """Returns True if the environment gives action masks, and a function that writes them."""
+
+    def write() -> None:
+        masks = env.action_mask()
+        assert masks is not None
+        _show_masks(masks, area, rows)
+
+    return bool(area.masked[rows].all()), write
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
@@ -355,6 +403,7 @@ def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], Non
     observed = {key: array[rows] for key, array in area.observed.items()}
     begun = {key: array[rows] for key, array in area.begun.items()}
     batch = env.batch_size
+    masked, show_masks = _mask_writer(env, area, rows)
 
     def put(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
         for key, array in arrays.items():
@@ -381,6 +430,8 @@ def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], Non
             put(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
             told |= ended * RESET
         flags[:] = told
+        if masked:
+            show_masks()
 
     return step
 

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
 from trawl.envs.spaces import Array, SpaceCodec
 
@@ -50,6 +51,8 @@ class VectorAdapter:
     Attributes:
         num_envs: number of sub-environments.
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
+        masks: the newest action mask of each row, ``(num_envs, choices)``; None if the ``info``
+            of a reset has none.
     """
 
     can_restart = True
@@ -61,6 +64,7 @@ class VectorAdapter:
         self._check = check
         self._check_outcome = OutcomeCheck(env, self.num_envs)
         self._shown: list[Array] = []
+        self.masks: Array | None = None
 
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         """Begins an episode in every sub-environment.
@@ -76,7 +80,8 @@ class VectorAdapter:
             # Only these two take one seed per sub-environment; others derive them from one seed.
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
-        obs, _ = self.env.reset(**kwargs)
+        obs, info = self.env.reset(**kwargs)
+        self.masks = newest_masks(None, info)
         self._shown = self.codec.encode(obs)
         return self._shown
 
@@ -96,6 +101,8 @@ class VectorAdapter:
         """Steps the environment itself, and checks the rewards and flags."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         outcome = self._check_outcome(reward, terminated, truncated)
+        if self.masks is not None:
+            self.masks = newest_masks(self.masks, info)
         self._shown = leaves = self.codec.encode(obs)
         return leaves, outcome, info
 
@@ -105,7 +112,9 @@ class VectorAdapter:
         verifies = self._check.sees_observations and not mask.all()
         # A copy: the environment may write the new observations into the same memory.
         before = [np.array(leaf) for leaf in self._shown] if verifies else []
-        obs, _ = self.env.reset(options=options, **kwargs)
+        obs, info = self.env.reset(options=options, **kwargs)
+        if self.masks is not None:
+            self.masks = newest_masks(self.masks, info)
         self._shown = leaves = self.codec.encode(obs)
         if verifies:
             self._check.others(before, leaves, mask)
