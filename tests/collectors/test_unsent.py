@@ -6,16 +6,26 @@ import pytest
 import torch
 from collector_parts import named
 from multi_parts import CLASSES, Chooser, actions, make, together
+from torch.nn.utils import vector_to_parameters
+
+from trawl.weight_update import SharedMemWeightSyncScheme
 
 BOTH = pytest.mark.parametrize("cls", CLASSES, ids=named)
 NEVER = r"update_policy_weights_\(\) was never called"
-# Each worker's batches before the warning.
+# Each worker's batches before the warning, if the first of them is learned from.
 PATIENCE = 8
+# Each worker's batches after the check that sees a change for the first time.
+LATER = 7
 
 
 def learn(policy):
     with torch.no_grad():
         policy.choice.add_(1).remainder_(4)
+
+
+def collect(collector, number):
+    for _ in range(number):
+        collector.next()
 
 
 def calls(cls):
@@ -44,6 +54,54 @@ def test_one_change_is_enough(cls):
             assert actions(collector.next()) == {0}
         with pytest.warns(UserWarning, match=NEVER):
             collector.next()
+
+
+@BOTH
+def test_a_learner_that_begins_late_is_warned_soon(cls):
+    policy, warm_up = Chooser(0), 200
+    with make(cls, policy=policy, workers=1) as collector:
+        collect(collector, warm_up)
+        learn(policy)
+        with pytest.warns(UserWarning, match=NEVER):
+            collect(collector, 64 + LATER)
+
+
+def set_by_a_vector(policy):
+    vector_to_parameters(torch.ones(1), policy.parameters())
+
+
+def set_by_assignment(policy):
+    policy.load_state_dict({"choice": torch.ones(())}, assign=True)
+
+
+@BOTH
+@pytest.mark.parametrize("change", [set_by_a_vector, set_by_assignment])
+def test_parameters_that_are_replaced_have_changed(cls, change):
+    policy = Chooser(0)
+    with make(cls, policy=policy) as collector:
+        change(policy)
+        with pytest.warns(UserWarning, match=NEVER):
+            collect(collector, calls(cls) + 1)
+
+
+@BOTH
+def test_a_scheme_that_was_given_but_never_used_is_no_update(cls):
+    policy = Chooser(0)
+    schemes = {"policy": SharedMemWeightSyncScheme()}
+    with make(cls, policy=policy, weight_sync_schemes=schemes) as collector:
+        learn(policy)
+        with pytest.warns(UserWarning, match=NEVER):
+            collect(collector, calls(cls) + 1)
+
+
+@BOTH
+def test_weights_sent_by_the_scheme_are_an_update(cls):
+    policy, scheme = Chooser(0), SharedMemWeightSyncScheme()
+    with make(cls, policy=policy, weight_sync_schemes={"policy": scheme}) as collector:
+        scheme.send()
+        for _ in range(calls(cls) + 1):
+            collector.next()
+            learn(policy)
 
 
 @BOTH

@@ -127,7 +127,8 @@ class FleetCollector(FleetControl, OptionAttributes):
             self.shutdown(raise_on_error=False)
             raise
         self._unsent: UnsentWeights | None = None
-        if not (self._sends_by_itself or config.weight_sync_schemes or config.weight_updater):
+        # A weight updater of the user's may share memory with workers.
+        if not (self._sends_by_itself or config.weight_updater):
             policies = self._own.policies
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))

@@ -12,13 +12,15 @@ from trawl.collectors.config import warn
 
 # Number of checks that must find changes before the warning: some learners send weights rarely.
 _PATIENCE = 4
+# Most batches of each worker between two checks.
+_LONGEST_PAUSE = 64
 
 
 class UnsentWeights:
     """Warns the user once if the policy's weights change but are never sent to the workers.
 
     TorchRL's workers on the same machine share the learner's memory, so programs without any
-    update work there.
+    update work there. Changes through ``parameter.data`` are not seen.
 
     Args:
         policies: the policies of which the workers have copies.
@@ -27,19 +29,24 @@ class UnsentWeights:
     """
 
     def __init__(self, policies: Sequence[Any], parts: int, sent: Callable[[], int]) -> None:
-        modules = {id(policy): policy for policy in policies if isinstance(policy, nn.Module)}
-        parameters = (one for module in modules.values() for one in module.parameters())
-        self._parameters = [one for one in parameters if not (is_lazy(one) or one.is_inference())]
-        self._sent, self._before = sent, (sent(), self._changes())
-        self._parts, self._calls, self._found = parts, 0, 0
+        self._modules = {id(one): one for one in policies if isinstance(one, nn.Module)}.values()
+        self._sent, self._before = sent, (sent(), self._state())
+        self._parts, self._calls, self._found, self._due = parts, 0, 0, 1
 
-    def _changes(self) -> list[int]:
-        return [one._version for one in self._parameters]
+    def _state(self) -> list[tuple[int, int]]:
+        """Returns values that change if a parameter is written to, replaced or given new memory."""
+        return [
+            (one._version, one.data_ptr())
+            for module in self._modules
+            for one in module.parameters()
+            if not (is_lazy(one) or one.is_inference())
+        ]
 
     def settled(self) -> bool:
         """Warns if needed; called before each batch.
 
-        The weights are checked only after each worker has made 1, 2, 4, 8, … batches, so this
+        The weights are checked only after each worker has made 1, 2, 4, …, 64, 128, 192, …
+        batches, and, once a change was found, 1, 2 and 4 batches after the check before: so this
         takes no time.
 
         Returns:
@@ -47,17 +54,22 @@ class UnsentWeights:
         """
         rounds, rest = divmod(self._calls, self._parts)
         self._calls += 1
-        if rest or not rounds or rounds & (rounds - 1):
+        if rest or rounds != self._due:
             return False
-        sent, changes = self._before
+        sent, state = self._before
         if self._sent() != sent:
             return True
-        self._found += self._changes() != changes
+        if self._found or self._state() != state:
+            self._due += 2**self._found
+            self._found += 1
+        else:
+            self._due += min(rounds, _LONGEST_PAUSE)
         if self._found < _PATIENCE:
             return False
         warn(
             "the policy's weights have changed, but workers act with copies of those that it had "
             "when the collector was made: update_policy_weights_() was never called. Call it after "
-            "each step of the optimiser, or pass update_at_each_batch=True"
+            "each step of the optimiser, or pass update_at_each_batch=True. If the weights are to "
+            "be sent later, this warning can be ignored"
         )
         return True
