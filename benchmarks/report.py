@@ -33,11 +33,13 @@ COLOURS = {
     TRAWL: "#0b7a75",
     "TorchRL": "#c8553d",
     "TorchRL, no ids": "#e0917f",
+    "TorchRL, no buffers": "#d97b66",
     "TorchRL, SyncVectorEnv": "#edb9ad",
     "Stable-Baselines3": "#5b7fa3",
     "Tianshou": "#9db4c8",
 }
-OTHER = "#9a9a9a"
+# Of all others, in turn.
+GREYS = ("#9a9a9a", "#6b6b6b", "#c4c4c4", "#4a4a4a")
 
 
 def table(results: list[Result]) -> Table:
@@ -198,12 +200,13 @@ def write_chart(path: Path, results: list[Result]) -> None:
     results = [result for result in results if _bars(result)]
     rows = sum(len(_bars(result)) for result in results) + len(results)
     figure, axes = pyplot.subplots(figsize=(9, 0.6 + 0.28 * rows))
-    y, ticks = 0.0, []
+    y, ticks, colours = 0.0, [], dict(COLOURS)
     for result in results:
         bars = _bars(result)
         ticks.append((y + (len(bars) - 1) / 2, result.case.title))
         for name, ratio in bars:
-            axes.barh(y, ratio, height=0.85, color=COLOURS.get(name, OTHER), label=name)
+            colour = colours.setdefault(name, GREYS[(len(colours) - len(COLOURS)) % len(GREYS)])
+            axes.barh(y, ratio, height=0.85, color=colour, label=name)
             axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=8)
             y += 1
         y += 1
