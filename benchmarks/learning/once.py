@@ -24,7 +24,9 @@ def main(name: str, who: str, settings: str) -> None:
     warnings.simplefilter("ignore")
     sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
     example = importlib.import_module(name)
-    given = () if who == "Trawl" else (importlib.import_module("learning.twins").TWINS[name],)
+    given = (
+        () if who == "Trawl" else (importlib.import_module("learning.baselines").BASELINES[name],)
+    )
     with tempfile.TemporaryDirectory() as folder:
         config = example.Config(**json.loads(settings))
         if name == "offline":

@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("trawl.testing.backends")
+pytest.register_assert_rewrite("backend_conformance")

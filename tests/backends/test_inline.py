@@ -1,7 +1,8 @@
 """Workers in this process."""
 
+from backend_conformance import BackendConformance
+
 from trawl.backends import InlineBackend
-from trawl.testing import BackendConformance
 
 
 class TestInline(BackendConformance):

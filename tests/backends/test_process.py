@@ -1,7 +1,8 @@
 """Workers in processes: what all backends promise."""
 
+from backend_conformance import BackendConformance
+
 from trawl.backends import ProcessBackend
-from trawl.testing import BackendConformance
 
 
 class TestForkServer(BackendConformance):

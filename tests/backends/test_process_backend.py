@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_service import ScriptedService
 
 from trawl.backends import Death, Message, ProcessBackend, server, server_handle
 from trawl.backends.server_handle import ServerHandle
-from trawl.testing.puppet import Puppet
 
 METHODS = ["forkserver", "spawn"]
 # Seconds after which a test fails. None takes longer for it.
@@ -395,7 +395,7 @@ def test_the_process_that_workers_come_from_may_die(method):
 
 def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monkeypatch):
     """That is an error, and nothing is left of the attempt."""
-    backend.launch(0, Puppet)
+    backend.launch(0, ScriptedService)
     backend.close()
     again = ProcessBackend(backend._method)
     gc.collect()
@@ -405,10 +405,10 @@ def test_a_process_that_workers_come_from_may_die_again_and_again(backend, monke
         patch.setattr(server_handle, "_forked", lambda fd: None)
         patch.setattr(server, "command", lambda code: [sys.executable, "-c", ""])
         with pytest.raises(RuntimeError, match="died 5 times in a row"):
-            again.launch(0, Puppet)
+            again.launch(0, ScriptedService)
     # Each of the five attempts has descriptors; threads of other libraries may open one or two.
     assert len(os.listdir("/proc/self/fd")) < before + 5
-    again.launch(0, Puppet)
+    again.launch(0, ScriptedService)
     again.close()
 
 
@@ -442,7 +442,7 @@ def make_parent(port):
     # Its parent is gone at once.
     orphan = subprocess.check_output(["sh", "-c", "sleep 1000 >/dev/null & echo $!"], text=True)
     port.send([child.pid, grandchild.pid, int(grandchild.stdout.readline()), int(orphan)])
-    return Puppet(port)
+    return ScriptedService(port)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -500,7 +500,7 @@ def test_ctrl_c_is_for_the_parent():
 
 def test_an_interrupted_launch_confuses_nothing(backend, monkeypatch):
     """An answer that nobody waited for is not taken for another."""
-    first = backend.launch(0, Puppet)
+    first = backend.launch(0, ScriptedService)
     source = first._source
     receive = source._control.receive
 
@@ -510,9 +510,9 @@ def test_an_interrupted_launch_confuses_nothing(backend, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(source._control, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            backend.launch(1, Puppet)
+            backend.launch(1, ScriptedService)
     assert source._control.receive == receive
-    second = backend.launch(2, Puppet)
+    second = backend.launch(2, ScriptedService)
     assert second.pid != first.pid
     second.send(("echo", 5))
     assert events_of(backend, 1) == [Message(second, 5)]
@@ -522,7 +522,7 @@ def test_an_interrupted_launch_confuses_nothing(backend, monkeypatch):
 
 def test_events_that_an_interruption_left(backend, monkeypatch):
     """What was received before Ctrl-C is there afterwards."""
-    workers = [backend.launch(i, Puppet) for i in range(2)]
+    workers = [backend.launch(i, ScriptedService) for i in range(2)]
     for worker in workers:
         worker.send(("echo", worker.index))
     for worker in workers:
@@ -549,7 +549,7 @@ def test_descriptors_are_given_back(backend):
     def use(count):
         memory = backend.allocate(100)
         for i in range(count):
-            worker = backend.launch(i, Puppet)
+            worker = backend.launch(i, ScriptedService)
             worker.share(1, memory)
             worker.send(("echo", bytes(100_000)))
             (message,) = events_of(backend, 1)
@@ -580,7 +580,7 @@ def test_workers_have_no_files_of_their_parent(tmp_path):
         os.set_inheritable(file.fileno(), True)
         for method in METHODS:
             backend = ProcessBackend(method)
-            worker = backend.launch(0, Puppet)
+            worker = backend.launch(0, ScriptedService)
             worker.send(("echo", 1))
             events_of(backend, 1)
             links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]

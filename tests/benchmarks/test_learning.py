@@ -1,4 +1,4 @@
-"""The twins of the examples run, and what was learned is told rightly."""
+"""The baselines of the examples run, and what was learned is told rightly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_twin_runs(name: str) -> None:
+def test_a_baseline_runs(name: str) -> None:
     command = [sys.executable, str(ONCE), name, "TorchRL", json.dumps(SHORT[name])]
     made = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     (line,) = [line for line in made.stdout.splitlines() if line.startswith("result: ")] or [""]

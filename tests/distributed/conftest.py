@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-pytest.register_assert_rewrite("trawl.testing.backends")
+pytest.register_assert_rewrite("backend_conformance")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 
 

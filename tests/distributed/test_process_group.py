@@ -1,8 +1,9 @@
 """Workers that are ranks of process groups."""
 
+from backend_conformance import BackendConformance
+
 from trawl.backends.launch import LocalLauncher
 from trawl.backends.process_group import ProcessGroupBackend
-from trawl.testing import BackendConformance
 
 
 class TestProcessGroupBackend(BackendConformance):

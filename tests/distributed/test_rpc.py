@@ -1,8 +1,9 @@
 """Workers that are nodes of RPC."""
 
+from backend_conformance import BackendConformance
+
 from trawl.backends.launch import LocalLauncher
 from trawl.backends.rpc import RpcBackend
-from trawl.testing import BackendConformance
 
 
 class TestRpcBackend(BackendConformance):

@@ -430,9 +430,9 @@ def test_a_seed_is_for_a_reset_of_everything():
     mask = torch.tensor([[True], [False]])
     partly = env.reset(root.copy().set("_reset", mask))
     assert torch.equal(partly["observation"][1], root["observation"][1])
-    twin = GymEnv("CartPole-v1", num_envs=2)
-    twin.set_seed(3)
-    assert torch.equal(env.reset()["observation"], twin.reset()["observation"])
+    other = GymEnv("CartPole-v1", num_envs=2)
+    other.set_seed(3)
+    assert torch.equal(env.reset()["observation"], other.reset()["observation"])
 
 
 @pytest.mark.parametrize("seed", [1.5, "3", None, True])

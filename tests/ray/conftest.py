@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 ray = pytest.importorskip("ray")
-pytest.register_assert_rewrite("trawl.testing.backends")
+pytest.register_assert_rewrite("backend_conformance")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 
 

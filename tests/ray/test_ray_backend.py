@@ -4,11 +4,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from backend_conformance import BackendConformance
 
 from trawl.backends import ray_backend
 from trawl.backends.order_line import OrderLine
 from trawl.backends.ray_backend import RayBackend
-from trawl.testing import BackendConformance
 
 FREE = {"num_cpus": 0}
 

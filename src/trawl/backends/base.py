@@ -21,7 +21,7 @@ two pieces of its own work::
             service.handle(message)
         service.work()
 
-``trawl.testing.BackendConformance`` tests all of this for any implementation.
+``tests/backend_conformance.py`` tests all of this for any implementation.
 """
 
 from __future__ import annotations

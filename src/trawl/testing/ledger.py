@@ -12,7 +12,7 @@ from trawl.testing.envs import FIELDS, NumberedEnv
 
 
 @dataclass
-class _Lane:
+class _EnvState:
     """State of an environment, according to the frames seen so far."""
 
     now: list[int] | None = None
@@ -55,7 +55,7 @@ class Ledger:
         self._envs = {env.number: env for env in envs}
         self._kind = type(next(iter(self._envs.values())))
         self._limit = limit
-        self._lanes = {number: _Lane() for number in self._envs}
+        self._states = {number: _EnvState() for number in self._envs}
         self._trajectories: set[int] = set()
         self.frames = 0
         self.episodes = 0
@@ -63,12 +63,12 @@ class Ledger:
     @property
     def steps(self) -> dict[int, int]:
         """Number of steps that each environment has taken, by its number."""
-        return {number: lane.now[3] if lane.now else 0 for number, lane in self._lanes.items()}
+        return {number: state.now[3] if state.now else 0 for number, state in self._states.items()}
 
     def reset(self, number: int | None = None) -> None:
         """Notes that an environment (all, with None) was reset since the last batch."""
-        for lane in self._lanes.values() if number is None else [self._lanes[number]]:
-            lane.resets += 1
+        for state in self._states.values() if number is None else [self._states[number]]:
+            state.resets += 1
 
     def add(self, batch: TensorDictBase) -> None:
         """Checks a batch that follows those added before.
@@ -115,9 +115,9 @@ class Ledger:
     def _check(self, frame: dict[str, Any]) -> None:
         now, then = frame["now"], frame["then"]
         number, episode, step, total, _ = now
-        _same("environment", number, number if number in self._lanes else sorted(self._lanes))
-        lane = self._lanes[number]
-        began = self._check_root(lane, now)
+        _same("environment", number, number if number in self._states else sorted(self._states))
+        state = self._states[number]
+        began = self._check_root(state, now)
         _same("numbers after", then, [number, episode, step + 1, total + 1, frame["action"]])
         _same("reward", frame["reward"], total + 1)
         terminated, truncated = self._envs[number].ending(episode, step + 1)
@@ -130,33 +130,33 @@ class Ledger:
         for key, value in (("step_count", step), ("is_init", step == 0)):
             _same(key, frame.get(key, value), value)
         _same("next step_count", frame.get("next step_count", step + 1), step + 1)
-        self._check_trajectory(lane, began, frame.get("trajectory"))
-        lane.now, lane.ended, lane.resets = then, expected["done"], 0
+        self._check_trajectory(state, began, frame.get("trajectory"))
+        state.now, state.ended, state.resets = then, expected["done"], 0
         self.episodes += expected["done"]
 
-    def _check_root(self, lane: _Lane, now: list[int]) -> bool:
+    def _check_root(self, state: _EnvState, now: list[int]) -> bool:
         """Checks the observation before a step; returns True if it is an episode's first."""
         _, episode, step, total, action = now
-        if not lane.ended and not lane.resets:
-            _same("numbers", now, lane.now)
+        if not state.ended and not state.resets:
+            _same("numbers", now, state.now)
             return False
-        before, taken = (-1, 0) if lane.now is None else (lane.now[1], lane.now[3])
+        before, taken = (-1, 0) if state.now is None else (state.now[1], state.now[3])
         _same("numbers at a start", [step, total, action], [0, taken, -1])
-        most = before + lane.ended + lane.resets
+        most = before + state.ended + state.resets
         # Before its first frame, an environment may have been reset any number of times.
-        if lane.now is not None and not before < episode <= most:
+        if state.now is not None and not before < episode <= most:
             raise AssertionError(f"episode is {episode}, not from {before + 1} to {most}")
         return True
 
-    def _check_trajectory(self, lane: _Lane, began: bool, trajectory: int | None) -> None:
+    def _check_trajectory(self, state: _EnvState, began: bool, trajectory: int | None) -> None:
         if trajectory is None:
             return
         if not began:
-            _same("trajectory", trajectory, lane.trajectory)
+            _same("trajectory", trajectory, state.trajectory)
         elif trajectory in self._trajectories:
             raise AssertionError(f"trajectory {trajectory} was there before")
         self._trajectories.add(trajectory)
-        lane.trajectory = trajectory
+        state.trajectory = trajectory
 
 
 def _same(what: str, found: Any, expected: Any) -> None:

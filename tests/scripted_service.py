@@ -36,7 +36,7 @@ class OwnError(Exception):
         self.code = code
 
 
-class Puppet(Service):
+class ScriptedService(Service):
     """Scripted service: each message is the name of a method and its arguments.
 
     When the service is closed, it sends ``"closed"``.
@@ -196,7 +196,7 @@ class Puppet(Service):
         self.port.send(len(TALLY))
 
 
-class BadlyClosed(Puppet):
+class BadlyClosed(ScriptedService):
     """Service that fails when it is closed."""
 
     @override
@@ -224,7 +224,7 @@ class Maker:
     def __init__(self, what: Any) -> None:
         self.what = what
 
-    def __call__(self, port: Port) -> Puppet:
+    def __call__(self, port: Port) -> ScriptedService:
         """Sends the object, and makes the service."""
         port.send(self.what)
-        return Puppet(port)
+        return ScriptedService(port)

@@ -1,8 +1,8 @@
 """What the examples collect with, by TorchRL: the same environments, policies and settings.
 
 The rest of an example, the learner and the evaluation, is the very same code. Where TorchRL has
-nothing of the kind (a ratio of samples to frames, a command that writes datasets) a twin does by
-hand what its users do.
+nothing of the kind (a ratio of samples to frames, a command that writes datasets) a baseline does
+by hand what its users do.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def write(env_id: str, frames: int, seed: int, name: str) -> None:
     minari.create_dataset_from_buffers(name, episodes, env=env, data_format="arrow")
 
 
-TWINS: dict[str, Callable[..., Any]] = {"ppo": ppo, "dqn": dqn, "sac": sac, "offline": offline}
+BASELINES: dict[str, Callable[..., Any]] = {"ppo": ppo, "dqn": dqn, "sac": sac, "offline": offline}
 
 if __name__ == "__main__":
     write(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

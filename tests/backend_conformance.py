@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import scripted_service
+from scripted_service import Maker, ScriptedService
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Port, Worker
 from trawl.errors import WorkerError
-from trawl.testing import puppet
-from trawl.testing.puppet import Maker, Puppet
 
 _Test = TypeVar("_Test", bound=Callable[..., None])
 _MB = 1 << 20
@@ -35,9 +35,8 @@ class BackendConformance:
     """Tests of all that :mod:`trawl.backends.base` promises, for any backend.
 
     A subclass makes the backend and states its abilities; pytest finds the tests in the subclass.
-    Tests of abilities that the backend lacks are left out. The suite can be imported without
-    pytest. To see the compared values in a failed test, call
-    ``pytest.register_assert_rewrite("trawl.testing.backends")`` in ``conftest.py``.
+    Tests of abilities that the backend lacks are left out. To see the compared values in a failed
+    test, call ``pytest.register_assert_rewrite("backend_conformance")`` in ``conftest.py``.
 
     Attributes:
         isolated: whether each worker has an interpreter of its own, so that messages are copies.
@@ -49,21 +48,6 @@ class BackendConformance:
         patience: seconds after which a test that waits for an event fails. A larger number slows
             no passing test down.
         many: number of workers in the test of many workers.
-
-    Example:
-        >>> from trawl.backends import InlineBackend
-        >>> from trawl.testing import BackendConformance
-        >>> class TestInline(BackendConformance):
-        ...     isolated = False
-        ...     concurrent = False
-        ...     kills_by_signal = False
-        ...
-        ...     def new_backend(self):
-        ...         return InlineBackend()
-        >>> suite = TestInline()  # as pytest does it
-        >>> suite.setup_method()
-        >>> suite.test_messages_come_in_order()
-        >>> suite.teardown_method()
     """
 
     isolated: bool = True
@@ -100,7 +84,7 @@ class BackendConformance:
 
     # --- parts of tests
 
-    def launch(self, index: int = 0, make: MakeService = Puppet) -> Worker:
+    def launch(self, index: int = 0, make: MakeService = ScriptedService) -> Worker:
         """Starts a worker."""
         return self.backend.launch(index, make)
 
@@ -263,7 +247,7 @@ class BackendConformance:
     def test_what_can_not_be_read_there_is_a_failure(self) -> None:
         """A message that a worker can't unpickle ends the worker with a failure."""
         worker = self.launch()
-        worker.send(("echo", puppet.Unreadable()))
+        worker.send(("echo", scripted_service.Unreadable()))
         _, failed, death = self.end(worker)
         assert failed is not None
         assert "this can't be read" in failed.failure.summary
@@ -327,7 +311,7 @@ class BackendConformance:
 
     def test_an_exception_while_the_service_is_made(self) -> None:
         """The exception is reported, with its traceback, before the death of the worker."""
-        worker = self.launch(make=puppet.make_failing)
+        worker = self.launch(make=scripted_service.make_failing)
         failed = self._check_failure(worker, ["before"], "no service", "make_failing")
         assert failed.failure.summary == "ValueError: no service"
 
@@ -358,14 +342,14 @@ class BackendConformance:
 
     def test_an_exception_in_close(self) -> None:
         """An exception in ``close`` makes a stop a failure."""
-        worker = self.launch(make=puppet.BadlyClosed)
+        worker = self.launch(make=scripted_service.BadlyClosed)
         assert self.ask(worker, "echo", 1) == 1
         worker.stop()
         self._check_failure(worker, ["closed"], "ArithmeticError: in close")
 
     def test_an_exception_in_close_after_another(self) -> None:
         """The failure shows both exceptions, and the service is closed once."""
-        worker = self.launch(make=puppet.BadlyClosed)
+        worker = self.launch(make=scripted_service.BadlyClosed)
         worker.send(("fail", "the first"))
         self._check_failure(worker, ["closed"], "ArithmeticError: in close", "the first")
 
@@ -400,7 +384,7 @@ class BackendConformance:
     @needs("concurrent")
     def test_kill_a_worker_that_is_being_made(self) -> None:
         """A worker can be killed before it has a service."""
-        worker = self.launch(make=puppet.make_hanging)
+        worker = self.launch(make=scripted_service.make_hanging)
         assert self.message(worker) == "making"
         self._check_killed(worker, [])
 
@@ -512,7 +496,7 @@ class BackendConformance:
     @needs("concurrent")
     def test_stop_a_worker_that_is_being_made(self) -> None:
         """A stop ends a worker whose service is still being made, and closes nothing."""
-        worker = self.launch(make=puppet.make_hanging)
+        worker = self.launch(make=scripted_service.make_hanging)
         assert self.message(worker) == "making"
         self._check_stopped(worker, [])
 
@@ -676,7 +660,7 @@ class BackendConformance:
     def test_close_does_not_wait_for_work(self) -> None:
         """Closing ends workers that work, are being made, or have much to read or to send."""
         workers = [self.launch(i) for i in range(3)]
-        self.launch(3, puppet.make_hanging)
+        self.launch(3, scripted_service.make_hanging)
         assert self.ask(workers[0], "job", "hang") == "hanging"
         workers[1].send(("count", 100_000))
         assert self.ask(workers[2], "hang") == "hanging"
@@ -704,7 +688,7 @@ class BackendConformance:
         """A closure can make a service, together with the variables it refers to."""
         array, one = np.arange(5), 1
 
-        def make(port: Port) -> Puppet:
+        def make(port: Port) -> ScriptedService:
             return Maker((array + one).tolist())(port)
 
         self._check_maker(make, [1, 2, 3, 4, 5])
@@ -712,7 +696,7 @@ class BackendConformance:
     def test_made_by_a_part_of_a_function(self) -> None:
         """A ``functools.partial`` can make a service."""
 
-        def make(what: str, port: Port) -> Puppet:
+        def make(what: str, port: Port) -> ScriptedService:
             return Maker(what)(port)
 
         self._check_maker(functools.partial(make, "partial"), "partial")
@@ -720,7 +704,7 @@ class BackendConformance:
     def test_made_by_a_local_class(self) -> None:
         """A local class can make a service, as can a subclass of it that uses ``super``."""
 
-        class Local(Puppet):
+        class Local(ScriptedService):
             def __init__(self, port: Port) -> None:
                 super().__init__(port)
                 port.send(self.hello())
@@ -769,7 +753,7 @@ class BackendConformance:
             assert [self.ask(worker, "tally") for _ in range(3)] == [1, 2, 3]
         again = self.launch(2)
         assert self.ask(again, "tally") == 1
-        assert puppet.TALLY == []
+        assert scripted_service.TALLY == []
 
     def test_in_another_thread(self) -> None:
         """A backend may be used in any one thread."""
