@@ -6,7 +6,6 @@ import pickle
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
@@ -26,21 +25,19 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
 from trawl.collectors.lag import LagBound, Lags
-from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
 from trawl.collectors.orders import Ready
 from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
 from trawl.collectors.single import Collector
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.weights import POLICY
 from trawl.collectors.whole import WholeTrajectories
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.errors import WorkerError
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.schemes import NoWeightSyncScheme, SharedMemWeightSyncScheme
+from trawl.weight_update.schemes import SharedMemWeightSyncScheme
 
 # Options that a worker needs to write into a replay buffer.
 _WRITERS = (
@@ -106,17 +103,15 @@ class FleetCollector(FleetControl, OptionAttributes):
             for i, policy in enumerate(self._own.policies)
         ]
         _warn_of_lazy(self._own.policies)
-        self._weights_lock = Lock()
-        self._announced = self.policy_version
-        self._sends = 0
         self._lags = Lags()
-        self._versions: list[Any] = [self.policy_version] * self.num_workers
         self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
         self._env_states: list[Any] = [None] * self.num_workers
         self._registry = parent_registry()
         self._frames_asked = self._frames_of_workers()
         self._backend = self._new_backend()
-        self._connect_schemes()
+        self._weight_sync_schemes.update(config.weight_sync_schemes or {})
+        self._sender = self._new_sender()
+        self._sender.connect(self, self._new_scheme)
         limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
         program, note = weak(self._program), weak(self._note_change)
         self._fleet = Fleet(self._backend, self.num_workers, program, limits, note)
@@ -201,28 +196,6 @@ class FleetCollector(FleetControl, OptionAttributes):
         given = self.config.weight_updater is not None
         return given or all(isinstance(policy, nn.Module) for policy in self._own.policies)
 
-    def _connect_schemes(self) -> None:
-        """Connects the schemes that send weights to workers."""
-        self._weight_sync_schemes.update(self.config.weight_sync_schemes or {})
-        self._weight_sync_schemes.setdefault(POLICY, self._new_scheme())
-        self._models = LocalModels(weak(self.get_model))
-        for model_id, scheme in self._weight_sync_schemes.items():
-            if scheme.model_is_elsewhere or self._is_here(model_id):
-                continue
-            if scheme.initialized_on_sender or scheme.initialized_on_receiver:
-                raise RuntimeError(
-                    f"the weight-sync scheme of {model_id!r} is in use already: each collector "
-                    "needs one of its own"
-                )
-            scheme.init_on_sender(model_id=model_id, context=self)
-            scheme.connect()
-        self._channel = self._weight_sync_schemes[POLICY]
-        if isinstance(self._channel, NoWeightSyncScheme):
-            # Loaded states and versions must reach the workers even without weight updates.
-            self._channel = self._new_scheme()
-            self._channel.init_on_sender(model_id=POLICY, context=self)
-            self._channel.connect()
-
     def _prepare(self) -> None:
         config = self.config
         if self._workers_write:
@@ -240,7 +213,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             raise
         ready = [member.ready for member in self._fleet.members if member.ready is not None]
         for index, one in enumerate(ready):
-            self._know(index, one)
+            self._sender.know(index, one.packings)
         for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
             warn(doubt)
         storing = {devices.storing for devices in self.devices}
@@ -275,7 +248,7 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _lag_bound(self) -> LagBound | None:
         most = self.config.max_policy_lag
-        return None if most is None else LagBound(most, self._channel.count, self.num_workers)
+        return None if most is None else LagBound(most, self._sender.count, self.num_workers)
 
     def _initialise_buffer(self) -> None:
         """Gives an empty shared buffer its layout, without which it can't be shared."""
@@ -354,10 +327,11 @@ class FleetCollector(FleetControl, OptionAttributes):
             registry=self._registry,
             trajectory=begin,
             stride=self.num_workers,
-            receivers=self._receivers_of(index),
-            version=self._versions[index],
+            receivers=self._sender.receivers(index),
+            version=self._sender.versions[index],
             seed=None if seed is None else (derive(seed[0], "restart", member.restarts), seed[1]),
             env_state=self._env_states[index],
+            given=self._sender.handed(index),
         )
 
     @property
@@ -382,9 +356,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         unsent = self._unsent
         if unsent is not None and unsent.settled():
             self._unsent = None
-        if self.policy_version != self._announced:
-            # The user's own version counter may have been advanced elsewhere.
-            self._announce_version()
+        self._sender.announce_changes()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
         parts = self._schedule.collect(self._wanted, self._is_random)
@@ -405,7 +377,7 @@ class FleetCollector(FleetControl, OptionAttributes):
     def _count_updates(self) -> int:
         """Returns the number of weight updates, plus that of other sources of updates."""
         ways = (self.weight_updater is not None) + len(self._receivers)
-        return ways + self._sends
+        return ways + self._sender.updates
 
     def _count(self, parts: Sequence[Part]) -> None:
         """Counts the frames of batches that are delivered or were written."""
@@ -413,7 +385,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
             if not part.done.random and not self.closed:
-                lag = self._channel.count(part.index) - part.done.weights
+                lag = self._sender.count(part.index) - part.done.weights
                 self._lags.add(lag, part.done.frames)
         self._note_parts(parts)
 
@@ -524,8 +496,9 @@ class FleetCollector(FleetControl, OptionAttributes):
             for member in self._fleet.members:
                 one = member.stats()
                 one["requested_frames_per_batch"] = self._schedule.frames[member.index]
-                if isinstance(self._versions[member.index], int):
-                    one["policy_version"] = self._versions[member.index]
+                version = self._sender.versions[member.index]
+                if isinstance(version, int):
+                    one["policy_version"] = version
                 facts |= {f"worker_{member.index}/{name}": value for name, value in one.items()}
         return facts
 
@@ -608,8 +581,9 @@ class FleetCollector(FleetControl, OptionAttributes):
                 if fleet is not None:
                     fleet.close(self._closing_time)
         finally:
-            for scheme in self.__dict__.get("_weight_sync_schemes", {}).values():
-                scheme.shutdown()
+            sender = self.__dict__.get("_sender")
+            if sender is not None:
+                sender.close()
 
     def __repr__(self) -> str:
         return (

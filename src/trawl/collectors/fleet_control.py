@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import methodcaller
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,19 @@ from trawl.collectors.delivery import Delivery
 from trawl.collectors.fleet import Fleet
 from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.orders import Changed, NewWeights, Ready
+from trawl.collectors.orders import Changed, NewWeights
 from trawl.collectors.placing import tensors_of
+from trawl.collectors.policy_version import next_version
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.schedule import Schedule
+from trawl.collectors.weak import weak
+from trawl.collectors.weight_sender import SenderHost, WeightSender
 from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 from trawl.weight_update import strategy
 from trawl.weight_update.board import Posted
-from trawl.weight_update.mailbox import Packet
-from trawl.weight_update.scheme import Receiver, WeightSyncScheme
-from trawl.weight_update.shipments import Group
+from trawl.weight_update.scheme import Receiver
 
 
 class FleetControl(BaseCollector):
@@ -55,18 +55,13 @@ class FleetControl(BaseCollector):
     policy: Any
     devices: list[Devices]
     _fleet: Fleet
-    _models: LocalModels
     _packed: list[bytes | None]
     _assembly: Assembly
     _delivery: Delivery
     _own: PerWorker
     _hooks: dict[str, Any]
-    _announced: int | str | None
-    _channel: WeightSyncScheme
+    _sender: WeightSender
     _schedule: Schedule
-    _weights_lock: Lock
-    _sends: int
-    _versions: list[Any]
     _seeds: list[tuple[int, bool] | None]
     _env_states: list[Any]
 
@@ -141,84 +136,35 @@ class FleetControl(BaseCollector):
 
     # --- weights
 
-    def _weight_groups(self, model_id: str) -> list[Group]:
-        """Returns groups of workers with the same weights, each with their source here."""
-        if model_id != POLICY:
-            return [Group.of(range(self.num_workers), None)]
-        workers: dict[int, list[int]] = {}
-        origins: dict[int, Any] = {}
-        for index, policy in enumerate(self._own.policies):
-            origin = policy if policy is not None else self._own.factory(self.config, index)
-            origins[id(origin)] = policy
-            workers.setdefault(id(origin), []).append(index)
-        return [
-            Group.of(own, origins[key] if isinstance(origins[key], nn.Module) else None)
-            for key, own in workers.items()
-        ]
-
-    def _receivers_of(self, index: int) -> dict[str, Receiver]:
-        """Returns the receivers from which a worker takes new weights, by model."""
-        return {model_id: scheme.receiver(index) for model_id, scheme in self._channels.items()}
-
-    @property
-    def _channels(self) -> dict[str, WeightSyncScheme]:
-        """The schemes that send weights to workers, by model."""
-        workers = {
-            model_id: scheme
-            for model_id, scheme in self._weight_sync_schemes.items()
-            if not (scheme.model_is_elsewhere or self._is_here(model_id))
-        }
-        return {**workers, POLICY: self._channel}
-
-    def _is_here(self, model_id: str) -> bool:
-        """Returns True if a model is part of a replay buffer that only this process writes."""
-        return model_id.startswith("replay_buffer") and not self._workers_write
+    def _new_sender(self) -> WeightSender:
+        """Makes the object that sends weights to workers, without a strong reference to this."""
+        host = SenderHost(
+            update=weak(self.update_policy_weights_),
+            deliver=weak(self._deliver_message),
+            devices=weak(self._acting_devices),
+            paused=weak(self._held),
+            in_bounds=weak(self._in_bounds),
+        )
+        models = LocalModels(weak(self.get_model))
+        schemes, tracker = self._weight_sync_schemes, self._version
+        return WeightSender(
+            host, schemes, self.config, self._own, tracker, models, self._workers_write
+        )
 
     @property
     def _workers_write(self) -> bool:
         """True if workers write into the replay buffer themselves."""
         return False
 
-    def _know(self, index: int, ready: Ready) -> None:
-        """Tells the schemes how the weights of a worker's models are packed."""
-        for model_id, packing in ready.packings.items():
-            self._channels[model_id].know(index, packing)
-
-    def _send_weights(self, model_id: str, index: int, packet: Packet) -> None:
-        """Sends weights to a worker by a message."""
-        self._fleet.tell(index, NewWeights(model_id, packet))
+    def _deliver_message(self, index: int, message: NewWeights) -> None:
+        """Sends a message to a worker. Any thread may call this."""
+        self._fleet.tell(index, message)
         # If another thread is collecting, that thread sends the message.
         if self._background is None and self._lock.acquire(blocking=False):
             try:
                 self._fleet.send_told()
             finally:
                 self._lock.release()
-
-    def _note_sent(self, workers: Collection[int]) -> None:
-        """Counts an update of the policy, if its weights were sent to any worker."""
-        self._sends += bool(workers)
-
-    def _note_change(self, index: int, changed: Changed) -> None:
-        """Called when a call through a worker's handle has changed the worker."""
-        raise NotImplementedError(f"workers of {type(self).__name__} have no handles")
-
-    def _chosen(self, worker_ids: WorkerIds) -> list[int]:
-        """Returns the numbers of workers that are named by number, or by their policy's device.
-
-        Raises:
-            ValueError: if a worker does not exist, or none is named.
-            TypeError: if an entry is neither a number nor a device.
-        """
-        given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
-        if not any(isinstance(one, torch.device) for one in given):
-            return self._channel.chosen(worker_ids)
-        numbers: list[Any] = []
-        for one in given:
-            named = [i for i, own in enumerate(self._acting_devices()) if own == one]
-            if isinstance(one, torch.device) and not named:
-                raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
-            numbers += named if isinstance(one, torch.device) else [one]
-        return sorted(set(self._channel.chosen(numbers)))
 
     def _acting_devices(self) -> list[torch.device]:
         """Returns the device of each worker's policy: by default, that of the given policy."""
@@ -227,6 +173,15 @@ class FleetControl(BaseCollector):
             for one, policy in zip(self.devices, self._own.policies, strict=True)
         ]
 
+    def _note_change(self, index: int, changed: Changed) -> None:
+        """Keeps the state that a call through a worker's handle changed, for a replacement."""
+        if changed.seed is not None:
+            self._seeds[index] = changed.seed
+        if changed.env_state is not None:
+            self._env_states[index] = changed.env_state
+        if changed.weights is not None:
+            self._sender.adopt(index, changed.weights, changed.count, changed.version)
+
     @override
     def _prepare_weights(
         self,
@@ -234,53 +189,7 @@ class FleetControl(BaseCollector):
         worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
-        for model_id in by_model:
-            if model_id not in self._weight_sync_schemes:
-                raise KeyError(
-                    f"there is no model {model_id!r} that weights can be sent to; there are "
-                    f"{sorted(self._weight_sync_schemes)}. Others need a scheme in "
-                    "weight_sync_schemes"
-                )
-            if model_id != POLICY and by_model[model_id] is None:
-                raise ValueError(
-                    f"the weights of {model_id!r} have to be given: only workers have that model"
-                )
-        chosen = self._chosen(worker_ids)
-        sent, elsewhere = {}, self._models_elsewhere
-        loads = [self._models.prepare(i, new) for i, new in by_model.items() if self._is_here(i)]
-        for model_id, new in by_model.items():
-            if self._is_here(model_id):
-                continue
-            if model_id == POLICY and new is not None:
-                self._check_updatable(chosen)
-            scheme = self._weight_sync_schemes[model_id]
-            sent[model_id] = scheme.prepare(
-                new, scheme.workers if model_id in elsewhere else chosen
-            )
-
-        def change() -> None:
-            if loads:
-                with self._held():
-                    for load in loads:
-                        load()
-            with self._in_bounds(chosen), self._weights_lock:
-                with self._next_version() if new_version else nullcontext():
-                    for model_id, parcels in sent.items():
-                        self._weight_sync_schemes[model_id].commit(parcels, self.policy_version)
-                reached = {
-                    i: {w for p in parcels for w in p.workers}
-                    for i, parcels in sent.items()
-                    if i not in elsewhere
-                }
-                acting = reached.get(POLICY, set())
-                self._note_sent(acting)
-                for index in acting:
-                    self._versions[index] = self.policy_version
-                self._announced = self.policy_version
-                # Workers that were sent other models only: for them just the version is new.
-                self._tell_version(set().union(*reached.values()) - acting)
-
-        return change if loads or any(sent.values()) else lambda: None
+        return self._sender.prepare(by_model, worker_ids, new_version)
 
     @contextmanager
     def _in_bounds(self, chosen: Sequence[int]) -> Iterator[None]:
@@ -312,37 +221,15 @@ class FleetControl(BaseCollector):
             "allow for more. As many updates as came between two batches before are allowed for"
         )
 
-    def _check_updatable(self, chosen: Sequence[int]) -> None:
-        """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
-        for index in chosen:
-            policy = self._own.policies[index]
-            made = self._own.makes_policy(self.config, index)
-            if not (isinstance(policy, nn.Module) or made):
-                kind = "RandomPolicy" if policy is None else type(policy).__name__
-                raise TypeError(f"policy {kind} has no weights to update")
-
     @override
     def _announce_version(self, worker_ids: WorkerIds = None) -> None:
-        self._announced = self.policy_version
-        nobody = isinstance(worker_ids, Sequence) and not worker_ids
-        chosen = [] if nobody else self._chosen(worker_ids)
-        late = [i for i in chosen if self._versions[i] != self.policy_version]
-        if late:
-            with self._in_bounds(late), self._weights_lock:
-                self._tell_version(late)
-
-    def _tell_version(self, workers: Collection[int]) -> None:
-        """Tells workers that their weights have the current version."""
-        if self._version is not None:
-            for index in workers:
-                self._versions[index] = self.policy_version
-            self._channel._post_version(self.policy_version, workers)
+        self._sender.announce(worker_ids)
 
     def increment_version(self) -> None:
         """Advances to the next version of the policy, if versions are tracked."""
         if self._version is not None:
-            with self._next_version():
-                self._announce_version()
+            with next_version(self._version):
+                self._sender.announce()
 
     @override
     def _take(self, model_id: str, receiver: Receiver) -> Posted:
@@ -386,28 +273,27 @@ class FleetControl(BaseCollector):
         names = [f"worker{index}" for index in range(self.num_workers)]
         _check_state(state_dict, names)
         version = state_dict.get("policy_version", self.policy_version)
-        loaded = [
-            (i, weights)
+        loaded = {
+            i: weights
             for i, name in enumerate(names)
             if (weights := state_dict[name].get("policy_state_dict")) is not None
-        ]
-        parcels = {i: self._channel.prepare(weights, [i]) for i, weights in loaded}
+        }
+        send = self._sender.prepare_each(loaded)
         with self._held(), self._in_bounds(range(self.num_workers)):
             if self._whole is not None:
                 # Batches that were requested before belong to old episodes. These must not be
                 # mixed with new ones, which may have the same ids.
                 self._fleet.settle()
             last = self._fleet.last_order
-            before = self._versions, list(self._env_states)
+            before = self._sender.versions, list(self._env_states)
             for index, name in enumerate(names):
                 self._env_states[index] = state_dict[name].get("env_state_dict")
             if self._version is not None:
-                self._versions = [state_dict[name].get("policy_version", version) for name in names]
+                self._sender.versions = [
+                    state_dict[name].get("policy_version", version) for name in names
+                ]
             # Sent before the call: a worker may be replaced while others load.
-            with self._weights_lock:
-                for index, parcel in parcels.items():
-                    self._channel.commit(parcel, self._versions[index])
-                self._note_sent(parcels)
+            send()
             try:
                 self._fleet.call(
                     {
@@ -416,10 +302,9 @@ class FleetControl(BaseCollector):
                     }
                 )
             except BaseException:
-                self._versions, self._env_states = before
+                self._sender.versions, self._env_states = before
                 raise
-            if self._version is not None:
-                self._version.version = self._announced = version
+            self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
             self._load_whole(state_dict, last)
             for member, name in zip(self._fleet.members, names, strict=True):
@@ -493,10 +378,9 @@ class FleetControl(BaseCollector):
             A copy. Before the first update, the weights with which the workers' policies began.
             None if this process has no weights of the model.
         """
-        scheme = self._channels.get(model_id)
-        sent = None if scheme is None else scheme.last_sent(0)
+        sent = self._sender.newest(model_id)
         if sent is not None:
-            return strategy.in_form(sent, "tensordict")
+            return sent
         if model_id != POLICY or self._packed[0] is None:
             return None
         policy = pickle.loads(self._packed[0])

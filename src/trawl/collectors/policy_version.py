@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +55,21 @@ class PolicyVersion:
     def increment_version(self) -> None:
         """Advances to the next version."""
         self.version = self.version + 1 if isinstance(self.version, int) else self._first()
+
+
+@contextmanager
+def next_version(tracker: PolicyVersion | None) -> Iterator[None]:
+    """Context that advances the version of a policy, and restores it after an exception."""
+    if tracker is None:
+        yield
+        return
+    before = tracker.version
+    tracker.increment_version()
+    try:
+        yield
+    except BaseException:
+        tracker.version = before
+        raise
 
 
 def stamp(batch: TensorDictBase, version: int | str, after: bool = True) -> None:

@@ -143,6 +143,7 @@ class Collector(BaseCollector):
             for model_id, scheme in (config.weight_sync_schemes or {}).items():
                 if not scheme.initialized_on_sender:
                     scheme.init_on_sender(model_id=model_id, context=self)
+                    scheme.send_through(weak(self._update_model))
                 self._weight_sync_schemes[model_id] = scheme
             self._init_weights()
         except BaseException:
@@ -524,6 +525,9 @@ class Collector(BaseCollector):
                     scheme.commit(parcels, self.policy_version)
 
         return change
+
+    def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
+        self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None] | None:
         """Checks weights for a model of this collector.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.weight_update.board import Posted
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
@@ -134,25 +134,10 @@ class WeightControl(ABC):
                 "weights of the policy only"
             )
         # The updater may write to the policy itself, which must not act meanwhile.
-        with self._held(), self._next_version():
+        with self._held(), next_version(self._version):
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
             reached = self._reached(self.weight_updater)
             self._announce_version(worker_ids if reached is None else reached)
-
-    @contextmanager
-    def _next_version(self) -> Iterator[None]:
-        """Context that advances the version of the policy, and restores it after an exception."""
-        tracker = self._version
-        if tracker is None:
-            yield
-            return
-        before = tracker.version
-        tracker.increment_version()
-        try:
-            yield
-        except BaseException:
-            tracker.version = before
-            raise
 
     def _announce_version(  # noqa: B027 (there may be no workers)
         self, worker_ids: WorkerIds = None

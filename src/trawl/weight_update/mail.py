@@ -15,7 +15,7 @@ from trawl.weight_update.lines import Inbox, Line
 from trawl.weight_update.mailbox import Mailbox, Packet
 from trawl.weight_update.packing import Packing, Slot
 from trawl.weight_update.scheme import Receiver, WeightSyncScheme
-from trawl.weight_update.shipments import Shipment
+from trawl.weight_update.shipments import Group, Shipment
 from trawl.weight_update.tensors import Weights
 
 
@@ -54,7 +54,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     @override
     def _open(self, workers: int) -> None:
-        if not hasattr(self.context, "_send_weights"):
+        if self._host is None:
             self._lines = self._new_lines(self.workers)
 
     @override
@@ -161,7 +161,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         return Packet(0, None, packing, buffer, extra)
 
     @override
-    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+    def post_version(self, version: Version, workers: Iterable[int]) -> None:
         for worker in workers:
             self._send(worker, Packet(self.count(worker) + 1, version))
 
@@ -176,7 +176,27 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def _carry(self, worker: int, packet: Packet) -> None:
         """Lets the collector carry a packet to its worker."""
-        self.context._send_weights(self.model_id, worker, packet)
+        assert self._host is not None
+        assert self.model_id is not None
+        self._host.deliver(self.model_id, worker, packet)
+
+    def add_receiver(self, worker: int, group: Group | None) -> None:
+        """Adds a receiver, which is a worker of the scheme's collector.
+
+        Args:
+            worker: number of the receiver.
+            group: the group of this receiver alone; None for that of the first receiver, with its
+                newest weights.
+        """
+        assert self._groups is not None
+        if group is not None:
+            self._groups.append(group)
+            return
+        first = self._groups[0]
+        newest = self._latest.get(first.workers[0])
+        first.workers = (*first.workers, worker)
+        if newest is not None:
+            self._latest[worker] = replace(newest, count=1)
 
     @override
     def receiver(self, worker: int) -> Receiver:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trawl.paths import get_path
 from trawl.weight_update.board import Posted, Version
+from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Live, Packing
 from trawl.weight_update.shipments import (
     Group,
@@ -51,6 +52,19 @@ class Receiver(Protocol):
         """
 
 
+class WeightHost(Protocol):
+    """Collector that sends weights to its workers through schemes."""
+
+    def groups(self, model_id: str) -> list[Group]:
+        """Returns groups of workers whose models have the same weights."""
+
+    def update(self, model_id: str, weights: Any, worker_ids: Any) -> None:
+        """Sends weights, as the collector's ``update_policy_weights_`` does."""
+
+    def deliver(self, model_id: str, worker: int, message: Packet) -> None:
+        """Delivers a message with weights to a worker."""
+
+
 class WeightSyncScheme(ABC):
     """Sends the weights of a model from one sender to receivers in other processes.
 
@@ -82,6 +96,8 @@ class WeightSyncScheme(ABC):
         self._strategy = WeightStrategy(strategy)
         self._model_id: str | None = None
         self._context: weakref.ref[Any] | None = None
+        self._host: WeightHost | None = None
+        self._update: Callable[..., None] | None = None
         self._groups: list[Group] | None = None
         self._connected_sender = self._connected_receiver = False
         self._worker_idx: int | None = None
@@ -126,7 +142,7 @@ class WeightSyncScheme(ABC):
         """Sends weights without waiting until they are taken."""
 
     @abstractmethod
-    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+    def post_version(self, version: Version, workers: Iterable[int]) -> None:
         """Gives the weights that receivers were sent last another version."""
 
     @abstractmethod
@@ -201,9 +217,8 @@ class WeightSyncScheme(ABC):
             raise TypeError(f"give one of {', '.join(names)}, not several")
         self._model_id = model_id
         self._context = None if context is None else weakref.ref(context)
-        groups = getattr(context, "_weight_groups", None)
-        if groups is not None and not names:
-            self._groups = list(groups(model_id))
+        if self._host is not None:
+            self._groups = self._host.groups(model_id)
         else:
             source = model if model is not None else weights
             if source is None and context is not None and params_map is None:
@@ -213,6 +228,21 @@ class WeightSyncScheme(ABC):
         self._model = model
         self._owner = os.getpid()
         self._open(1 + max((i for group in self._groups for i in group.workers), default=-1))
+
+    def attach(self, host: WeightHost, model_id: str, collector: Any) -> None:
+        """Makes this scheme the sender's end for the workers of a collector, and connects it."""
+        self._host = host
+        self.init_on_sender(model_id=model_id, context=collector)
+        self.send_through(host.update)
+        self.connect()
+
+    def send_through(self, update: Callable[[str, Any, Any], None]) -> None:
+        """Makes :meth:`send` call a function of the collector that the scheme belongs to.
+
+        Args:
+            update: called with the model's name, the weights, and the numbers of receivers.
+        """
+        self._update = update
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
         """Connects this end. Call it once on each side, when all processes have been started.
@@ -263,11 +293,9 @@ class WeightSyncScheme(ABC):
         """
         if not self.initialized_on_sender:
             raise RuntimeError("send() before init_on_sender()")
-        collector = self.context
-        if getattr(collector, "_weight_sync_schemes", {}).get(self._model_id) is self:
+        if self._update is not None and self.context is not None:
             # The collector counts versions, and limits how far workers may lag behind.
-            by_model = {self._model_id: weights}
-            collector.update_policy_weights_(weights_dict=by_model, worker_ids=worker_ids)
+            self._update(self._model_id, weights, worker_ids)
             return
         if not self._connected_sender:
             raise RuntimeError("send() before connect()")
@@ -598,12 +626,14 @@ class WeightSyncScheme(ABC):
         """Releases all resources. May be called again."""
         self._groups, self._worker_idx = None, None
         self._connected_sender = self._connected_receiver = False
-        self._live = self._model = self._context = None
+        self._live = self._model = self._context = self._host = self._update = None
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process, the scheme starts uninitialised, to become a receiver's end.
         fresh = {
             "_context": None,
+            "_host": None,
+            "_update": None,
             "_groups": None,
             "_live": None,
             "_model": None,

@@ -59,7 +59,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
             for one in sets:
                 board = Board(len(one))
                 self._boards |= {worker: (board, place) for place, worker in enumerate(one)}
-        if not hasattr(self.context, "_weight_groups"):
+        if self._host is None:
             # A collector has other means to wake its workers, and to notice their end.
             self._transports = {
                 worker: SharedMemTransport(board, place, worker)
@@ -84,7 +84,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
                 self._transports[worker].notify()
 
     @override
-    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+    def post_version(self, version: Version, workers: Iterable[int]) -> None:
         for worker in workers:
             board, place = self._boards[worker]
             board.post_version(version, [place])
@@ -218,7 +218,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         pass
 
     @override
-    def _post_version(self, version: Version, workers: Iterable[int]) -> None:
+    def post_version(self, version: Version, workers: Iterable[int]) -> None:
         pass
 
     @override

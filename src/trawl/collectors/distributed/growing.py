@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
-
-from torch import nn
 
 from trawl.collectors.config import resolve_devices
 from trawl.collectors.fleet_collector import FleetCollector, packed_policy
 from trawl.collectors.multi_config import sources
-from trawl.collectors.weights import POLICY
 from trawl.envs.build import distinct
-from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.shipments import Group
 
 
 def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, policy: Any) -> None:
@@ -29,12 +22,7 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
     Raises:
         TypeError: if a weight-sync scheme has a fixed number of receivers.
     """
-    for model_id, scheme in collector._channels.items():
-        if not isinstance(scheme, MessageWeightSyncScheme):
-            raise TypeError(
-                f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a fixed "
-                "number of receivers"
-            )
+    collector._sender.check_growth()
     before = collector.create_env_fn
     found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
     for source in found:
@@ -42,7 +30,7 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
     collector._fleet.grow(len(found))
     ready = [member.ready for member in collector._fleet.members if member.ready is not None]
     for index, one in enumerate(ready):
-        collector._know(index, one)
+        collector._sender.know(index, one.packings)
     collector._assembly = collector._new_assembly(ready)
     frames = [one.lanes * one.steps for one in ready]
     collector.requested_frames_per_batch = sum(frames) if collector.sync else max(frames)
@@ -62,24 +50,7 @@ def _add(collector: FleetCollector, source: Any, policy: Any) -> None:
         own._own["policy_factory"][index] = None
     collector.devices.append(resolve_devices(collector.config, own.of(index)))
     collector._packed.append(collector._packed[0] if same else packed_policy(policy, index))
-    collector._versions.append(collector.policy_version)
     collector._seeds.append(None)
     collector._env_states.append(None)
     collector._frames_asked.append(collector._frames_asked[0])
-    for model_id, scheme in collector._channels.items():
-        _admit(scheme, index, policy if model_id == POLICY else None)
-
-
-def _admit(scheme: WeightSyncScheme, index: int, policy: Any) -> None:
-    """Adds a worker to a scheme's receivers; it begins with the newest weights of its group."""
-    groups = scheme._groups
-    assert groups is not None
-    assert isinstance(scheme, MessageWeightSyncScheme)
-    if policy is not None:
-        groups.append(Group.of([index], policy if isinstance(policy, nn.Module) else None))
-        return
-    first = groups[0].workers[0]
-    groups[0].workers = (*groups[0].workers, index)
-    newest = scheme._latest.get(first)
-    if newest is not None:
-        scheme._latest[index] = replace(newest, count=1)
+    collector._sender.grow(policy)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.base import Backend
@@ -23,13 +22,10 @@ from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.growing import grow
-from trawl.collectors.distributed.handed import HandedWeights
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.fleet import Member
 from trawl.collectors.handle_calls import methods_of
-from trawl.collectors.orders import Changed
-from trawl.collectors.weights import POLICY
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -104,7 +100,6 @@ class RayCollector(ClusterCollector):
     def _new_backend(self) -> Backend:
         self._first = self.num_workers
         self._remote = self.remote.remote(self.num_workers)
-        self._handed = HandedWeights(lambda index: self._channel.count(index))
         return RayBackend(
             self._remote,
             self.remote.placement_timeout,
@@ -119,7 +114,6 @@ class RayCollector(ClusterCollector):
     @override
     def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
         parts["trajectory"], parts["stride"] = self._ids_of(member)
-        parts["given"] = self._handed.weights(member.index)
         parts["whole"] = self._whole is not None
         if self._workers_write:
             parts["options"]["replay_buffer"] = self._writer
@@ -148,35 +142,6 @@ class RayCollector(ClusterCollector):
     # --- weights
 
     @override
-    def _note_sent(self, workers: Collection[int]) -> None:
-        super()._note_sent(workers)
-        self._handed.note_sent(workers)
-
-    @override
-    def _note_change(self, index: int, changed: Changed) -> None:
-        # Kept for a replacement of the worker.
-        if changed.seed is not None:
-            self._seeds[index] = changed.seed
-        if changed.env_state is not None:
-            self._env_states[index] = changed.env_state
-        if changed.weights is None:
-            return
-        with self._weights_lock:
-            if self._handed.note_taken(index, changed.count, changed.weights):
-                self._adopt_version(index, changed.version)
-
-    def _adopt_version(self, index: int, version: int | str | None) -> None:
-        """Adopts the version that a worker has given to weights from its handle."""
-        if self._version is None or version is None:
-            return
-        if version != self._version.version and self._versions[index] == self._version.version:
-            # The first worker with these weights sets the version; the others get the same.
-            self._version.version = self._announced = version
-        self._versions[index] = self._version.version
-        if version != self._version.version:
-            self._tell_version([index])
-
-    @override
     def _reached(self, updater: Updater) -> Sequence[int] | None:
         ours = isinstance(updater, WeightUpdaterBase)
         if not ours or getattr(updater, "remote_collectors", None):
@@ -186,11 +151,6 @@ class RayCollector(ClusterCollector):
                     member.worker.await_calls()
         # TorchRL's updaters send weights to handles, and the workers report what they took.
         return super()._reached(updater) if ours else []
-
-    @override
-    def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
-        handed = self._handed.weights(0) if model_id == POLICY else None
-        return super().get_cached_weights(model_id) if handed is None else handed.clone()
 
     def batches_of(self, worker_id: int) -> int:
         """Returns the number of batches that a worker has delivered."""
@@ -326,8 +286,6 @@ class RayCollector(ClusterCollector):
             self._remote += remote
             self._kwargs += kwargs
             self._environments += [environments] * count
-            if policy is None:
-                self._handed.copy(0, range(self.num_workers, self.num_workers + count))
             try:
                 grow(self, create_env_fn, count, policy)
             except BaseException:

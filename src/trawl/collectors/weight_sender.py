@@ -1,0 +1,377 @@
+"""Weights that a collector sends to its workers, and the version that each worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from trawl.collectors.local_models import LocalModels
+from trawl.collectors.multi_config import MultiConfig, PerWorker
+from trawl.collectors.orders import NewWeights
+from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.mailbox import Packet
+from trawl.weight_update.packing import Packing
+from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.schemes import NoWeightSyncScheme
+from trawl.weight_update.shipments import Group
+from trawl.weight_update.strategy import in_form
+
+Version = int | str | None
+
+
+@dataclass(frozen=True)
+class SenderHost:
+    """Services of a collector that its weight sender needs.
+
+    Attributes:
+        update: the collector's ``update_policy_weights_``.
+        deliver: sends a message to a worker.
+        devices: returns the device of each worker's policy.
+        paused: context in which no batch is collected in this process.
+        in_bounds: context that waits until some workers may be sent an update.
+    """
+
+    update: Callable[..., None]
+    deliver: Callable[[int, NewWeights], None]
+    devices: Callable[[], Sequence[torch.device]]
+    paused: Callable[[], AbstractContextManager[None]]
+    in_bounds: Callable[[Sequence[int]], AbstractContextManager[None]]
+
+
+class WeightSender:
+    """Sends weights to the workers of a collector, through a scheme for each model.
+
+    Args:
+        host: the collector's services.
+        schemes: schemes by model; the sender adds the one for the policy if it is missing.
+        config: options of the collector.
+        own: options that differ from worker to worker, with their policies.
+        tracker: counter of the policy's versions, or None.
+        models: models in this process.
+        workers_write: whether workers write into the replay buffer. If not, only this process has
+            its models.
+
+    Attributes:
+        versions: version of the policy that each worker was sent last.
+        updates: number of updates of the policy that reached any worker.
+    """
+
+    def __init__(
+        self,
+        host: SenderHost,
+        schemes: dict[str, WeightSyncScheme],
+        config: MultiConfig,
+        own: PerWorker,
+        tracker: PolicyVersion | None,
+        models: LocalModels,
+        workers_write: bool,
+    ) -> None:
+        self._host = host
+        self._schemes = schemes
+        self._config = config
+        self._own = own
+        self._tracker = tracker
+        self._models = models
+        self._workers_write = workers_write
+        self._lock = Lock()
+        self._announced = self._version
+        self.versions: list[Version] = [self._version] * own.count
+        self.updates = 0
+        # Weights that workers took through their handles, if they are newer than those that were
+        # sent; and the number of updates of each worker when it was last sent weights.
+        self._handed: dict[int, Any] = {}
+        self._sent: dict[int, int] = {}
+
+    @property
+    def _version(self) -> Version:
+        return None if self._tracker is None else self._tracker.version
+
+    # --- schemes
+
+    def connect(self, collector: Any, new_scheme: Callable[[], WeightSyncScheme]) -> None:
+        """Makes the schemes those of a collector.
+
+        Args:
+            collector: the collector.
+            new_scheme: makes a scheme for the policy, if the user gave none.
+
+        Raises:
+            RuntimeError: if a scheme is in use already.
+        """
+        self._schemes.setdefault(POLICY, new_scheme())
+        for model_id, scheme in self._schemes.items():
+            if scheme.model_is_elsewhere or self._is_here(model_id):
+                continue
+            if scheme.initialized_on_sender or scheme.initialized_on_receiver:
+                raise RuntimeError(
+                    f"the weight-sync scheme of {model_id!r} is in use already: each collector "
+                    "needs one of its own"
+                )
+            scheme.attach(self, model_id, collector)
+        self.policy_scheme = self._schemes[POLICY]
+        if isinstance(self.policy_scheme, NoWeightSyncScheme):
+            # Loaded states and versions must reach the workers even without weight updates.
+            self.policy_scheme = new_scheme()
+            self.policy_scheme.attach(self, POLICY, collector)
+
+    def close(self) -> None:
+        """Shuts the schemes down."""
+        for scheme in self._schemes.values():
+            scheme.shutdown()
+
+    @property
+    def _to_workers(self) -> dict[str, WeightSyncScheme]:
+        """The schemes that send weights to workers, by model."""
+        workers = {
+            model_id: scheme
+            for model_id, scheme in self._schemes.items()
+            if not (scheme.model_is_elsewhere or self._is_here(model_id))
+        }
+        return {**workers, POLICY: self.policy_scheme}
+
+    def _is_here(self, model_id: str) -> bool:
+        """Returns True if a model is part of a replay buffer that only this process writes."""
+        return model_id.startswith("replay_buffer") and not self._workers_write
+
+    def update(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
+        """Sends weights for a scheme, as the collector's ``update_policy_weights_`` does."""
+        self._host.update(weights_dict={model_id: weights}, worker_ids=worker_ids)
+
+    def deliver(self, model_id: str, worker: int, message: Packet) -> None:
+        """Delivers a scheme's message to a worker."""
+        self._host.deliver(worker, NewWeights(model_id, message))
+
+    def groups(self, model_id: str) -> list[Group]:
+        """Returns groups of workers with the same weights, each with their source here."""
+        if model_id != POLICY:
+            return [Group.of(range(self._own.count), None)]
+        workers: dict[int, list[int]] = {}
+        origins: dict[int, Any] = {}
+        for index, policy in enumerate(self._own.policies):
+            origin = policy if policy is not None else self._own.factory(self._config, index)
+            origins[id(origin)] = policy
+            workers.setdefault(id(origin), []).append(index)
+        return [
+            Group.of(own, origins[key] if isinstance(origins[key], nn.Module) else None)
+            for key, own in workers.items()
+        ]
+
+    # --- workers
+
+    def receivers(self, worker: int) -> dict[str, Receiver]:
+        """Returns the receivers from which a worker takes new weights, by model."""
+        return {model_id: scheme.receiver(worker) for model_id, scheme in self._to_workers.items()}
+
+    def know(self, worker: int, layouts: Mapping[str, Packing]) -> None:
+        """Tells the schemes the layouts of a worker's models."""
+        for model_id, layout in layouts.items():
+            self._to_workers[model_id].know(worker, layout)
+
+    def count(self, worker: int) -> int:
+        """Returns the number of updates of the policy that were sent to a worker."""
+        return self.policy_scheme.count(worker)
+
+    def check_growth(self) -> None:
+        """Refuses to add workers if a scheme can't have more receivers.
+
+        Raises:
+            TypeError: if a scheme has a fixed number of receivers.
+        """
+        for model_id, scheme in self._to_workers.items():
+            if not isinstance(scheme, MessageWeightSyncScheme):
+                raise TypeError(
+                    f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a "
+                    "fixed number of receivers"
+                )
+
+    def grow(self, policy: Any) -> None:
+        """Adds a worker.
+
+        Args:
+            policy: its policy; None for that of the first worker, with its newest weights.
+        """
+        worker = len(self.versions)
+        self.versions.append(self._version)
+        if policy is None and 0 in self._handed:
+            self._handed[worker] = self._handed[0]
+        for model_id, scheme in self._to_workers.items():
+            assert isinstance(scheme, MessageWeightSyncScheme)
+            alone = policy is not None and model_id == POLICY
+            source = policy if isinstance(policy, nn.Module) else None
+            scheme.add_receiver(worker, Group.of([worker], source) if alone else None)
+
+    def chosen(self, worker_ids: WorkerIds) -> list[int]:
+        """Returns the numbers of workers that are named by number, or by their policy's device.
+
+        Raises:
+            ValueError: if a worker does not exist, or none is named.
+            TypeError: if an entry is neither a number nor a device.
+        """
+        given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
+        if not any(isinstance(one, torch.device) for one in given):
+            return self.policy_scheme.chosen(worker_ids)
+        numbers: list[Any] = []
+        for one in given:
+            named = [i for i, own in enumerate(self._host.devices()) if own == one]
+            if isinstance(one, torch.device) and not named:
+                raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
+            numbers += named if isinstance(one, torch.device) else [one]
+        return sorted(set(self.policy_scheme.chosen(numbers)))
+
+    # --- updates
+
+    def prepare(
+        self, by_model: Mapping[str, Any], worker_ids: WorkerIds, new_version: bool
+    ) -> Callable[[], None]:
+        """Checks weights without changing anything; returns the function that sends them."""
+        for model_id in by_model:
+            if model_id not in self._schemes:
+                raise KeyError(
+                    f"there is no model {model_id!r} that weights can be sent to; there are "
+                    f"{sorted(self._schemes)}. Others need a scheme in weight_sync_schemes"
+                )
+            if model_id != POLICY and by_model[model_id] is None:
+                raise ValueError(
+                    f"the weights of {model_id!r} have to be given: only workers have that model"
+                )
+        chosen = self.chosen(worker_ids)
+        loads, prepared, reached = [], [], {}
+        for model_id, new in by_model.items():
+            if self._is_here(model_id):
+                loads.append(self._models.prepare(model_id, new))
+                continue
+            if model_id == POLICY and new is not None:
+                self._check_updatable(chosen)
+            scheme = self._schemes[model_id]
+            elsewhere = scheme.model_is_elsewhere
+            updates = scheme.prepare(new, scheme.workers if elsewhere else chosen)
+            prepared.append((scheme, updates))
+            if not elsewhere:
+                reached[model_id] = {worker for update in updates for worker in update.workers}
+
+        def change() -> None:
+            if loads:
+                with self._host.paused():
+                    for load in loads:
+                        load()
+            with self._host.in_bounds(chosen), self._lock:
+                with next_version(self._tracker) if new_version else nullcontext():
+                    for scheme, updates in prepared:
+                        scheme.commit(updates, self._version)
+                acting = reached.get(POLICY, set())
+                self._note_sent(acting)
+                for index in acting:
+                    self.versions[index] = self._version
+                self._announced = self._version
+                # Workers that were sent other models only: for them just the version is new.
+                self._send_version(set().union(*reached.values()) - acting)
+
+        return change if loads or any(updates for _, updates in prepared) else lambda: None
+
+    def _check_updatable(self, chosen: Sequence[int]) -> None:
+        """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
+        for index in chosen:
+            policy = self._own.policies[index]
+            made = self._own.makes_policy(self._config, index)
+            if not (isinstance(policy, nn.Module) or made):
+                kind = "RandomPolicy" if policy is None else type(policy).__name__
+                raise TypeError(f"policy {kind} has no weights to update")
+
+    def prepare_each(self, by_worker: Mapping[int, Any]) -> Callable[[], None]:
+        """Checks weights of the policy for single workers.
+
+        Returns:
+            The function that sends them, with the versions of the workers.
+        """
+        prepared = {i: self.policy_scheme.prepare(new, [i]) for i, new in by_worker.items()}
+
+        def change() -> None:
+            with self._lock:
+                for index, updates in prepared.items():
+                    self.policy_scheme.commit(updates, self.versions[index])
+                self._note_sent(prepared)
+
+        return change
+
+    def _note_sent(self, workers: Collection[int]) -> None:
+        self.updates += bool(workers)
+        for index in workers:
+            self._sent[index] = self.count(index)
+            self._handed.pop(index, None)
+
+    def newest(self, model_id: str) -> TensorDictBase | None:
+        """Returns a copy of the newest weights of the first worker; None before any were sent."""
+        if model_id == POLICY and 0 in self._handed:
+            handed: TensorDictBase = self._handed[0].clone()
+            return handed
+        scheme = self._to_workers.get(model_id)
+        sent = None if scheme is None else scheme.last_sent(0)
+        return None if sent is None else in_form(sent, "tensordict")
+
+    # --- versions
+
+    def announce(self, worker_ids: WorkerIds = None) -> None:
+        """Sends the version to workers that did not receive it with weights."""
+        self._announced = self._version
+        nobody = isinstance(worker_ids, Sequence) and not worker_ids
+        chosen = [] if nobody else self.chosen(worker_ids)
+        late = [i for i in chosen if self.versions[i] != self._version]
+        if late:
+            with self._host.in_bounds(late), self._lock:
+                self._send_version(late)
+
+    def announce_changes(self) -> None:
+        """Sends the version to all workers if the user's own counter was advanced elsewhere."""
+        if self._version != self._announced:
+            self.announce()
+
+    def set_version(self, version: Version) -> None:
+        """Sets the version of the policy, which all workers know already."""
+        if self._tracker is not None and version is not None:
+            self._tracker.version = self._announced = version
+
+    def _send_version(self, workers: Iterable[int]) -> None:
+        """Tells workers that their weights have the current version."""
+        if self._tracker is not None:
+            for index in workers:
+                self.versions[index] = self._version
+            self.policy_scheme.post_version(self._version, workers)
+
+    # --- weights that workers took through their handles
+
+    def handed(self, worker: int) -> Any:
+        """Returns the weights that a worker took through its handle, if they are its newest."""
+        return self._handed.get(worker)
+
+    def adopt(self, worker: int, weights: Any, count: int, version: Version) -> None:
+        """Notes that a worker has taken weights through its handle.
+
+        If it was sent others meanwhile, it takes those after them, and nothing is noted.
+
+        Args:
+            worker: the worker.
+            weights: the weights that it has now.
+            count: number of updates that it had taken before.
+            version: version that it gave to the weights.
+        """
+        with self._lock:
+            if count < self._sent.get(worker, 0):
+                return
+            self._handed[worker] = weights
+            if self._tracker is None or version is None:
+                return
+            if version != self._version and self.versions[worker] == self._version:
+                # The first worker with these weights sets the version; the others get the same.
+                self.set_version(version)
+            self.versions[worker] = self._version
+            if version != self._version:
+                self._send_version([worker])
