@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multi_parts import MASK, TRAJ_IDS
 
-from trawl.backends.inline import InlineMemory
 from trawl.collectors.assembly import Assembly, Part
 from trawl.collectors.orders import Done, Ready
+from trawl.memory import PrivateMemory
 from trawl.rollout.layout import Joint, Layout, Leaf
-from trawl.rollout.slab import PrivateMemory, SlabPool, needed_bytes, tensors_over
+from trawl.rollout.slab import SlabPool, needed_bytes, tensors_over
 
 DTYPES = [torch.float32, torch.int64, torch.bool, torch.uint8, torch.float64]
 HOW = ["stack", 0, -1]
@@ -47,15 +47,14 @@ def joints(draw):
 
 
 @given(layouts)
-def test_places_are_aligned_and_do_not_overlap(layout):
+def test_entries_are_aligned_and_do_not_overlap(layout):
     end = 0
-    for key, place in layout.places.items():
+    for key, offset in layout.offsets.items():
         leaf = layout.leaves[key]
-        assert place.offset % 64 == 0
-        assert place.offset >= end
-        assert place.shape == (*layout.batch, layout.steps, *leaf.shape)
-        assert place.nbytes == math.prod(place.shape) * leaf.dtype.itemsize
-        end = place.offset + place.nbytes
+        assert offset % 64 == 0
+        assert offset >= end
+        assert layout.shape(key) == (*layout.batch, layout.steps, *leaf.shape)
+        end = offset + math.prod(layout.shape(key)) * leaf.dtype.itemsize
     assert layout.nbytes >= end
 
 
@@ -95,7 +94,7 @@ def test_the_parts_of_the_workers_are_all_of_the_whole_and_disjoint(case):
     for index in range(len(steps)):
         for key, tensor in joint.part(index, tensors).items():
             layout = joint.layouts[index]
-            assert tuple(tensor.shape) == layout.places[key].shape
+            assert tuple(tensor.shape) == layout.shape(key)
             assert not tensor.any()
             tensor.fill_(True)
     assert all(tensor.all() for tensor in tensors.values())
@@ -165,7 +164,7 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
     steps = [data.draw(st.integers(1, 5)) if by_time else length for _ in range(count)]
     layout = Layout(NUMBERS, batch, length)
     ready = [_ready(layout, n) for n in steps]
-    assembly = Assembly(ready, how, InlineMemory, whole=whole)
+    assembly = Assembly(ready, how, PrivateMemory, whole=whole)
     # One that is broken off is not in a block of all.
     filled = steps if whole else [data.draw(st.integers(0, n)) for n in steps]
     late = set() if whole else set(data.draw(st.sets(st.integers(0, count - 1))))
@@ -198,7 +197,7 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
 
 def test_versions_are_those_of_the_workers():
     layout = Layout(NUMBERS, (), 3)
-    assembly = Assembly([_ready(layout, 3)] * 2, "stack", InlineMemory, whole=True, after=False)
+    assembly = Assembly([_ready(layout, 3)] * 2, "stack", PrivateMemory, whole=True, after=False)
     parts = []
     for index, place in enumerate(assembly.places()):
         _fill(place, index, 3)

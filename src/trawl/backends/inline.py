@@ -21,14 +21,7 @@ from trawl.backends.base import (
     Worker,
 )
 from trawl.backends.failure import Failure
-
-
-class InlineMemory:
-    """Memory of this process."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.buffer = bytearray(max(nbytes, 1))
+from trawl.memory import PrivateMemory
 
 
 class InlineBackend(Backend):
@@ -74,8 +67,8 @@ class InlineBackend(Backend):
         return events
 
     @override
-    def allocate(self, nbytes: int) -> InlineMemory:
-        return InlineMemory(nbytes)
+    def allocate(self, nbytes: int) -> PrivateMemory:
+        return PrivateMemory(nbytes)
 
     @override
     def close(self) -> None:
@@ -142,7 +135,7 @@ class InlineWorker(Worker):
         self._backend.bury(self, "exited with status 1", expected=False)
 
     @override
-    def share(self, name: int, memory: InlineMemory) -> None:
+    def share(self, name: int, memory: PrivateMemory) -> None:
         self._port.shared[name] = memory.buffer
 
     @override

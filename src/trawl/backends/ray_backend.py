@@ -27,6 +27,7 @@ from trawl.backends.ray_handle import actor_class
 from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
 from trawl.backends.remote_packing import MESSAGE
 from trawl.backends.remote_packing import Packed as Sheet
+from trawl.memory import PrivateMemory
 
 # Most calls with messages for an actor that may be under way at a time. Messages that are sent
 # meanwhile go together, when one of these calls has returned.
@@ -37,20 +38,6 @@ _SOON = 0.02
 _LINING = 5.0
 # Seconds to wait until killed actors are gone.
 _DYING = 10.0
-
-
-class PrivateMemory:
-    """Memory of this process alone.
-
-    Args:
-        nbytes: size of the memory in bytes.
-
-    Attributes:
-        buffer: the memory.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.buffer = bytearray(nbytes)
 
 
 class RayBackend(Backend):

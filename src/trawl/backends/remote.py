@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.failure import Failure
-from trawl.backends.inline import InlineMemory
 from trawl.backends.launch import Launcher, Process
 from trawl.backends.order_line import OrderLine
 from trawl.backends.remote_packing import (
@@ -35,6 +34,7 @@ from trawl.backends.remote_packing import (
     Packed,
     pack,
 )
+from trawl.memory import PrivateMemory
 
 # Seconds to wait for messages from before the end of a process; its children may keep its
 # connection open.
@@ -120,9 +120,9 @@ class RemoteBackend(Backend):
         return found
 
     @override
-    def allocate(self, nbytes: int) -> InlineMemory:
+    def allocate(self, nbytes: int) -> PrivateMemory:
         # Workers have no access to it.
-        return InlineMemory(nbytes)
+        return PrivateMemory(nbytes)
 
     @override
     def close(self) -> None:

@@ -13,10 +13,11 @@ from tensordict import TensorDict, TensorDictBase
 from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.policy_version import stamp
 from trawl.keys import show_key
+from trawl.memory import Memory
 from trawl.rollout.block import as_batch
 from trawl.rollout.layout import Joint, Layout, along_time
 from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
-from trawl.rollout.slab import Lease, Memory, SlabPool, tensors_in
+from trawl.rollout.slab import Lease, SlabPool, tensors_in
 
 _MASK = ("collector", "mask")
 

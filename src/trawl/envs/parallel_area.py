@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from trawl.keys import Key
+from trawl.memory import aligned
 
 Array = NDArray[Any]
 
 # Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, SPENT = 1, 2, 4, 8
 
-_ALIGNMENT = 64
 # Size in bytes of the largest dtype of an action: a policy may write its actions in another dtype
 # than the environment's.
 _WIDEST = 8
@@ -107,7 +107,7 @@ class Area:
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         offset, count = self.nbytes, math.prod(shape)
-        self.nbytes += -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes += aligned(count * dtype.itemsize)
         if self._buffer is None or not count:
             return np.zeros(shape, dtype)
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)

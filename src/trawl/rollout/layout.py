@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,8 @@ from tensordict import TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from trawl.keys import Key, as_key
+from trawl.memory import aligned
 from trawl.tensordicts import has_lazy
-
-# In bytes: a cache line, which is wide enough for every SIMD load.
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,6 @@ class Leaf:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True)
-class Place:
-    """Place of an entry in the block: offset and size in bytes, shape in the batch, and dtype."""
-
-    offset: int
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class Layout:
     """Layout of a batch: for each entry the batch dimensions, then time, then its own.
 
@@ -48,7 +37,7 @@ class Layout:
         steps: frames of each environment in a batch.
 
     Attributes:
-        places: the place of each leaf, by key.
+        offsets: offset of each leaf in the block, in bytes, by key.
         nbytes: size of the block.
     """
 
@@ -56,23 +45,23 @@ class Layout:
         self.leaves = dict(leaves)
         self.batch = batch
         self.steps = steps
-        self.places: dict[Key, Place] = {}
-        offset = 0
+        self.offsets: dict[Key, int] = {}
+        self.nbytes = 0
         for key, leaf in self.leaves.items():
-            shape = (*batch, steps, *leaf.shape)
-            nbytes = torch.Size(shape).numel() * leaf.dtype.itemsize
-            self.places[key] = Place(offset, nbytes, shape, leaf.dtype)
-            offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = offset
+            self.offsets[key] = self.nbytes
+            self.nbytes += aligned(math.prod(self.shape(key)) * leaf.dtype.itemsize)
+
+    def shape(self, key: Key) -> tuple[int, ...]:
+        """Returns the shape of an entry in the batch."""
+        return (*self.batch, self.steps, *self.leaves[key].shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._facts() == other._facts()
+        return isinstance(other, Layout) and all(
+            getattr(self, name) == getattr(other, name) for name in ("leaves", "batch", "steps")
+        )
 
     def __hash__(self) -> int:
         return hash((self.batch, self.steps, self.nbytes))
-
-    def _facts(self) -> tuple[object, ...]:
-        return self.leaves, self.batch, self.steps
 
 
 def layout_of(batch: TensorDictBase) -> Layout | None:

@@ -7,11 +7,12 @@ block returns to its pool. Users need not copy a batch to keep it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,29 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trawl.keys import Key
-from trawl.rollout.layout import Layout, Place
+from trawl.memory import ALIGNMENT, Memory, PrivateMemory
+from trawl.rollout.layout import Layout
 
 # Two blocks are enough for the usual loop: one is filled while the user still holds the last one.
 _KEEP = 2
-
-
-class Memory(Protocol):
-    """Memory of a block, private to this process or shared with others.
-
-    Attributes:
-        buffer: the memory, as an object with the buffer protocol.
-    """
-
-    @property
-    def buffer(self) -> Any:
-        """The memory."""
-
-
-class PrivateMemory:
-    """Memory of this process alone."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.buffer = bytearray(nbytes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +48,7 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
     The block has :func:`needed_bytes`. A shared block has the same offsets in every process.
     """
     whole = np.frombuffer(buffer, dtype=np.uint8)
-    skip = -whole.ctypes.data % 64
+    skip = -whole.ctypes.data % ALIGNMENT
     owner = np.frombuffer(buffer, dtype=np.uint8, count=layout.nbytes, offset=skip)
     del whole
     return tensors_in(layout, owner), owner
@@ -73,21 +56,22 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
     """Returns the tensors of a batch in its block; they keep the array alive."""
-    return {key: _tensor(block, place) for key, place in layout.places.items()}
+    return {key: _tensor(block, layout, key) for key in layout.leaves}
 
 
 def needed_bytes(layout: Layout) -> int:
     """Returns the size in bytes of a block in which the batch can be aligned."""
-    return layout.nbytes + 64
+    return layout.nbytes + ALIGNMENT
 
 
-def _tensor(block: NDArray[np.uint8], place: Place) -> Tensor:
+def _tensor(block: NDArray[np.uint8], layout: Layout, key: Key) -> Tensor:
     """Returns an entry with its own storage, so that saving it doesn't save the whole block."""
-    if not place.nbytes:
-        return torch.empty(place.shape, dtype=place.dtype)
-    count = place.nbytes // place.dtype.itemsize
-    leaf = torch.frombuffer(block, dtype=place.dtype, count=count, offset=place.offset)
-    return leaf.view(place.shape)
+    shape, dtype = layout.shape(key), layout.leaves[key].dtype
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    offset = layout.offsets[key]
+    return torch.frombuffer(block, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 class _Bytes(np.ndarray[Any, np.dtype[np.uint8]]):

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from trawl.memory import aligned
 from trawl.weight_update.tensors import (
     check_dtype,
     check_whole,
@@ -21,7 +22,6 @@ from trawl.weight_update.tensors import (
     weights_of,
 )
 
-_ALIGNMENT = 64
 # Prefixes that wrappers add to names: TensorDictModule and DataParallel, torch.compile, both.
 _WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 _POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
@@ -76,11 +76,11 @@ class Packing:
         # Sorting is stable: within a dtype the order is the model's.
         firsts.sort(key=lambda pair: str(pair[0].dtype))
         self.entries: list[Entry] = []
-        start = _aligned(8 * len(firsts))
+        start = aligned(8 * len(firsts))
         before: torch.dtype | None = None
         for tensor, own in firsts:
             if tensor.dtype != before:
-                start, before = _aligned(start), tensor.dtype
+                start, before = aligned(start), tensor.dtype
             entry = Entry(
                 tuple(own),
                 tuple(tensor.shape),
@@ -442,10 +442,6 @@ def load_weights(module: nn.Module, source: Any) -> None:
 
 def _identities(tables: Sequence[Mapping[str, Any]]) -> list[int]:
     return [id(value) for table in tables for value in table.values()]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _end(entry: Entry) -> int:

@@ -1,0 +1,33 @@
+"""Memory of this process, and the alignment of arrays in a block of memory."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+# In bytes: a cache line, which is wide enough for every SIMD load.
+ALIGNMENT = 64
+
+
+class Memory(Protocol):
+    """Memory of a block, private to this process or shared with others.
+
+    Attributes:
+        buffer: the memory, as an object with the buffer protocol.
+    """
+
+    @property
+    def buffer(self) -> Any:
+        """The memory."""
+
+
+class PrivateMemory:
+    """Memory of this process alone, at least one byte of zeros."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.buffer = bytearray(max(nbytes, 1))
+
+
+def aligned(nbytes: int) -> int:
+    """Returns ``nbytes``, rounded up to a multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
