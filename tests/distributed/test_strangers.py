@@ -16,7 +16,7 @@ from distributed_parts import CLASSES, make
 from trawl.backends.authentication import AuthenticationError
 from trawl.backends.link import Address, hosted_store
 from trawl.backends.network import LOOPBACK, listening
-from trawl.backends.process_group import run_rank_at
+from trawl.backends.remote_rank import run_rank_at
 
 NOBODY = 65534
 KEY = os.urandom(32)

@@ -2,11 +2,13 @@
 
 import hashlib
 import sys
+from functools import partial
 
 import cloudpickle
 from distributed_parts import policy
 
 from trawl.backends.launch import Launcher, Process
+from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
 from trawl.collectors.distributed.launchers import Meeting
@@ -44,8 +46,8 @@ def of_local_workers(count):
 class AskingLauncher(Launcher):
     """Asks the test to start workers, wherever; as a queue of jobs may, it tells of no end."""
 
-    def start(self, index, run, ended):
-        say(cloudpickle.dumps(run).hex())
+    def start(self, index, address, ended):
+        say(cloudpickle.dumps(partial(run_rank_at, address)).hex())
         return _OutOfHand()
 
 

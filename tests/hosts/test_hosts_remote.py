@@ -1,6 +1,8 @@
 """Process groups and RPC on several hosts, and links between them that are cut."""
 
+import os
 import re
+import signal
 
 import pytest
 from distributed_parts import CLASSES
@@ -230,3 +232,56 @@ def test_ranks_without_a_key(nursery, name):
             assert driver.hears().startswith("torch.distributed.rpc requires no key")
         assert driver.hears() == "over"
         assert [one.end(20) for one in (driver, rank)] == [0, 0]
+
+
+COMMANDED = """
+import subprocess, sys
+# Names for networks, which no other program sees.
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
+os.makedirs("/run/netns")
+for index, pid in enumerate({pids}):
+    subprocess.run(["ip", "netns", "attach", f"host{{index}}", str(pid)], check=True)
+options = {{
+    "launcher": "command", "address": {address!r}, "link_timeout": 2, "cat_results": 0,
+    "launcher_command": "ip netns exec host{{index}} {{worker}}".format(
+        index="{{index}}", worker="{{worker}}"),
+}}
+with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as collector:
+    say(digest(collector, 10), collector.stats()["frames"])
+    say("made")
+    hear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        while not collector.stats()["restarts"]:
+            collector.next()
+    say(str(caught[-1].message).splitlines()[0])
+    collector.next()
+    say("again")
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_started_by_a_command_in_other_networks(nursery, name):
+    """Each is where its command starts it, and is replaced there when its process is killed."""
+    with network(nursery, 3) as (here, *others):
+        if here.kinds[0] == "user":
+            pytest.skip("only root can give names to networks")
+        pids = [host.pid for host in others]
+        driver = here.python(BEGIN + COMMANDED.format(address=here.address, name=name, pids=pids))
+        assert driver.hears() == f"{of_local_workers(2)} 800"
+        assert driver.hears() == "made"
+        workers = [host.processes() for host in others]
+        assert all(any("launch_command" in line for line in own.values()) for own in workers)
+        for pid in workers[0]:
+            os.kill(pid, signal.SIGKILL)
+        driver.say("it is killed")
+        died = (
+            r"worker 0 (was killed by SIGKILL|exited with status 137) "
+            r"\(launcher_command: 'ip netns exec host0 "
+        )
+        assert re.match(died, driver.hears())
+        assert driver.hears() == "again"
+        assert any("launch_command" in line for line in others[0].processes().values())
+        assert driver.end(PATIENCE) == 0
+        for host in others:
+            assert host.left(PATIENCE) == []

@@ -14,8 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.base import Death, Failed, Port, Service
+from trawl.backends.link import Address
 from trawl.backends.process import ProcessBackend, ProcessWorker
-from trawl.backends.remote_rank import leave
+from trawl.backends.remote_rank import leave, run_rank_at
 from trawl.backends.server_handle import ServerHandle
 from trawl.errors import WorkerDied
 
@@ -46,12 +47,12 @@ class Launcher(ABC):
     replaces = True
 
     @abstractmethod
-    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
-        """Starts a process.
+    def start(self, index: int, address: Address, ended: Ended) -> Process:
+        """Starts a process, which has to call :func:`~trawl.backends.remote_rank.run_rank_at`.
 
         Args:
             index: number of the worker that runs in the process.
-            run: function to run in the process; returns the exit status.
+            address: address at which the process joins this one.
             ended: called, from some thread, with the reason when the process has ended.
         """
 
@@ -73,9 +74,9 @@ class LocalLauncher(Launcher):
         self._thread: threading.Thread | None = None
 
     @override
-    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+    def start(self, index: int, address: Address, ended: Ended) -> Process:
         with self._lock:
-            worker = self._inner.launch(index, partial(_live, run))
+            worker = self._inner.launch(index, partial(_live, address))
             self._ended[worker] = ended
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -124,9 +125,9 @@ class _LocalProcess(Process):
         self._worker.kill()
 
 
-def _live(run: Callable[[], int], port: Port) -> Service:
+def _live(address: Address, port: Port) -> Service:
     """Runs a rank in the place of a worker of the inner backend; never returns."""
-    leave(run())
+    leave(run_rank_at(address))
     raise AssertionError
 
 
@@ -144,7 +145,7 @@ class OutsideLauncher(Launcher):
         self._seen: set[int] = set()
 
     @override
-    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
+    def start(self, index: int, address: Address, ended: Ended) -> Process:
         if index >= self.count:
             raise RuntimeError(
                 f"worker {index} is rank {index + 1}, but there are ranks 0 to {self.count} "

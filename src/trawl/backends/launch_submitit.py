@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from typing_extensions import override
 
 from trawl.backends.launch import Ended, Launcher, Process
+from trawl.backends.link import Address
 from trawl.backends.private_file import read_private, write_private
+from trawl.backends.remote_rank import run_rank_at
 
 DEFAULT_SLURM_CONF = {
     "timeout_min": 10,
@@ -58,7 +59,7 @@ def folder_of(executor: Any) -> Path:
 class SubmititLauncher(Launcher):
     """Starts processes as jobs of submitit.
 
-    submitit passes a function to its job in a file that other users may be able to read. Therefore
+    submitit passes the arguments of a job in a file that other users may be able to read. Therefore
     that file only names a second one, which only this user can read. :meth:`close` deletes the
     second file.
 
@@ -77,8 +78,8 @@ class SubmititLauncher(Launcher):
         self._files: list[Path] = []
 
     @override
-    def start(self, index: int, run: Callable[[], int], ended: Ended) -> Process:
-        file = write_private(folder_of(self._executor), cloudpickle.dumps(run))
+    def start(self, index: int, address: Address, ended: Ended) -> Process:
+        file = write_private(folder_of(self._executor), pickle.dumps(address))
         self._files.append(file)
         job = self._executor.submit(_run_private, file)
         self._jobs.append(job)
@@ -99,9 +100,9 @@ class SubmititLauncher(Launcher):
 
 
 def _run_private(file: Path) -> int:
-    """Runs the pickled function in a file that only this user can have written or read."""
-    run: Callable[[], int] = pickle.loads(read_private(file))
-    return run()
+    """Joins at the pickled address in a file that only this user can have written or read."""
+    address: Address = pickle.loads(read_private(file))
+    return run_rank_at(address)
 
 
 def _watch(job: Any, ended: Ended) -> None:

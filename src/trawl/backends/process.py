@@ -152,7 +152,7 @@ class ProcessBackend(Backend):
                 self._selector.unregister(part)
         status = worker.close()
         expected = worker.told_to_stop and status in (0, -signal.SIGTERM)
-        self._events.append(Death(worker, _explain(status), expected))
+        self._events.append(Death(worker, explain(status), expected))
 
     @override
     def allocate(self, nbytes: int) -> SharedBlock:
@@ -288,7 +288,8 @@ def _directory() -> str | None:
         return None
 
 
-def _explain(status: int | None) -> str:
+def explain(status: int | None) -> str:
+    """Describes the exit status of a process, as the end of a sentence."""
     if status is None:
         return "ended, together with the process that it came from"
     if status >= 0:

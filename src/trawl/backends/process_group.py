@@ -21,19 +21,13 @@ from trawl.backends.lifeline import Lifeline, Lifelines, Line
 from trawl.backends.link import GONE, STATE, Address, Link, hosted_store
 from trawl.backends.listener import Listener
 from trawl.backends.network import LOOPBACK, is_loopback, own_address
-from trawl.backends.order_line import Meeting, OrderLine, Orders
+from trawl.backends.order_line import OrderLine, Orders
 from trawl.backends.remote import RemoteBackend, RemoteWorker
 from trawl.backends.remote_packing import MESSAGE, Packed, pack
-from trawl.backends.remote_rank import Rank
+from trawl.backends.remote_rank import ORDERS, Rank, Task
 
 # Seconds that threads that listen to workers may take to end after the workers.
 _LISTENING = 2.0
-# Name in the store of the address at which a rank connects for its orders.
-_ORDERS = "orders"
-
-# The work of a rank, given the address where it meets the driver, and the connection for orders.
-Task = Callable[[Address, Orders], int]
-
 
 # --- on a rank
 
@@ -65,19 +59,6 @@ class ProcessGroupRank(Rank):
     @override
     def transmit(self, packed: Packed) -> None:
         self._link.send(packed)
-
-
-def run_rank_at(address: Address) -> int:
-    """Joins the driver that waits at an address, and works for it; returns the exit status."""
-    # The store is not trusted: the process at this address must prove that it knows the key.
-    host, port = address.names().get(_ORDERS).decode().rsplit(" ", 1)
-    meeting = Meeting(host, int(port), address.prefix, address.key, address.timeout)
-    orders = meeting.connect()
-    try:
-        task: Task = orders.next().content()
-    except EOFError:
-        raise RuntimeError(f"the driver at {host}:{port} is gone") from None
-    return task(address, orders)
 
 
 def _join_group(
@@ -181,7 +162,7 @@ class ProcessGroupBackend(RemoteBackend):
             self._lifelines.watch(address.prefix, address.key, worker.lose)
         # Only now may the worker come: with its first order it connects its lifeline.
         place = f"{self._listener.host} {self._listener.port}"
-        self._store.set(f"{address.prefix}/{_ORDERS}", place)
+        self._store.set(f"{address.prefix}/{ORDERS}", place)
         living = {other: thread for other, thread in self._threads.items() if thread.is_alive()}
         self._threads = {**living, worker: threading.Thread(target=listen, daemon=True)}
         self._threads[worker].start()
@@ -215,8 +196,7 @@ class MetWorker(RemoteWorker):
 
     @override
     def begin(self) -> None:
-        run = partial(run_rank_at, self._address)
-        self._process = self._backend.launcher.start(self.index, run, self.exited)
+        self._process = self._backend.launcher.start(self.index, self._address, self.exited)
         self._group.meet(self, self._address, self._listen)
 
     @override

@@ -18,7 +18,8 @@ from typing_extensions import override
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.lifeline import Lifeline
-from trawl.backends.order_line import Orders
+from trawl.backends.link import Address
+from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.remote_packing import (
     ENDED,
     FAILED,
@@ -33,6 +34,13 @@ from trawl.backends.remote_packing import (
 # Seconds that a worker whose driver is gone may take to close its environments, and that a worker
 # that has ended waits for its driver to close the connection.
 _CLOSING = 5.0
+
+
+# Name in the store of the address at which a rank connects for its orders.
+ORDERS = "orders"
+
+# The work of a rank, given the address where it meets the driver, and the connection for orders.
+Task = Callable[[Address, Orders], int]
 
 
 class Stopped(BaseException):
@@ -262,3 +270,16 @@ def leave(status: int) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
+
+
+def run_rank_at(address: Address) -> int:
+    """Joins the driver that waits at an address, and works for it; returns the exit status."""
+    # The store is not trusted: the process at this address must prove that it knows the key.
+    host, port = address.names().get(ORDERS).decode().rsplit(" ", 1)
+    meeting = Meeting(host, int(port), address.prefix, address.key, address.timeout)
+    orders = meeting.connect()
+    try:
+        task: Task = orders.next().content()
+    except EOFError:
+        raise RuntimeError(f"the driver at {host}:{port} is gone") from None
+    return task(address, orders)

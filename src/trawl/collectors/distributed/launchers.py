@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from trawl.backends.authentication import KEY_BYTES, derived_key
 from trawl.backends.launch import Launcher, LocalLauncher, OutsideLauncher
+from trawl.backends.launch_command import CommandLauncher
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor, folder_of
 from trawl.backends.link import Address
 from trawl.backends.network import LOOPBACK, listening, own_address
 from trawl.backends.private_file import read_private, write_private
-from trawl.backends.process_group import run_rank_at
+from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.keys import VARIABLE, environment_key
 
@@ -53,9 +54,12 @@ def meeting(options: RemoteOptions, count: int) -> Meeting:
         return _outside(options, count)
     if options.launcher == "mp":
         return Meeting(LocalLauncher(), options.address or LOOPBACK, options.tcp_port)
-    launcher = SubmititLauncher(options.slurm_kwargs)
-    here = LOOPBACK if launcher.local else socket.gethostname()
-    return Meeting(launcher, options.address or here, options.tcp_port)
+    if options.launcher_command is not None:
+        launcher = CommandLauncher(options.launcher_command)
+        return Meeting(launcher, options.address or LOOPBACK, options.tcp_port)
+    jobs = SubmititLauncher(options.slurm_kwargs)
+    here = LOOPBACK if jobs.local else socket.gethostname()
+    return Meeting(jobs, options.address or here, options.tcp_port)
 
 
 def _outside(options: RemoteOptions, count: int) -> Meeting:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trawl.backends.launch_command import check_template
 from trawl.backends.lifeline import LEAST_SECONDS
 from trawl.backends.link import check_name
 from trawl.backends.network import listening
 from trawl.collectors.config import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions
 
-LAUNCHERS = ("mp", "submitit", "submitit_delayed", "env")
+LAUNCHERS = ("mp", "submitit", "submitit_delayed", "command", "env")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +25,21 @@ class RemoteOptions(ClusterOptions):
         launcher: how the workers are started. ``"mp"``: as processes of this machine.
             ``"submitit"``: as jobs of a Slurm cluster, or of this machine if there is no Slurm.
             ``"submitit_delayed"``: as jobs of
-            :func:`~trawl.collectors.distributed.submitit_delayed_launcher`. ``"env"`` or None: by
-            you or ``torchrun``, with ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the
-            environment; ranks from 1 on call
+            :func:`~trawl.collectors.distributed.submitit_delayed_launcher`. ``"command"``: by
+            ``launcher_command``. ``"env"`` or None: by you or ``torchrun``, with ``WORLD_SIZE``,
+            ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment; ranks from 1 on call
             :func:`~trawl.collectors.distributed.run_rank`. With ``"submitit_delayed"``, ``"env"``
             and None, a worker that dies can't be replaced. On several machines, set ``TRAWL_KEY``
             to the same secret text for all ranks, with which they authenticate each other.
         slurm_kwargs: parameters of the jobs, for ``"submitit"``. Among them are ``"folder"``, for
             their logs, and ``"cluster"``, which is ``"local"`` or ``"slurm"``.
+        launcher_command: command that starts a worker, for ``"command"``, with placeholders in
+            braces. A string is run by a shell; a list of strings is run without one. ``{worker}``
+            is the command line of the worker, ``{arguments}`` the same without the Python
+            interpreter. ``{index}`` (from 0), ``{rank}`` (from 1) and ``{name}`` tell workers
+            apart, ``{address}`` and ``{port}`` are those of this process. A worker finds its key in
+            the environment or in the first line of its input; if the command passes neither on,
+            the placeholder ``{key_file}`` names a file with the key.
         tcp_port: port at which workers reach this process; None for any free one.
         address: address of this machine at which workers reach this process. None: the loopback
             address, which other machines can't reach; with Slurm, the name of this machine; with
@@ -42,8 +50,9 @@ class RemoteOptions(ClusterOptions):
             At least 2; None: no limit. (If only the process dies, that is noticed at once.)
     """
 
-    launcher: Literal["mp", "submitit", "submitit_delayed", "env"] | None = "submitit"
+    launcher: Literal["mp", "submitit", "submitit_delayed", "command", "env"] | None = "submitit"
     slurm_kwargs: Mapping[str, Any] | None = None
+    launcher_command: str | Sequence[str] | None = None
     tcp_port: int | None = None
     address: str | None = None
     timeout: float = 300.0
@@ -62,6 +71,13 @@ class RemoteOptions(ClusterOptions):
             raise ValueError(
                 f"slurm_kwargs is for launcher='submitit', but launcher is {self.launcher!r}"
             )
+        if (self.launcher_command is not None) != (self.launcher == "command"):
+            raise ValueError(
+                "launcher='command' and launcher_command belong together, but launcher is "
+                f"{self.launcher!r} and launcher_command is {self.launcher_command!r}"
+            )
+        if self.launcher_command is not None:
+            check_template("launcher_command", self.launcher_command)
         self._check_place()
 
     def _check_place(self) -> None:

@@ -1,0 +1,243 @@
+"""Launcher of workers by a command of the user's, such as ``ssh`` or ``kubectl exec``.
+
+As a program, this module is the worker that such a command has to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import string
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from typing_extensions import override
+
+from trawl.backends.launch import Ended, Launcher, Process
+from trawl.backends.link import Address
+from trawl.backends.private_file import read_private, write_private
+from trawl.backends.process import explain
+from trawl.backends.remote_rank import leave, run_rank_at
+
+Template = str | Sequence[str]
+
+#: Environment variable with the key of the worker that a command starts, in hexadecimal digits.
+KEY = "TRAWL_WORKER_KEY"
+_KEY_FILE = "key_file"
+PLACEHOLDERS = ("worker", "arguments", "index", "rank", "address", "port", "name", _KEY_FILE)
+# Last lines of a command's stderr that are reported when it ends.
+_TAIL = 20
+# Seconds to wait for the last errors of a command that has ended: its children may have the pipe.
+_LAST_ERRORS = 1.0
+# Seconds to wait for the end of a command that was killed.
+_JOINING = 5.0
+
+
+def check_template(name: str, template: Any) -> None:
+    """Checks a template of a command.
+
+    Raises:
+        TypeError: if it is neither a string nor a list of strings.
+        ValueError: if it has an unknown placeholder, or does not start a worker.
+    """
+    if not isinstance(template, (str, list, tuple)) or not all(
+        isinstance(part, str) for part in template
+    ):
+        raise TypeError(f"{name} must be a string or a list of strings, but it is {template!r}")
+    try:
+        found = _fields(template)
+    except ValueError as error:
+        raise ValueError(f"{name}={template!r}: {error}. Write {{{{ for a brace") from None
+    known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+    for field in sorted(found.difference(PLACEHOLDERS)):
+        raise ValueError(
+            f"{name} has the placeholder {{{field}}}, but there are only {known}: write "
+            f"{{{{{field}}}}} for text in braces"
+        )
+    if not found & {"worker", "arguments"}:
+        raise ValueError(
+            f"{name} must contain {{worker}}, the command line that starts a worker, but it is "
+            f"{template!r}"
+        )
+
+
+def _fields(template: Template) -> set[str]:
+    """Returns the placeholders in a template."""
+    parts = [template] if isinstance(template, str) else template
+    found = (field for part in parts for _, field, _, _ in string.Formatter().parse(part))
+    return {field for field in found if field is not None}
+
+
+class CommandLauncher(Launcher):
+    """Starts each worker by a command, and ends it with the process of this command.
+
+    The command gets the worker's key in its environment, and as the first line of its input. The
+    key is never part of the command line, which other users can see.
+
+    Args:
+        template: the command, with placeholders in braces (see ``launcher_command`` of
+            :class:`~trawl.collectors.distributed.process_group_config.RemoteOptions`). A shell
+            runs a string; a list is run without one.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._folder: Path | None = None
+        self._started: list[_Command] = []
+
+    @override
+    def start(self, index: int, address: Address, ended: Ended) -> Process:
+        values = {
+            "index": index,
+            "rank": index + 1,
+            "address": address.host,
+            "port": address.port,
+            "name": address.prefix,
+        }
+        arguments = ["-m", __name__, address.host, str(address.port), address.prefix]
+        arguments.append(f"{address.timeout:g}")
+        if _KEY_FILE in _fields(self._template):
+            values[_KEY_FILE] = self._write_key(address.key)
+            arguments.append(str(values[_KEY_FILE]))
+        worker = [sys.executable, *arguments]
+        lists = {"{worker}": worker, "{arguments}": arguments}
+        values |= {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
+        if isinstance(self._template, str):
+            command = ["/bin/sh", "-c", self._template.format(**values)]
+            shown = command[-1]
+        else:
+            parts = [lists.get(part) or [part.format(**values)] for part in self._template]
+            command = [part for some in parts for part in some]
+            shown = shlex.join(command)
+        self._started = [one for one in self._started if one.watched]
+        self._started.append(_Command(command, shown, address.key.hex(), ended))
+        return self._started[-1]
+
+    def _write_key(self, key: bytes) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="trawl"))
+        return write_private(self._folder, key)
+
+    @override
+    def close(self) -> None:
+        for command in self._started:
+            command.kill()
+            command.join()
+        if self._folder is not None:
+            for file in self._folder.iterdir():
+                file.unlink()
+            self._folder.rmdir()
+
+
+class _Command(Process):
+    """Running command.
+
+    Args:
+        command: the command.
+        shown: the command as errors show it.
+        key: the worker's key, in hexadecimal digits.
+        ended: called with the reason when the command has ended.
+    """
+
+    tells = True
+
+    def __init__(self, command: list[str], shown: str, key: str, ended: Ended) -> None:
+        self._shown = shown
+        self._tail: deque[bytes] = deque(maxlen=_TAIL)
+        try:
+            # In a session of its own, so that Ctrl-C does not reach it, and all its processes can
+            # be ended together.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, KEY: key},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeError(f"launcher_command can't be run: {shown}: {error}") from None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as given:
+            given.write(f"{key}\n".encode())
+        self._thread = threading.Thread(target=self._watch, args=(ended,), daemon=True)
+        self._thread.start()
+
+    @property
+    def watched(self) -> bool:
+        """True until the end of the command was reported."""
+        return self._thread.is_alive()
+
+    @override
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._signal(signal.SIGKILL)
+
+    def join(self) -> None:
+        """Waits until the command has ended, and its end was reported."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOINING)
+
+    def _signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signum)
+
+    def _watch(self, ended: Ended) -> None:
+        errors = threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True)
+        errors.start()
+        status = self._process.wait()
+        # Processes that it leaves behind, as a shell may, can close their environments.
+        self._signal(signal.SIGTERM)
+        errors.join(_LAST_ERRORS)
+        tail = b"".join(self._tail).decode(errors="replace").strip()
+        said = f"; its stderr ended with:\n{tail}\n" if tail else ""
+        ended(f"{explain(status)} (launcher_command: {self._shown!r}{said})")
+
+    def _read(self, stream: IO[bytes]) -> None:
+        """Passes on the command's errors, and keeps the last of them."""
+        with stream:
+            for line in stream:
+                self._tail.append(line)
+                with contextlib.suppress(OSError):
+                    os.write(2, line)
+
+
+def _own_key(file: Path | None) -> bytes:
+    """Returns the key of this worker: from a file, the environment, or the first line of input."""
+    if file is not None:
+        return read_private(file)
+    text = os.environ.pop(KEY, None) or sys.stdin.readline().strip()
+    if not text:
+        raise RuntimeError(
+            f"this worker has no key: its command must pass on the variable {KEY} or its input, or "
+            f"have {{{_KEY_FILE}}} in it, a file that this worker can read"
+        )
+    return bytes.fromhex(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a worker, and returns its exit status."""
+    parser = argparse.ArgumentParser(description="A worker that launcher_command starts.")
+    parser.add_argument("host", help="address of the collector")
+    parser.add_argument("port", type=int, help="port of the collector")
+    parser.add_argument("name", help="name of this worker")
+    parser.add_argument("timeout", type=float, help="seconds that it may take to join")
+    parser.add_argument("key_file", type=Path, nargs="?", help="file with the key of this worker")
+    given = parser.parse_args(arguments)
+    key = _own_key(given.key_file)
+    return run_rank_at(Address(given.host, given.port, given.timeout, given.name, key))
+
+
+if __name__ == "__main__":
+    from trawl.lean import import_lean
+
+    import_lean()
+    leave(main())

@@ -1,0 +1,174 @@
+"""Workers that are started by a command of the user's."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from distributed_parts import CLASSES, make
+
+from trawl.backends.launch_command import KEY, CommandLauncher
+from trawl.backends.process_group import ProcessGroupBackend
+from trawl.collectors.distributed import DistributedSyncCollector
+from trawl.errors import WorkerDied
+from trawl.testing import BackendConformance
+
+SHELL = "exec {worker}"
+
+
+class TestCommandLauncher(BackendConformance):
+    shares_memory = False
+    # Its reasons name the command, too.
+    kills_by_signal = False
+    many = 3
+
+    def new_backend(self):
+        return ProcessGroupBackend(CommandLauncher(SHELL))
+
+
+def commanded(command, cls=CLASSES[0], **options):
+    return make(cls, launcher="command", launcher_command=command, **options)
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, DistributedSyncCollector])
+def test_a_local_shell(cls):
+    with commanded(SHELL, cls, total_frames=80, policy=None) as collector:
+        assert sum(batch.numel() for batch in collector) == 80
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["{worker}"],
+        ["sh", "-c", "{worker} & wait"],
+        [sys.executable, "{arguments}"],
+        f"env -u {KEY} {{worker}} </dev/null # {{key_file}}",
+        f"env -u {KEY} sh -c '{{worker}}'",
+    ],
+    ids=["list", "within text", "arguments", "key file", "key by input"],
+)
+def test_forms_of_a_command(command):
+    with commanded(command, num_workers=1) as collector:
+        assert collector.next().numel() == 40
+
+
+def test_placeholders(tmp_path):
+    said = tmp_path / "said"
+    command = f"echo {{index}} {{rank}} {{address}} {{port}} {{name}} >> {said}; exec {{worker}}"
+    with commanded(command) as collector:
+        collector.next()
+        port = collector._backend.port
+    lines = sorted(said.read_text().splitlines())
+    assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
+
+
+def test_no_key_is_in_a_command_line():
+    with commanded("{worker} # {key_file}", num_workers=1) as collector:
+        collector.next()
+        (member,) = collector._fleet.members
+        key = member.worker._address.key.hex()
+        lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        started = [line for line in lines if "launch_command" in line]
+        assert started
+        assert not any(key in line for line in started)
+        (file,) = {one for line in started for one in re.findall(r"/[^\s\0]*\.private", line)}
+        assert os.stat(file).st_mode & 0o777 == 0o600
+    assert not os.path.exists(os.path.dirname(file))
+
+
+def command_of(collector, index):
+    """The process of a worker's command."""
+    name = collector._fleet.members[index].worker._address.prefix
+    found = psutil.Process().children()
+    return next(child for child in found if name in " ".join(child.cmdline()))
+
+
+@pytest.mark.parametrize("command", ["{worker}; exit 3", SHELL], ids=["around", "in its place"])
+def test_the_end_of_a_command_ends_its_worker(command):
+    """And the command is run again for another."""
+    with commanded(command, sync=True) as collector:
+        collector.next()
+        own = command_of(collector, 0)
+        handles = [os.pidfd_open(one.pid) for one in (own, *own.children(recursive=True))]
+        own.kill()
+        with pytest.warns(
+            RuntimeWarning,
+            match=r"worker 0 was killed by SIGKILL \(launcher_command: '.*launch_command .* "
+            r"trawl/1/0.*'\); another takes its place",
+        ):
+            frames = sum(collector.next().numel() for _ in range(3))
+        assert frames == 120
+        for handle in handles:
+            assert select.select([handle], [], [], 10)[0]
+            os.close(handle)
+        assert command_of(collector, 0).is_running()
+
+
+def test_a_command_that_fails_is_named():
+    text = (
+        r"worker \d exited with status 7 \(launcher_command: 'echo no such host >&2; exit 7 # .*'; "
+        r"its stderr ended with:\nno such host\n\), and is not replaced"
+    )
+    with pytest.raises(WorkerDied, match=text):
+        commanded("echo no such host >&2; exit 7 # {worker}", max_restarts=0)
+
+
+def test_a_command_that_does_not_exist():
+    with pytest.raises(
+        RuntimeError, match=r"launcher_command can't be run: nosuchprogram .*No such"
+    ):
+        commanded(["nosuchprogram", "{worker}"])
+
+
+def test_a_command_that_passes_on_no_key():
+    with pytest.raises(WorkerDied, match=f"this worker has no key: .* variable {KEY} or its inp"):
+        commanded(f"env -u {KEY} {{worker}} </dev/null", max_restarts=0)
+
+
+PROGRAM = """
+import psutil, sys, time
+sys.path.insert(0, {here!r})
+from distributed_parts import *
+with make(DistributedCollector, launcher="command", launcher_command="{{worker}}; true") as c:
+    c.next()
+    print(*(p.pid for p in psutil.Process().children(True)), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_nothing_is_left_by_a_driver_that_is_killed():
+    code = PROGRAM.format(here=os.path.dirname(__file__))
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
+        handles = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
+        assert len(handles) >= 4
+        program.send_signal(signal.SIGKILL)
+        for handle in handles:
+            assert select.select([handle], [], [], 20)[0]
+            os.close(handle)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"launcher": "command"}, ValueError, "launcher='command' and launcher_command belong"),
+        (
+            {"launcher_command": SHELL, "launcher": "mp"},
+            ValueError,
+            "belong together.* is 'mp' and",
+        ),
+        ({"launcher_command": 3}, TypeError, "must be a string or a list of strings, but it is 3"),
+        ({"launcher_command": ["a", 3]}, TypeError, "must be a string or a list of strings"),
+        ({"launcher_command": "ssh a"}, ValueError, r"must contain \{worker\}, the command line"),
+        ({"launcher_command": "{worker} {host}"}, ValueError, r"has the placeholder \{host\}, but"),
+        ({"launcher_command": "{worker} {"}, ValueError, r"Single '\{' .*Write \{\{ for a brace"),
+    ],
+)
+def test_options_are_checked(options, error, text):
+    with pytest.raises(error, match=text):
+        make(CLASSES[0], **{"launcher": "command", **options})
