@@ -140,13 +140,13 @@ class _Run:
         self.batches = 0
         self.slowest = 0.0
         self._crew, self._collector, self._killer = crew, collector, killer
-        replace = collector._fleet._replace
+        replace = collector._pool._replace
 
         def notice_and_replace(member: Any, reason: str) -> None:
             killer.notice(member.index)
             replace(member, reason)
 
-        collector._fleet._replace = notice_and_replace
+        collector._pool._replace = notice_and_replace
 
     def collect(self, enough: Callable[[], bool]) -> None:
         """Collects until there is enough."""

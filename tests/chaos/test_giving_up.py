@@ -27,7 +27,7 @@ from chaos_parts import (
     watched,
 )
 
-from trawl.collectors import MultiCollector, fleet
+from trawl.collectors import MultiCollector, pool
 from trawl.errors import WorkerDied, WorkerError
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
@@ -37,7 +37,7 @@ SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are never killed for closing too slowly: who waits for one that is gone, is stuck."""
-    monkeypatch.setattr(fleet, "_CLOSING", 1e6)
+    monkeypatch.setattr(pool, "_CLOSING", 1e6)
 
 
 def check_closed(collector: MultiCollector, crew: Crew) -> None:
@@ -267,7 +267,7 @@ def test_who_waits_for_the_user_is_not_silent(tmp_path: Path) -> None:
 def test_who_does_not_close_is_killed(
     tmp_path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "_CLOSING", 0.5)
+    monkeypatch.setattr(pool, "_CLOSING", 0.5)
     busy = Trouble("step", 3, stay_busy)
     dies = Trouble("step", 4)
     crew = Crew(tmp_path, workers=3, troubles={0: busy, 1: dies, 2: busy})

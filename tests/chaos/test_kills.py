@@ -28,7 +28,7 @@ from chaos_parts import (
 )
 
 from trawl.collectors import MultiCollector
-from trawl.collectors.fleet import Fleet
+from trawl.collectors.pool import WorkerPool
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
@@ -159,15 +159,15 @@ def test_killed_right_after_its_batch(
     crew = Crew(tmp_path)
     frames = frames_of(sync, crew, 3)
     struck: list[int] = []
-    read = Fleet._read
+    read = WorkerPool._read
 
-    def read_and_strike(self: Fleet, member: Any, content: Any) -> None:
+    def read_and_strike(self: WorkerPool, member: Any, content: Any) -> None:
         read(self, member, content)
-        if type(content).__name__ == "Done" and not struck:
+        if type(content).__name__ == "BatchReady" and not struck:
             struck.append(member.index)
             strike(crew.pid(member.index))
 
-    monkeypatch.setattr(Fleet, "_read", read_and_strike)
+    monkeypatch.setattr(WorkerPool, "_read", read_and_strike)
     with collector_of(crew, sync, total_frames=frames) as collector:
         with replaced(ANY_KILLED):
             crew.run(collector)
@@ -255,17 +255,17 @@ def test_killed_while_another_is_seeded(tmp_path: Path, sync: bool) -> None:
         (tmp_path / name).mkdir()
         crew = Crew(tmp_path / name)
         with collector_of(crew, sync, total_frames=-1) as collector:
-            call = collector._fleet.call
+            call = collector._pool.call
 
             def call_and_strike(calls: Any, *rest: Any) -> Any:
                 if 1 in calls:
                     strike(crew.pid(0))  # noqa: B023 - called in this turn
                 return call(calls, *rest)  # noqa: B023
 
-            collector._fleet.call = call_and_strike
+            collector._pool.call = call_and_strike
             with replaced("worker 0 was killed"):
                 collector.set_seed(7)
-                collector._fleet.call = call
+                collector._pool.call = call
                 results.append(_actions(collector, crew, sync, 2))
     for worker in (0, 1):
         assert torch.equal(results[0][worker], results[1][worker])
@@ -446,7 +446,7 @@ def test_the_process_that_workers_come_from_is_killed(
     frames = frames_of(sync, crew, 3)
     with collector_of(crew, sync, total_frames=frames, start_method=method) as collector:
         crew.add(collector.next())
-        source = collector._fleet.members[0].worker._source._process
+        source = collector._pool.slots[0].worker._source._process
         strike(source.pid)
         with replaced(r"worker \d ended, together with the process"):
             crew.run(collector)

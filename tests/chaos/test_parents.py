@@ -345,8 +345,8 @@ def test_interrupted_twice(run: Any, mode: str) -> None:
     # it has sent anything: who is interrupted while a message arrives kills its worker at once.
     script = run(
         """
-from trawl.collectors import fleet
-fleet._CLOSING = 1e6
+from trawl.collectors import pool
+pool._CLOSING = 1e6
 
 def deafen():
     signal.signal(signal.SIGTERM, lambda *_: say("told"))

@@ -275,7 +275,7 @@ def test_memory_grows_while_batches_are_kept_and_shrinks_after(cls):
         assert torch.equal(part, as_it_was)
         assert collector.stats()["memory_bytes"] <= before + 8 * stats["memory_bytes"] / 31
         # Workers are told to forget what is not used again.
-        assert all(len(member.known) < 30 for member in collector._fleet.members)
+        assert all(len(member.known) < 30 for member in collector._pool.slots)
 
 
 @BOTH

@@ -380,7 +380,7 @@ def test_an_environment_that_fails_to_close_hides_no_other_error(cls):
 def test_a_collector_that_is_forgotten_ends(cls):
     collector = make(cls, start_method="forkserver")
     batch = collector.next()
-    ends = [os.pidfd_open(member.worker.pid) for member in collector._fleet.members]
+    ends = [os.pidfd_open(member.worker.pid) for member in collector._pool.slots]
     del collector
     gc.collect()
     for end in ends:
@@ -591,7 +591,7 @@ def test_what_late_workers_left_breaks_off_nobody():
         collector.next()
         gate.set()
         # The late one has answered before the next batch is asked for.
-        collector._fleet.settle()
+        collector._pool.settle()
         assert collector.next()[MASK][0].all()
 
 
@@ -743,13 +743,13 @@ def test_a_hook_that_can_not_be_sent_changes_nothing():
 def test_an_interrupt_may_come_as_an_order_is_given(cls, monkeypatch):
     collector = make(cls, start_method="forkserver")
     collector.next()
-    fleet = collector._fleet
-    worker = fleet.members[1].worker
+    pool = collector._pool
+    worker = pool.slots[1].worker
     send = worker.send
 
     def interrupted(content):
         send(content)
-        fleet.settle()
+        pool.settle()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(worker, "send", interrupted)

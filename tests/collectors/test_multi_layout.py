@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multi_parts import MASK, TRAJ_IDS
 
-from trawl.collectors.assembly import Assembly, Part
-from trawl.collectors.orders import Done, Ready
+from trawl.collectors.assembler import BatchAssembler, WorkerBatch
+from trawl.collectors.requests import BatchReady, WorkerReady
 from trawl.memory import PrivateMemory
-from trawl.rollout.layout import Joint, Layout, Leaf
+from trawl.rollout.layout import BatchPartition, Layout, Leaf
 from trawl.rollout.slab import SlabPool, needed_bytes, tensors_over
 
 DTYPES = [torch.float32, torch.int64, torch.bool, torch.uint8, torch.float64]
@@ -31,7 +31,7 @@ layouts = st.builds(Layout, leaves, batch_sizes, st.integers(1, 5))
 
 
 @st.composite
-def joints(draw):
+def partitions(draw):
     part = draw(layouts)
     how = draw(st.sampled_from(HOW))
     by_time = how == -1 or (how == 0 and not part.batch)
@@ -40,7 +40,7 @@ def joints(draw):
         steps = draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
     else:
         steps = [part.steps] * count
-    return Joint(part, steps, how), steps, how
+    return BatchPartition(part, steps, how), steps, how
 
 
 # --- layouts
@@ -84,31 +84,31 @@ def test_layouts_are_equal_if_all_they_say_is(found, batch, steps):
 # --- workers' parts of a whole
 
 
-@given(joints())
+@given(partitions())
 def test_the_parts_of_the_workers_are_all_of_the_whole_and_disjoint(case):
-    joint, steps, _ = case
-    tensors, _ = tensors_over(joint.whole, bytearray(needed_bytes(joint.whole)))
+    partition, steps, _ = case
+    tensors, _ = tensors_over(partition.whole, bytearray(needed_bytes(partition.whole)))
     for index in range(len(steps)):
-        for tensor in joint.part(index, tensors).values():
+        for tensor in partition.part(index, tensors).values():
             tensor.fill_(False)
     for index in range(len(steps)):
-        for key, tensor in joint.part(index, tensors).items():
-            layout = joint.layouts[index]
+        for key, tensor in partition.part(index, tensors).items():
+            layout = partition.layouts[index]
             assert tuple(tensor.shape) == layout.shape(key)
             assert not tensor.any()
             tensor.fill_(True)
     assert all(tensor.all() for tensor in tensors.values())
 
 
-@given(joints())
+@given(partitions())
 def test_the_parts_lie_where_torch_would_put_them(case):
-    joint, steps, how = case
-    tensors, _ = tensors_over(joint.whole, bytearray(needed_bytes(joint.whole)))
+    partition, steps, how = case
+    tensors, _ = tensors_over(partition.whole, bytearray(needed_bytes(partition.whole)))
     for key, tensor in tensors.items():
-        parts = [joint.part(index, {key: tensor})[key] for index in range(len(steps))]
+        parts = [partition.part(index, {key: tensor})[key] for index in range(len(steps))]
         for index, part in enumerate(parts):
             part.copy_((torch.arange(part.numel()) + index).reshape(part.shape) % 2)
-        axis = len(joint.layouts[0].batch)
+        axis = len(partition.layouts[0].batch)
         if how == "stack":
             together = torch.stack(parts)
         else:
@@ -120,17 +120,17 @@ def test_the_parts_lie_where_torch_would_put_them(case):
 def test_batches_of_different_lengths_need_to_be_one_after_the_other(part, how):
     steps = [part.steps, part.steps + 1]
     if how == -1 or (how == 0 and not part.batch):
-        assert Joint(part, steps, how).whole.steps == sum(steps)
+        assert BatchPartition(part, steps, how).whole.steps == sum(steps)
         return
     with pytest.raises(ValueError, match=r"cat_results=.* one length, .* cat_results=-1"):
-        Joint(part, steps, how)
+        BatchPartition(part, steps, how)
 
 
 # --- one batch of several
 
 
 def _ready(layout, steps):
-    return Ready(
+    return WorkerReady(
         layout=Layout(layout.leaves, layout.batch, steps),
         hidden=frozenset(),
         lanes=math.prod(layout.batch),
@@ -142,9 +142,9 @@ def _ready(layout, steps):
 
 def _fill(place, index, filled):
     """Writes what a worker would: a number of its own in each frame; zeros where it has none."""
-    layout = place.joint.layouts[place.part]
-    tensors, _ = tensors_over(place.joint.whole, place.memory.buffer)
-    own = place.joint.part(place.part, tensors)
+    layout = place.partition.layouts[place.part]
+    tensors, _ = tensors_over(place.partition.whole, place.memory.buffer)
+    own = place.partition.part(place.part, tensors)
     numbers = 1000 * (index + 1) + torch.arange(math.prod(layout.batch) * layout.steps)
     numbers = numbers.reshape(*layout.batch, layout.steps)
     done = torch.arange(layout.steps) < filled
@@ -164,18 +164,20 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
     steps = [data.draw(st.integers(1, 5)) if by_time else length for _ in range(count)]
     layout = Layout(NUMBERS, batch, length)
     ready = [_ready(layout, n) for n in steps]
-    assembly = Assembly(ready, how, PrivateMemory, whole=whole)
+    assembler = BatchAssembler(ready, how, PrivateMemory, whole=whole)
     # One that is broken off is not in a block of all.
     filled = steps if whole else [data.draw(st.integers(0, n)) for n in steps]
     late = set() if whole else set(data.draw(st.sets(st.integers(0, count - 1))))
     if all(index in late or not filled[index] for index in range(count)):
         late, filled = set(), steps
     parts, numbers = [], {}
-    for index, place in enumerate(assembly.places()):
+    for index, place in enumerate(assembler.slices()):
         if index not in late:
             numbers[index] = _fill(place, index, filled[index])
-            parts.append(Part(index, place, Done(index, 0, filled[index], None, 0, 0, None, {})))
-    together = assembly.together(parts)
+            parts.append(
+                WorkerBatch(index, place, BatchReady(index, 0, filled[index], None, 0, 0, None, {}))
+            )
+    together = assembler.assemble(parts)
     full = not late and filled == steps
     if by_time or full:
         stacked = list(numbers.values())
@@ -197,12 +199,14 @@ def test_a_batch_has_all_that_workers_delivered_in_their_order(data, batch, how,
 
 def test_versions_are_those_of_the_workers():
     layout = Layout(NUMBERS, (), 3)
-    assembly = Assembly([_ready(layout, 3)] * 2, "stack", PrivateMemory, whole=True, after=False)
+    assembler = BatchAssembler(
+        [_ready(layout, 3)] * 2, "stack", PrivateMemory, whole=True, after=False
+    )
     parts = []
-    for index, place in enumerate(assembly.places()):
+    for index, place in enumerate(assembler.slices()):
         _fill(place, index, 3)
-        parts.append(Part(index, place, Done(index, 3, 3, 5 + index, 0, 0, None, {})))
-    assert assembly.together(parts)["policy_version"].tolist() == [[5] * 3, [6] * 3]
+        parts.append(WorkerBatch(index, place, BatchReady(index, 3, 3, 5 + index, 0, 0, None, {})))
+    assert assembler.assemble(parts)["policy_version"].tolist() == [[5] * 3, [6] * 3]
 
 
 # --- blocks

@@ -39,7 +39,7 @@ def make(cls, **options):
 
 def kill_one(collector, index=0):
     """Ends a worker's process."""
-    worker = collector._fleet.members[index].worker
+    worker = collector._pool.slots[index].worker
     os.kill(worker._process._worker.pid, signal.SIGKILL)
 
 

@@ -31,7 +31,7 @@ def test_a_job_that_dies_is_replaced(tmp_path):
     options = {"slurm_kwargs": jobs(tmp_path), "sync": True}
     with make(CLASSES[0], launcher="submitit", **options) as collector:
         collector.next()
-        (pid,) = collector._fleet.call({0: (_pid,)}).values()
+        (pid,) = collector._pool.call({0: (_pid,)}).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.warns(RuntimeWarning, match="worker 0 lost its connection; another takes"):
             collector.next()

@@ -86,10 +86,10 @@ def test_another_user_beside_a_collector(cls, crater):
     """That one learns no secret, keeps no worker out, ends none, and has nothing run."""
     with make(cls, sync=True) as collector:
         collector.next()
-        backend = collector._fleet.backend
+        backend = collector._pool.backend
         with another_user(backend.port, crater) as other:
             found = other.reads_the_store()
-            keys = [member.worker._address.key for member in collector._fleet.members]
+            keys = [member.worker._address.key for member in collector._pool.slots]
             assert len({"trawl/1/0/orders", "trawl/2/0/orders"} & found.keys()) == 2
             for name, value in found.items():
                 data = bytes.fromhex(value)
@@ -103,7 +103,7 @@ def test_another_user_beside_a_collector(cls, crater):
             frames = sum(collector.next().numel() for _ in range(3))
             assert collector.stats()["restarts"] == 0
             # One that has to join now gets through them.
-            os.kill(collector._fleet.members[0].worker._process._worker.pid, signal.SIGKILL)
+            os.kill(collector._pool.slots[0].worker._process._worker.pid, signal.SIGKILL)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 while not collector.stats()["restarts"]:
@@ -195,7 +195,7 @@ def test_files_of_jobs_tell_others_nothing(tmp_path):
     jobs = {"cluster": "local", "folder": str(tmp_path), "timeout_min": 5}
     with make(CLASSES[0], launcher="submitit", slurm_kwargs=jobs, num_workers=1) as collector:
         collector.next()
-        (member,) = collector._fleet.members
+        (member,) = collector._pool.slots
         key = member.worker._address.key
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         holders = [path for path in files if key in path.read_bytes()]

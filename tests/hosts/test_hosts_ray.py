@@ -84,13 +84,13 @@ def made(count, **options):
         remote_configs=[{{"memory": 0, "scheduling_strategy": place}} for place in places])
 
 def where(collector):
-    return [member.worker.node for member in collector._fleet.members]
+    return [member.worker.node for member in collector._pool.slots]
 
 with made(1) as collector:
     say(where(collector) == nodes[:1], digest(collector, 10))
 with made(3) as collector:
     say(where(collector) == nodes, digest(collector, 10))
-    say(collector._fleet.members[2].worker.pid)
+    say(collector._pool.slots[2].worker.pid)
     hear()
     frames = 10 * 120
     with warnings.catch_warnings(record=True) as caught:

@@ -61,7 +61,7 @@ def test_workers_are_not_waited_for(tmp_path):
 def test_the_count_goes_on_when_another_takes_the_place():
     with MultiSyncCollector(NumberedEnv, **OPTIONS) as collector:
         collector.next()
-        os.kill(collector._fleet.members[1].worker.pid, signal.SIGKILL)
+        os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
         for _ in collector:
             pass
         facts = collector.stats("both")
@@ -82,7 +82,7 @@ def test_environments_that_were_built_anew_are_counted_over_all_workers(monkeypa
         for _ in range(3):
             collector.next()
         before = collector.stats("both")
-        os.kill(collector._fleet.members[1].worker.pid, signal.SIGKILL)
+        os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
         collector.next()
         collector.next()
         after = collector.stats("both")

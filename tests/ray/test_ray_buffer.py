@@ -140,5 +140,5 @@ def test_workers_write_each_batch_once(cluster):
         for number, nothing in enumerate(collector):
             assert nothing is None
             if number == 2:
-                os.kill(collector._fleet.members[1].worker.pid, signal.SIGKILL)
+                os.kill(collector._pool.slots[1].worker.pid, signal.SIGKILL)
     assert len(buffer) == buffer.write_count == collector.stats()["frames"] == 240

@@ -114,7 +114,7 @@ def test_who_dies_is_replaced(sync, how, cluster):
                 books.add(batch)
                 assert actions(batch) == {1}
                 if number == 3:
-                    worker = there._fleet.members[0].worker
+                    worker = there._pool.slots[0].worker
                     if how == "SIGKILL":
                         os.kill(worker.pid, signal.SIGKILL)
                     else:

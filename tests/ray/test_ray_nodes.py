@@ -43,7 +43,7 @@ def test_a_node_that_dies():
         with RayCollector(["CartPole-v1"] * 2, sync=True, frames_per_batch=200,
                           remote_configs={"memory": 0, "scheduling_strategy": "SPREAD"}) as there:
             frames = there.next().numel()
-            nodes = {m.worker.node for m in there._fleet.members}
+            nodes = {m.worker.node for m in there._pool.slots}
             cluster.remove_node(node, allow_graceful=False)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -51,7 +51,7 @@ def test_a_node_that_dies():
                     frames += there.next().numel()
             frames += there.next().numel()
             print("said", frames == there.stats()["frames"], len(nodes))
-            print("said", {m.worker.node for m in there._fleet.members} < nodes)
+            print("said", {m.worker.node for m in there._pool.slots} < nodes)
             print("said", any("died" in str(w.message) for w in caught))
         ray.shutdown()
         cluster.shutdown()

@@ -36,7 +36,7 @@ def test_they_come_once_and_in_order(sync, layout):
 def test_an_actor_that_is_killed(sync):
     with collector(sync=sync, trajs_per_batch=1) as there:
         found = [there.next()]
-        (pid,) = there._fleet.call({1: (_pid,)}).values()
+        (pid,) = there._pool.call({1: (_pid,)}).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.warns(RuntimeWarning, match=r"worker 1 .*another takes its place"):
             found += _until_one_is_replaced(there)

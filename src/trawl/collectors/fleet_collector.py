@@ -18,17 +18,18 @@ from typing_extensions import override
 from trawl.backends.base import Backend
 from trawl.backends.parcel import Parcel, Shared
 from trawl.collectors import worker
-from trawl.collectors.assembly import Assembly, Part
+from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, resolve_devices, warn
 from trawl.collectors.delivery import Delivery, experience
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.fleet import Fleet, Limits, Member
 from trawl.collectors.fleet_control import FleetControl
 from trawl.collectors.lag import LagBound, Lags
 from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
-from trawl.collectors.orders import Ready
-from trawl.collectors.schedule import AsyncSchedule, Schedule, SyncSchedule
+from trawl.collectors.pool import WorkerPool
+from trawl.collectors.requests import WorkerReady
+from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
 from trawl.collectors.single import Collector
+from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.whole import WholeTrajectories
@@ -112,9 +113,9 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._weight_sync_schemes.update(config.weight_sync_schemes or {})
         self._sender = self._new_sender()
         self._sender.connect(self, self._new_scheme)
-        limits = Limits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
-        program, note = weak(self._program), weak(self._note_change)
-        self._fleet = Fleet(self._backend, self.num_workers, program, limits, note)
+        limits = SlotLimits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
+        specify, note = weak(self._spec), weak(self._note_change)
+        self._pool = WorkerPool(self._backend, specify, limits, note)
         try:
             self._prepare()
             self._init_weights()
@@ -161,7 +162,7 @@ class FleetCollector(FleetControl, OptionAttributes):
     def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
         return WholeTrajectories(config, self._inner_workers, self.num_workers)
 
-    def _note_parts(self, parts: Sequence[Part]) -> None:
+    def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         """Called with the workers' batches when they are counted; for subclasses."""
 
     # --- construction
@@ -206,37 +207,37 @@ class FleetCollector(FleetControl, OptionAttributes):
                 )
             self._initialise_buffer()
         try:
-            self._fleet.start()
+            self._pool.add_workers(self.num_workers)
         except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
             if self._backend.isolated and not isinstance(error, WorkerError):
                 self._check_sendable()
             raise
-        ready = [member.ready for member in self._fleet.members if member.ready is not None]
+        ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
             self._sender.know(index, one.packings)
         for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
             warn(doubt)
         storing = {devices.storing for devices in self.devices}
         self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
-        self._assembly = self._new_assembly(ready)
+        self._assembler = self._new_assembler(ready)
         frames = [one.lanes * one.steps for one in ready]
         self._warn_of_rounding(ready, frames)
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
         self._warn_of_remainders()
-        assembly = None if self._workers_write else self._assembly
-        self._schedule: Schedule = (
-            SyncSchedule(self._fleet, assembly, frames, config.preemptive_threshold)
+        assembler = None if self._workers_write else self._assembler
+        self._scheduler: Scheduler = (
+            SyncScheduler(self._pool, assembler, frames, config.preemptive_threshold)
             if self.sync
-            else AsyncSchedule(self._fleet, assembly, frames, self._lag_bound())
+            else AsyncScheduler(self._pool, assembler, frames, self._lag_bound())
         )
 
-    def _new_assembly(self, ready: Sequence[Ready]) -> Assembly:
+    def _new_assembler(self, ready: Sequence[WorkerReady]) -> BatchAssembler:
         """Makes the object that combines the batches of workers with these first messages."""
         config = self.config
         share = config.preemptive_threshold if self.sync else None
         whole = self.sync and share in (None, 1)
         how = config.cat_results if config.cat_results is not None else "stack"
-        return Assembly(
+        return BatchAssembler(
             ready,
             how,
             self._backend.allocate if self._backend.shares_memory else None,
@@ -263,7 +264,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             buffer.extend(experience(one.fake_tensordict()))
         buffer.empty()
 
-    def _warn_of_rounding(self, ready: Sequence[Ready], frames: list[int]) -> None:
+    def _warn_of_rounding(self, ready: Sequence[WorkerReady], frames: list[int]) -> None:
         for index, (asked, got) in enumerate(zip(self._frames_asked, frames, strict=True)):
             if asked != got:
                 warn(
@@ -275,14 +276,14 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _check_sendable(self) -> None:
         """Raises an error that names an argument that can't be pickled, if there is one."""
-        for member in self._fleet.members:
-            program = self._program(member)
-            parts = {"create_env_fn": program.create_env_fn, "init_fn": program.init_fn}
-            for name, value in {**parts, **program.options}.items():
+        for slot in self._pool.slots:
+            spec = self._spec(slot)
+            parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
+            for name, value in {**parts, **spec.options}.items():
                 try:
                     Parcel(value)
                 except Exception as error:
-                    raise _not_sendable(name, member.index, error) from error
+                    raise _not_sendable(name, slot.index, error) from error
 
     @property
     @override
@@ -302,21 +303,21 @@ class FleetCollector(FleetControl, OptionAttributes):
         exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
         return exact and config.trajs_per_batch is None
 
-    def _program(self, member: Member) -> worker.Program:
-        """Returns the program of a slot's worker, as of now."""
-        index, config = member.index, self.config
+    def _spec(self, slot: WorkerSlot) -> worker.WorkerSpec:
+        """Returns the spec of a slot's worker, as of now."""
+        index, config = slot.index, self.config
         options = self._own.options(config, index, self._frames_asked[index]) | self._hooks
         if self._workers_write:
             options |= {name: getattr(config, name) for name in _WRITERS}
             options["replay_buffer"] = Shared(config.replay_buffer)
         begin = index
-        if member.restarts:
+        if slot.restarts:
             # The dead worker may have used ids in a batch that was lost, or before it was ready:
             # its replacement skips all of them.
             skipped = self.num_workers * (self._frames_asked[index] + 1)
-            begin = max(member.trajectory, index) + skipped
+            begin = max(slot.trajectory, index) + skipped
         seed = self._seeds[index]
-        return worker.Program(
+        return worker.WorkerSpec(
             index=index,
             collector_class=config.collector_class or Collector,
             create_env_fn=self.create_env_fn[index],
@@ -329,7 +330,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             stride=self.num_workers,
             receivers=self._sender.receivers(index),
             version=self._sender.versions[index],
-            seed=None if seed is None else (derive(seed[0], "restart", member.restarts), seed[1]),
+            seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
             env_state=self._env_states[index],
             given=self._sender.handed(index),
         )
@@ -359,17 +360,19 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._sender.announce_changes()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
-        parts = self._schedule.collect(self._wanted, self._is_random)
+        parts = self._scheduler.collect(self._wanted, self._is_random)
         self._count(parts)
         if self._whole is not None:
-            self._whole.add((part.index, part.done.number, self._frames_of(part)) for part in parts)
+            self._whole.add(
+                (part.index, part.answer.number, self._frames_of(part)) for part in parts
+            )
             return None
         self._batches += 1
         if self.config.replay_buffer is not None:
             if not self._workers_write:
                 self._write(parts)
             return None
-        batch = self._assembly.together(parts) if self.sync else self._assembly.one(parts[0])
+        batch = self._assembler.assemble(parts) if self.sync else self._assembler.batch_of(parts[0])
         delivered = self._delivery.deliver(batch, batch.shape[-1])
         self._record(delivered)
         return delivered
@@ -379,33 +382,33 @@ class FleetCollector(FleetControl, OptionAttributes):
         ways = (self.weight_updater is not None) + len(self._receivers)
         return ways + self._sender.updates
 
-    def _count(self, parts: Sequence[Part]) -> None:
+    def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are delivered or were written."""
-        self._frames += sum(part.done.frames for part in parts)
+        self._frames += sum(part.answer.frames for part in parts)
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
-            if not part.done.random and not self.closed:
-                lag = self._sender.count(part.index) - part.done.weights
-                self._lags.add(lag, part.done.frames)
+            if not part.answer.random and not self.closed:
+                lag = self._sender.count(part.index) - part.answer.weights
+                self._lags.add(lag, part.answer.frames)
         self._note_parts(parts)
 
     def _count_written(self) -> None:
         """Counts batches that workers wrote into the replay buffer, beyond those asked for."""
-        if "_schedule" in vars(self):
-            rest = self._schedule.rest()
+        if "_scheduler" in vars(self):
+            rest = self._scheduler.rest()
             if self._workers_write:
                 self._count(rest)
                 self._batches += len(rest)
 
-    def _frames_of(self, part: Part) -> TensorDictBase:
+    def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns a worker's frames, from which trajectories are assembled."""
-        return self._delivery.frames(self._assembly.one(part), part.done.filled)
+        return self._delivery.frames(self._assembler.batch_of(part), part.answer.filled)
 
-    def _write(self, parts: Sequence[Part]) -> None:
+    def _write(self, parts: Sequence[WorkerBatch]) -> None:
         """Puts the batch of each worker into the replay buffer, as a worker itself would."""
         buffer = self.config.replay_buffer
         for part in parts:
-            batch = self._delivery.deliver(self._assembly.one(part), part.done.filled)
+            batch = self._delivery.deliver(self._assembler.batch_of(part), part.answer.filled)
             if self.config.extend_buffer:
                 buffer.extend(batch)
             elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
@@ -418,7 +421,7 @@ class FleetCollector(FleetControl, OptionAttributes):
             self._record(batch)
 
     def _wanted(self) -> bool:
-        under_way = self._schedule.frames_under_way
+        under_way = self._scheduler.frames_under_way
         if self._flow is not None and self.is_running() and not self._flow.room(under_way):
             return False
         return self._has_budget(under_way)
@@ -433,7 +436,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         if not first:
             return False
         written = getattr(self.config.replay_buffer, "write_count", 0)
-        return bool(max(self._frames + self._schedule.frames_under_way, written) < first)
+        return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
 
     def rollout(self) -> Any:
         """Raises ``NotImplementedError``: a collector with workers has no ``rollout()``."""
@@ -447,7 +450,7 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     @override
     def _settle(self, timeout: float | None) -> None:
-        self._fleet.settle(timeout)
+        self._pool.settle(timeout)
         if self._workers_write:
             self._count_written()
 
@@ -489,39 +492,39 @@ class FleetCollector(FleetControl, OptionAttributes):
         """
         if workers not in _VIEWS:
             raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
-        facts: dict[str, Any] = {"workers": self.num_workers, "workers_alive": self._fleet.alive}
+        facts: dict[str, Any] = {"workers": self.num_workers, "workers_alive": self._pool.alive}
         if workers != "per_worker":
             facts = self._aggregate()
         if workers != "aggregate":
-            for member in self._fleet.members:
-                one = member.stats()
-                one["requested_frames_per_batch"] = self._schedule.frames[member.index]
-                version = self._sender.versions[member.index]
+            for slot in self._pool.slots:
+                one = slot.stats()
+                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
+                version = self._sender.versions[slot.index]
                 if isinstance(version, int):
                     one["policy_version"] = version
-                facts |= {f"worker_{member.index}/{name}": value for name, value in one.items()}
+                facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
         return facts
 
     def _aggregate(self) -> dict[str, Any]:
         facts = super().stats()
-        members, pools = self._fleet.members, self._assembly.in_use
+        slots, pools = self._pool.slots, self._assembler.pools
         facts |= {
             "workers": self.num_workers,
-            "workers_alive": self._fleet.alive,
-            "restarts": self._fleet.restarts,
-            "worker_frames": sum(member.frames for member in members),
+            "workers_alive": self._pool.alive,
+            "restarts": self._pool.restarts,
+            "worker_frames": sum(slot.frames for slot in slots),
             "batches_held": sum(pool.leased for pool in pools),
             "memory_bytes": sum(pool.nbytes for pool in pools),
         }
         if not self.sync:
             facts |= self._lags.stats()
-        shares = [m.facts["env_time_share"] for m in members if m.facts.get("env_time_share")]
+        shares = [m.facts["env_time_share"] for m in slots if m.facts.get("env_time_share")]
         if shares:
             facts["env_time_share"] = sum(shares) / len(shares)
         if self.config.on_env_error == "restart":
-            facts["env_restarts"] = sum(m.stats().get("env_restarts", 0) for m in members)
+            facts["env_restarts"] = sum(m.stats().get("env_restarts", 0) for m in slots)
         for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
-            found = next((m.facts[name] for m in members if name in m.facts), None)
+            found = next((m.facts[name] for m in slots if name in m.facts), None)
             if found is not None:
                 facts[name] = found
         return facts
@@ -573,13 +576,13 @@ class FleetCollector(FleetControl, OptionAttributes):
             self.shutdown(raise_on_error=False)
 
     def _close(self, close_env: bool) -> None:
-        fleet = self.__dict__.get("_fleet")
+        pool = self.__dict__.get("_pool")
         try:
             try:
                 self._close_updater()
             finally:
-                if fleet is not None:
-                    fleet.close(self._closing_time)
+                if pool is not None:
+                    pool.close(self._closing_time)
         finally:
             sender = self.__dict__.get("_sender")
             if sender is not None:

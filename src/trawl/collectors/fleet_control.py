@@ -16,18 +16,18 @@ from torch import nn
 from typing_extensions import override
 
 from trawl.collectors import worker
-from trawl.collectors.assembly import Assembly
+from trawl.collectors.assembler import BatchAssembler
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import Devices
 from trawl.collectors.delivery import Delivery
-from trawl.collectors.fleet import Fleet
 from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.orders import Changed, NewWeights
 from trawl.collectors.placing import tensors_of
 from trawl.collectors.policy_version import next_version
+from trawl.collectors.pool import WorkerPool
 from trawl.collectors.profile import ProfileConfig
-from trawl.collectors.schedule import Schedule
+from trawl.collectors.requests import NewWeights, StateChanged
+from trawl.collectors.scheduler import Scheduler
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_sender import SenderHost, WeightSender
 from trawl.collectors.weights import POLICY, WorkerIds
@@ -54,14 +54,14 @@ class FleetControl(BaseCollector):
     num_workers: int
     policy: Any
     devices: list[Devices]
-    _fleet: Fleet
+    _pool: WorkerPool
     _packed: list[bytes | None]
-    _assembly: Assembly
+    _assembler: BatchAssembler
     _delivery: Delivery
     _own: PerWorker
     _hooks: dict[str, Any]
     _sender: WeightSender
-    _schedule: Schedule
+    _scheduler: Scheduler
     _seeds: list[tuple[int, bool] | None]
     _env_states: list[Any]
 
@@ -69,7 +69,7 @@ class FleetControl(BaseCollector):
         """Calls a function with each worker's collector, and returns the results."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
-            results = self._fleet.call(
+            results = self._pool.call(
                 dict.fromkeys(range(self.num_workers), (function, *arguments))
             )
         return [results[index] for index in range(self.num_workers)]
@@ -77,7 +77,7 @@ class FleetControl(BaseCollector):
     def _one(self, index: int, function: Any, *arguments: Any) -> Any:
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
-            return self._fleet.call({index: (function, *arguments)})[index]
+            return self._pool.call({index: (function, *arguments)})[index]
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -102,7 +102,7 @@ class FleetControl(BaseCollector):
                 f"reset_idx has {len(chosen)} entries, but there are {self.num_workers} workers"
             )
         with self._held():
-            self._fleet.call(
+            self._pool.call(
                 {
                     i: (methodcaller("reset", **own),)
                     for i, own in _seeded(chosen, kwargs)
@@ -131,7 +131,7 @@ class FleetControl(BaseCollector):
                 # Set before the call: the worker may be replaced while others are seeded.
                 self._seeds[index] = seed, static_seed
                 call = (methodcaller("set_seed", seed, static_seed),)
-                seed = self._fleet.call({index: call})[index]
+                seed = self._pool.call({index: call})[index]
         return seed
 
     # --- weights
@@ -158,11 +158,11 @@ class FleetControl(BaseCollector):
 
     def _deliver_message(self, index: int, message: NewWeights) -> None:
         """Sends a message to a worker. Any thread may call this."""
-        self._fleet.tell(index, message)
+        self._pool.queue_message(index, message)
         # If another thread is collecting, that thread sends the message.
         if self._background is None and self._lock.acquire(blocking=False):
             try:
-                self._fleet.send_told()
+                self._pool.send_messages()
             finally:
                 self._lock.release()
 
@@ -173,7 +173,7 @@ class FleetControl(BaseCollector):
             for one, policy in zip(self.devices, self._own.policies, strict=True)
         ]
 
-    def _note_change(self, index: int, changed: Changed) -> None:
+    def _note_change(self, index: int, changed: StateChanged) -> None:
         """Keeps the state that a call through a worker's handle changed, for a replacement."""
         if changed.seed is not None:
             self._seeds[index] = changed.seed
@@ -201,7 +201,7 @@ class FleetControl(BaseCollector):
             RuntimeError: if the update would make a batch under way too old, and no background
                 thread takes batches, so that waiting is no use.
         """
-        bound = getattr(self._schedule, "bound", None)
+        bound = getattr(self._scheduler, "bound", None)
         if bound is None:
             yield
             return
@@ -283,8 +283,8 @@ class FleetControl(BaseCollector):
             if self._whole is not None:
                 # Batches that were requested before belong to old episodes. These must not be
                 # mixed with new ones, which may have the same ids.
-                self._fleet.settle()
-            last = self._fleet.last_order
+                self._pool.settle()
+            last = self._pool.last_request
             before = self._sender.versions, list(self._env_states)
             for index, name in enumerate(names):
                 self._env_states[index] = state_dict[name].get("env_state_dict")
@@ -295,7 +295,7 @@ class FleetControl(BaseCollector):
             # Sent before the call: a worker may be replaced while others load.
             send()
             try:
-                self._fleet.call(
+                self._pool.call(
                     {
                         index: (methodcaller("load_state_dict", state_dict[name], strict),)
                         for index, name in enumerate(names)
@@ -307,10 +307,10 @@ class FleetControl(BaseCollector):
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
             self._load_whole(state_dict, last)
-            for member, name in zip(self._fleet.members, names, strict=True):
+            for slot, name in zip(self._pool.slots, names, strict=True):
                 if "traj_pool" in state_dict[name]:
                     begins = int(state_dict[name]["traj_pool"]["traj_id"])
-                    member.trajectory = max(member.trajectory, begins)
+                    slot.trajectory = max(slot.trajectory, begins)
 
     @override
     def map_fn(
@@ -342,7 +342,7 @@ class FleetControl(BaseCollector):
         if self._is_of_buffer(method_name):
             return super().map_fn(method_name, args, kwargs)
         with self._held():
-            results = self._fleet.call(
+            results = self._pool.call(
                 {i: (worker.call_path, method_name, args[i], kwargs[i]) for i in range(count)}
             )
         return [results[index] for index in range(count)]
@@ -393,7 +393,7 @@ class FleetControl(BaseCollector):
         """Returns a batch of zeros with the layout of a delivered batch."""
         fakes = [fake.clear_device_() for fake in self._all(worker.fake)]
         alone = self._whole is not None or not self.sync
-        batch = self._assembly.of(fakes[:1] if alone else fakes, self.policy_version)
+        batch = self._assembler.combine(fakes[:1] if alone else fakes, self.policy_version)
         return self._fake(batch[0] if alone else batch)
 
     # --- hooks, profiles

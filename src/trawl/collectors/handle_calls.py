@@ -10,7 +10,7 @@ import cloudpickle
 from torch import nn
 
 from trawl.backends.base import Asked, Port
-from trawl.collectors.orders import Changed, Warned
+from trawl.collectors.requests import StateChanged, WorkerWarning
 from trawl.weight_update.strategy import WeightStrategy
 
 _UPDATE = "update_policy_weights_"
@@ -73,7 +73,7 @@ class HandleCalls(ABC):
             if asked.name == _UPDATE:
                 # Updaters such as TorchRL's ignore the result, so a warning reports the error.
                 text = f"{_UPDATE}() of a handle changed nothing: {type(error).__name__}: {error}"
-                self._port.send(Warned(text, RuntimeWarning))
+                self._port.send(WorkerWarning(text, RuntimeWarning))
             asked.answer.set_exception(error)
             if self.collector.closed:
                 raise
@@ -101,7 +101,7 @@ class HandleCalls(ABC):
         if name == _UPDATE:
             self._report()
         elif name == "set_seed":
-            self._port.send(Changed(seed=_seed(*args, **kwargs)))
+            self._port.send(StateChanged(seed=_seed(*args, **kwargs)))
         elif name == "load_state_dict":
             self._report(_state(*args, **kwargs).get("env_state_dict"))
         return result
@@ -123,7 +123,7 @@ class HandleCalls(ABC):
         """Sends new weights to the driver, which gives them to a replacement of this worker."""
         weights = self._policy_weights()
         self._port.send(
-            Changed(
+            StateChanged(
                 weights=None if weights is None else weights.cpu(),
                 count=self._updates,
                 version=self.collector.policy_version,

@@ -14,8 +14,8 @@ from torch import nn
 
 from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.orders import NewWeights
 from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.collectors.requests import NewWeights
 from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.mailbox import Packet

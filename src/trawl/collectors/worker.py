@@ -30,27 +30,27 @@ from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.handle_calls import HandleCalls
-from trawl.collectors.orders import (
-    Arrange,
-    Broken,
-    Call,
-    Collect,
-    Done,
-    Drop,
-    NewWeights,
-    NotClosed,
-    Ready,
-    Reply,
-    Warned,
-    Writing,
-    Written,
-)
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.requests import (
+    BatchReady,
+    CallRequest,
+    CallReturned,
+    CloseFailed,
+    CollectRequest,
+    MapBuffer,
+    NewWeights,
+    RequestFailed,
+    UnmapBuffer,
+    WorkerReady,
+    WorkerWarning,
+    WriteBegan,
+    WriteEnded,
+)
 from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import take_process
 from trawl.rollout.block import Block, as_batch
-from trawl.rollout.layout import Joint
+from trawl.rollout.layout import BatchPartition
 from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
@@ -63,7 +63,7 @@ _MOST_BLOCKS = 256
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerSpec:
     """Specification of a worker, which can be sent to another process.
 
     Attributes:
@@ -111,54 +111,54 @@ class CollectorService(HandleCalls, Service):
     """Service that runs in a worker, and drives its collector.
 
     Args:
-        program: specification of the worker.
+        spec: specification of the worker.
         port: connection to the driver.
     """
 
-    def __init__(self, program: Program, port: Port) -> None:
+    def __init__(self, spec: WorkerSpec, port: Port) -> None:
         self._port = port
-        self._whole = program.whole
-        self._orders: deque[Collect] = deque()
-        self._joints: dict[int, Joint] = {}
+        self._whole = spec.whole
+        self._requests: deque[CollectRequest] = deque()
+        self._partitions: dict[int, BatchPartition] = {}
         self._blocks: dict[int, Block] = {}
         self._own: tuple[Block, NDArray[np.uint8]] | None = None
-        if program.threads is not None:
-            take_process(program.threads, program.registry)
+        if spec.threads is not None:
+            take_process(spec.threads, spec.registry)
             self._pass_warnings_on()
-        if program.init_fn is not None:
-            program.init_fn()
-        policy = None if program.policy is None else pickle.loads(program.policy)
-        options = dict(program.options)
-        if program.collector_class is Collector:
+        if spec.init_fn is not None:
+            spec.init_fn()
+        policy = None if spec.policy is None else pickle.loads(spec.policy)
+        options = dict(spec.options)
+        if spec.collector_class is Collector:
             # Overrides torchrl.service_backend, which a worker in the driver's process would see.
             options["backend"] = DIRECT
         with muted():
-            self.collector = program.collector_class(program.create_env_fn, policy, **options)
+            self.collector = spec.collector_class(spec.create_env_fn, policy, **options)
         try:
-            self._begin(program)
+            self._begin(spec)
         except BaseException:
             # No caller has a reference yet with which to close it.
             self.close()
             raise
 
-    def _begin(self, program: Program) -> None:
-        """Brings the fresh collector to the state in its program, and reports that it is ready.
+    def _begin(self, spec: WorkerSpec) -> None:
+        """Brings the fresh collector to the state in its spec, and reports that it is ready.
 
         A replacement continues where the dead worker stopped.
         """
         frames = self.collector._rollout.frames
-        frames.episodes.load(program.trajectory, program.stride)
-        if program.env_state:
-            self.collector.env.load_state_dict(program.env_state)
-        if program.seed is not None:
-            self.collector.set_seed(*program.seed)
-        self._take_first_weights(program)
+        frames.episodes.load(spec.trajectory, spec.stride)
+        if spec.env_state:
+            self.collector.env.load_state_dict(spec.env_state)
+        if spec.seed is not None:
+            self.collector.set_seed(*spec.seed)
+        self._take_first_weights(spec)
         self._hidden = frozenset(frames.hidden)
         # An overridden rollout() may return batches of any layout: these are sent as they are.
         self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
-            Ready(
+            WorkerReady(
                 layout=layout,
                 hidden=self._hidden,
                 lanes=frames.lanes,
@@ -170,18 +170,18 @@ class CollectorService(HandleCalls, Service):
             )
         )
 
-    def _take_first_weights(self, program: Program) -> None:
-        self.collector._receivers |= program.receivers
-        self._take_version(program)
-        # Weights that came after the program was made bring a newer version.
+    def _take_first_weights(self, spec: WorkerSpec) -> None:
+        self.collector._receivers |= spec.receivers
+        self._take_version(spec)
+        # Weights that came after the spec was made bring a newer version.
         self._up_to_date()
-        if program.given is not None:
-            self.collector.update_policy_weights_(program.given)
-            self._take_version(program)
+        if spec.given is not None:
+            self.collector.update_policy_weights_(spec.given)
+            self._take_version(spec)
 
-    def _take_version(self, program: Program) -> None:
-        if program.version is not None:
-            self.collector._version.version = program.version
+    def _take_version(self, spec: WorkerSpec) -> None:
+        if spec.version is not None:
+            self.collector._version.version = spec.version
 
     @override
     def _up_to_date(self) -> Any:
@@ -219,17 +219,19 @@ class CollectorService(HandleCalls, Service):
         warnings.showwarning = self._show_warning
 
     def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        self._port.send(Warned(str(message), category))
+        self._port.send(WorkerWarning(str(message), category))
 
     @property
     @override
     def busy(self) -> bool:
-        return bool(self._orders)
+        return bool(self._requests)
 
     @override
-    def handle(self, content: Collect | Call | Arrange | Drop | NewWeights | Asked) -> None:
-        if isinstance(content, Collect):
-            self._orders.append(content)
+    def handle(
+        self, content: CollectRequest | CallRequest | MapBuffer | UnmapBuffer | NewWeights | Asked
+    ) -> None:
+        if isinstance(content, CollectRequest):
+            self._requests.append(content)
             return
         if isinstance(content, Asked):
             self._answer(content)
@@ -239,29 +241,29 @@ class CollectorService(HandleCalls, Service):
             assert isinstance(receiver, Mailbox)
             receiver.put(content.packet)
             return
-        if isinstance(content, Arrange):
-            self._joints[content.name] = content.joint
+        if isinstance(content, MapBuffer):
+            self._partitions[content.name] = content.partition
             return
-        if isinstance(content, Drop):
-            self._joints.pop(content.name, None)
+        if isinstance(content, UnmapBuffer):
+            self._partitions.pop(content.name, None)
             self._blocks.pop(content.name, None)
             return
         try:
-            function, args, kwargs = pickle.loads(content.function)
-            value = cloudpickle.dumps(function(self._up_to_date(), *args, **kwargs))
+            function, *args = pickle.loads(content.function)
+            value = cloudpickle.dumps(function(self._up_to_date(), *args))
         except Exception as error:
-            self._port.send(Broken(content.number, Failure.of(error)))
+            self._port.send(RequestFailed(content.number, Failure.of(error)))
         else:
-            self._port.send(Reply(content.number, value))
+            self._port.send(CallReturned(content.number, value))
 
     @override
     def work(self) -> None:
-        order = self._orders.popleft()
+        request = self._requests.popleft()
         try:
-            done = self._collect(order)
+            done = self._collect(request)
         except Exception as error:
-            self._orders.clear()
-            self._port.send(Broken(order.number, Failure.of(error)))
+            self._requests.clear()
+            self._port.send(RequestFailed(request.number, Failure.of(error)))
         else:
             self._port.send(done)
 
@@ -270,21 +272,21 @@ class CollectorService(HandleCalls, Service):
         try:
             self.collector.shutdown()
         except Exception as error:
-            self._port.send(NotClosed(Failure.of(error)))
+            self._port.send(CloseFailed(Failure.of(error)))
 
-    def _collect(self, order: Collect) -> Done:
+    def _collect(self, request: CollectRequest) -> BatchReady:
         collector = self.collector
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames
-                if not self._name_writes(order):
-                    collector._writing = partial(self._tell_of_write, order)
+                if not self._name_writes(request):
+                    collector._writing = partial(self._announce_write, request)
                 collector._collect()
-                return self._done(order, collector._frames - before)
-            block = self._block(order)
-            batch = collector._run_into(block, order.random, self._stopped(order))
+                return self._done(request, collector._frames - before)
+            block = self._block(request)
+            batch = collector._run_into(block, request.random, self._stopped(request))
         lanes, filled = collector._rollout.frames.lanes, collector._rollout.filled
-        apart, own = batch is not None, order.memory is None
+        apart, own = batch is not None, request.memory is None
         if batch is not None:
             batch = batch.exclude(*self._hidden)
         elif block is not None and self._looks_at_batches:
@@ -296,10 +298,10 @@ class CollectorService(HandleCalls, Service):
         if batch is not None:
             self._finish(batch, filled)
         if apart:
-            return self._done(order, frames, batch=cloudpickle.dumps(batch))
-        return self._done(order, frames, block=self._own[1] if own and self._own else None)
+            return self._done(request, frames, batch=cloudpickle.dumps(batch))
+        return self._done(request, frames, block=self._own[1] if own and self._own else None)
 
-    def _name_writes(self, order: Collect) -> bool:
+    def _name_writes(self, request: CollectRequest) -> bool:
         """Gives the replay buffer the number of the request, so that it writes the batch once only.
 
         Returns:
@@ -309,20 +311,20 @@ class CollectorService(HandleCalls, Service):
         # Looked up in the class: TorchRL's clients of an actor have an attribute of any name.
         if not hasattr(type(buffer), "write_as"):
             return False
-        buffer.write_as(order.number)
+        buffer.write_as(request.number)
         return True
 
     @contextmanager
-    def _tell_of_write(self, order: Collect, frames: int) -> Iterator[None]:
+    def _announce_write(self, request: CollectRequest, frames: int) -> Iterator[None]:
         """Context for writing a batch, which tells the driver before and after the write.
 
         The driver must know if a worker dies while it writes, as others wait for the buffer's
         locks. If a worker dies after the write, its batch must not be collected again.
         """
         with self._port.undisturbed():
-            self._port.send(Writing())
+            self._port.send(WriteBegan())
             yield
-            self._port.send(Written(self._done(order, frames)))
+            self._port.send(WriteEnded(self._done(request, frames)))
 
     @property
     def _looks_at_batches(self) -> bool:
@@ -349,15 +351,15 @@ class CollectorService(HandleCalls, Service):
             collector.post_collect_hook(drop_private(shown))
 
     def _done(
-        self, order: Collect, frames: int, batch: bytes | None = None, block: Any = None
-    ) -> Done:
+        self, request: CollectRequest, frames: int, batch: bytes | None = None, block: Any = None
+    ) -> BatchReady:
         rollout = self.collector._rollout
         facts = rollout.frames.describe()
         facts["env_time_share"] = rollout.env_share
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count
-        return Done(
-            number=order.number,
+        return BatchReady(
+            number=request.number,
             frames=frames,
             filled=rollout.filled,
             version=self.collector.policy_version,
@@ -366,26 +368,26 @@ class CollectorService(HandleCalls, Service):
             batch=batch,
             block=block,
             facts=facts,
-            random=order.random,
+            random=request.random,
         )
 
-    def _stopped(self, order: Collect) -> Callable[[], bool] | None:
-        if not order.breakable:
+    def _stopped(self, request: CollectRequest) -> Callable[[], bool] | None:
+        if not request.breakable:
             return None
-        number, interrupted = order.number, self._port.interrupted
+        number, interrupted = request.number, self._port.interrupted
         return lambda: interrupted() >= number
 
-    def _block(self, order: Collect) -> Block | None:
+    def _block(self, request: CollectRequest) -> Block | None:
         """Returns the memory that a request names; it is opened once, and kept for later ones."""
-        if order.memory is None:
+        if request.memory is None:
             return self._own_block()
-        block = self._blocks.pop(order.memory, None)
+        block = self._blocks.pop(request.memory, None)
         if block is None:
-            joint = self._joints[order.joint]
-            tensors, _ = tensors_over(joint.whole, self._port.memory(order.memory))
-            part = joint.part(order.part, tensors)
-            block = Block(Lease(joint.layouts[order.part], part))
-        self._blocks[order.memory] = block  # the most recently used comes last
+            partition = self._partitions[request.partition]
+            tensors, _ = tensors_over(partition.whole, self._port.memory(request.memory))
+            part = partition.part(request.part, tensors)
+            block = Block(Lease(partition.layouts[request.part], part))
+        self._blocks[request.memory] = block  # the most recently used comes last
         if len(self._blocks) > _MOST_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
         return block

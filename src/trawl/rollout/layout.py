@@ -88,7 +88,7 @@ def along_time(how: str | int, batch: Sequence[int]) -> bool:
     return how == -1 or (how == 0 and not batch)
 
 
-class Joint:
+class BatchPartition:
     """Layout of the batches of several workers in one block.
 
     Args:

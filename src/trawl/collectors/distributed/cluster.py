@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from typing_extensions import override
 
 from trawl.collectors.arguments import MultiArguments
-from trawl.collectors.assembly import Part
+from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.config import check_number, check_switches, warn
-from trawl.collectors.distributed.nested import NestedProgram, inner_options
+from trawl.collectors.distributed.nested import NestedSpec, inner_options
 from trawl.collectors.distributed.sharing import share_options
-from trawl.collectors.fleet import Member
 from trawl.collectors.fleet_collector import FleetCollector
 from trawl.collectors.multi import (
     MultiAsyncCollector,
@@ -21,7 +20,8 @@ from trawl.collectors.multi import (
     frames_of_sync_workers,
 )
 from trawl.collectors.single import Collector
-from trawl.collectors.worker import Program
+from trawl.collectors.slot import WorkerSlot
+from trawl.collectors.worker import WorkerSpec
 from trawl.envs.types import is_list
 
 CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
@@ -172,21 +172,21 @@ class ClusterCollector(FleetCollector):
         return super()._sends_by_itself or self.remote.interval is not None
 
     @override
-    def _program(self, member: Member) -> Program:
-        program = super()._program(member)
-        parts = {field.name: getattr(program, field.name) for field in fields(Program)}
-        parts["options"] = {**program.options, **self._kwargs[member.index]}
+    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
+        spec = super()._spec(slot)
+        parts = {field.name: getattr(spec, field.name) for field in fields(WorkerSpec)}
+        parts["options"] = {**spec.options, **self._kwargs[slot.index]}
         parts["collector_class"] = self.remote.kind
-        self._adapt(member, parts)
-        count = self._environments[member.index]
+        self._adapt(slot, parts)
+        count = self._environments[slot.index]
         if self.remote.nested:
             parts["options"] = inner_options(parts["options"], count)
         if self.remote.nested or count > 1:
-            parts["create_env_fn"] = [program.create_env_fn] * count
-        return NestedProgram(**parts) if self.remote.nested else Program(**parts)
+            parts["create_env_fn"] = [spec.create_env_fn] * count
+        return NestedSpec(**parts) if self.remote.nested else WorkerSpec(**parts)
 
-    def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
-        """Changes the fields of a worker's program, if the collector's kind of worker needs it."""
+    def _adapt(self, slot: WorkerSlot, parts: dict[str, Any]) -> None:
+        """Changes the fields of a worker's spec, if the collector's kind of worker needs it."""
 
     @override
     def _collect(self) -> Any:
@@ -208,7 +208,7 @@ class ClusterCollector(FleetCollector):
         return sorted(index for index, count in self._since.items() if count >= batches)
 
     @override
-    def _note_parts(self, parts: Sequence[Part]) -> None:
+    def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         for part in parts:
             self._since[part.index] = self._since.get(part.index, 0) + 1
 

@@ -27,15 +27,15 @@ def grow(collector: FleetCollector, create_env_fn: Any, count: int | None, polic
     found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
     for source in found:
         _add(collector, source, policy)
-    collector._fleet.grow(len(found))
-    ready = [member.ready for member in collector._fleet.members if member.ready is not None]
+    collector._pool.add_workers(len(found))
+    ready = [slot.ready for slot in collector._pool.slots if slot.ready is not None]
     for index, one in enumerate(ready):
         collector._sender.know(index, one.packings)
-    collector._assembly = collector._new_assembly(ready)
+    collector._assembler = collector._new_assembler(ready)
     frames = [one.lanes * one.steps for one in ready]
     collector.requested_frames_per_batch = sum(frames) if collector.sync else max(frames)
-    assembly = None if collector._workers_write else collector._assembly
-    collector._schedule.grow(assembly, frames)
+    assembler = None if collector._workers_write else collector._assembler
+    collector._scheduler.grow(assembler, frames)
 
 
 def _add(collector: FleetCollector, source: Any, policy: Any) -> None:

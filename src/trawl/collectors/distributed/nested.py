@@ -14,9 +14,9 @@ from trawl.backends.base import Port
 from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
-from trawl.collectors.orders import Collect, Done, Ready
+from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weights import POLICY
-from trawl.collectors.worker import CollectorService, Program
+from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.rollout.record import TRAJ_IDS
 
 
@@ -27,7 +27,7 @@ def inner_options(options: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class NestedProgram(Program):
+class NestedSpec(WorkerSpec):
     """Specification of a worker whose collector has workers of its own."""
 
     @override
@@ -39,17 +39,17 @@ class NestedService(CollectorService):
     """Service of a worker whose collector has workers: it sends the collector's batches on."""
 
     @override
-    def _begin(self, program: Program) -> None:
+    def _begin(self, spec: WorkerSpec) -> None:
         collector = self.collector
         # Trajectory ids of the collector are spread out, so that each worker has ids of its own.
-        self._stride, self._base = program.stride, program.trajectory
-        self._next = program.trajectory
-        if program.seed is not None:
-            collector.set_seed(*program.seed)
-        self._take_first_weights(program)
+        self._stride, self._base = spec.stride, spec.trajectory
+        self._next = spec.trajectory
+        if spec.seed is not None:
+            collector.set_seed(*spec.seed)
+        self._take_first_weights(spec)
         self._hidden, self._layout, self._masked = frozenset(), None, False
         self._port.send(
-            Ready(
+            WorkerReady(
                 layout=None,
                 hidden=frozenset(),
                 lanes=1,
@@ -61,9 +61,9 @@ class NestedService(CollectorService):
         )
 
     @override
-    def _take_version(self, program: Program) -> None:
-        if program.version is not None and self.collector._version is not None:
-            super()._take_version(program)
+    def _take_version(self, spec: WorkerSpec) -> None:
+        if spec.version is not None and self.collector._version is not None:
+            super()._take_version(spec)
             self.collector._announce_version()
 
     @override
@@ -71,17 +71,17 @@ class NestedService(CollectorService):
         return self.collector.policy if model_id == POLICY else None
 
     @override
-    def _collect(self, order: Collect) -> Done:
+    def _collect(self, request: CollectRequest) -> BatchReady:
         collector = self.collector
-        collector._is_random = lambda: order.random
+        collector._is_random = lambda: request.random
         before = collector._frames
-        self._name_writes(order)
+        self._name_writes(request)
         batch = collector.next()
         if batch is None:
-            return self._told(order, collector._frames - before, None)
+            return self._told(request, collector._frames - before, None)
         self._number(batch)
         frames = count_frames(batch, batch.shape[-1])
-        return self._told(order, frames, *fold(batch))
+        return self._told(request, frames, *fold(batch))
 
     def _number(self, batch: TensorDictBase) -> None:
         ids = batch.get(TRAJ_IDS, None)
@@ -101,16 +101,16 @@ class NestedService(CollectorService):
 
     def _facts(self) -> dict[str, Any]:
         """Returns the inner workers' figures for ``stats()``, in the form of one worker's."""
-        fleet, facts = self.collector._fleet, self.collector.stats()
+        pool, facts = self.collector._pool, self.collector.stats()
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
-        return {**fleet.members[0].facts, **own, "worker_restarts": fleet.restarts}
+        return {**pool.slots[0].facts, **own, "worker_restarts": pool.restarts}
 
     def _told(
-        self, order: Collect, frames: int, batch: bytes | None, beside: Sequence[Any] = ()
-    ) -> Done:
+        self, request: CollectRequest, frames: int, batch: bytes | None, beside: Sequence[Any] = ()
+    ) -> BatchReady:
         collector = self.collector
-        return Done(
-            number=order.number,
+        return BatchReady(
+            number=request.number,
             frames=frames,
             filled=collector.requested_frames_per_batch,
             version=None,
@@ -119,5 +119,5 @@ class NestedService(CollectorService):
             batch=batch,
             beside=beside,
             facts=self._facts(),
-            random=order.random,
+            random=request.random,
         )

@@ -24,8 +24,8 @@ from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
-from trawl.collectors.fleet import Member
 from trawl.collectors.handle_calls import methods_of
+from trawl.collectors.slot import WorkerSlot
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -112,20 +112,20 @@ class RayCollector(ClusterCollector):
         return RayWeightSyncScheme()
 
     @override
-    def _adapt(self, member: Member, parts: dict[str, Any]) -> None:
-        parts["trajectory"], parts["stride"] = self._ids_of(member)
+    def _adapt(self, slot: WorkerSlot, parts: dict[str, Any]) -> None:
+        parts["trajectory"], parts["stride"] = self._ids_of(slot)
         parts["whole"] = self._whole is not None
         if self._workers_write:
             parts["options"]["replay_buffer"] = self._writer
 
-    def _ids_of(self, member: Member) -> tuple[int, int]:
+    def _ids_of(self, slot: WorkerSlot) -> tuple[int, int]:
         """Returns a worker's first trajectory id, and the difference between successive ids."""
-        index, first = member.index, self._first
+        index, first = slot.index, self._first
         # The first workers take turns in one range of ids; a later worker has its own range.
         stride, begin = first, index << _ID_BITS if index >= first else index
-        if member.restarts:
+        if slot.restarts:
             # A batch that was never delivered may have used ids up to this one.
-            begin = max(member.trajectory, begin) + stride * (self._frames_asked[index] + 1)
+            begin = max(slot.trajectory, begin) + stride * (self._frames_asked[index] + 1)
         return begin, stride
 
     @property
@@ -146,15 +146,15 @@ class RayCollector(ClusterCollector):
         ours = isinstance(updater, WeightUpdaterBase)
         if not ours or getattr(updater, "remote_collectors", None):
             # Batches requested from now on are made with the weights that went to handles.
-            for member in self._fleet.members:
-                if isinstance(member.worker, RayWorker):
-                    member.worker.await_calls()
+            for slot in self._pool.slots:
+                if isinstance(slot.worker, RayWorker):
+                    slot.worker.await_calls()
         # TorchRL's updaters send weights to handles, and the workers report what they took.
         return super()._reached(updater) if ours else []
 
     def batches_of(self, worker_id: int) -> int:
         """Returns the number of batches that a worker has delivered."""
-        return self._fleet.members[worker_id].batches
+        return self._pool.slots[worker_id].batches
 
     def local_policy(self) -> Any:
         """Returns the policy that was passed to the constructor, or None if there was none."""

@@ -8,20 +8,20 @@ from typing import Any
 
 from trawl.backends.failure import Failure
 from trawl.keys import Key
-from trawl.rollout.layout import Joint, Layout
+from trawl.rollout.layout import BatchPartition, Layout
 from trawl.weight_update.mailbox import Packet
 from trawl.weight_update.packing import Packing
 
 
 @dataclass(frozen=True)
-class Collect:
+class CollectRequest:
     """Request to collect a batch.
 
     Attributes:
         number: number of the request; it grows from one request of a worker to the next.
         random: whether the actions are random.
         memory: name of the memory to write the batch into; None to send the batch.
-        joint: name of the partition that divides the memory among workers.
+        partition: name of the partition that divides the memory among workers.
         part: index of this worker's part.
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
     """
@@ -29,21 +29,21 @@ class Collect:
     number: int
     random: bool = False
     memory: int | None = None
-    joint: int = 0
+    partition: int = 0
     part: int = 0
     breakable: bool = False
 
 
 @dataclass(frozen=True)
-class Arrange:
+class MapBuffer:
     """Defines a partition of memory, which later requests refer to by its name."""
 
     name: int
-    joint: Joint
+    partition: BatchPartition
 
 
 @dataclass(frozen=True)
-class Drop:
+class UnmapBuffer:
     """Releases memory or a partition that no later request refers to."""
 
     name: int
@@ -61,12 +61,12 @@ class NewWeights:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallRequest:
     """Request to call a function with the worker's collector.
 
     Attributes:
         number: number of the request.
-        function: the function and its further arguments, pickled.
+        function: the function and its arguments after the collector, pickled.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Ready:
+class WorkerReady:
     """First message of a worker: its collector is made.
 
     Attributes:
@@ -99,8 +99,8 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Done:
-    """Answer to :class:`Collect`: a batch was collected.
+class BatchReady:
+    """Answer to :class:`CollectRequest`: a batch was collected.
 
     Attributes:
         number: number of the request.
@@ -131,25 +131,25 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteBegan:
     """Notice that the worker begins to write a batch into the shared replay buffer."""
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteEnded:
     """Notice that a batch is in the replay buffer.
 
     The batch counts even if the worker dies before it answers the request.
 
     Attributes:
-        done: the answer to the request, as of this moment.
+        answer: the answer to the request, as of this moment.
     """
 
-    done: Done
+    answer: BatchReady
 
 
 @dataclass(frozen=True)
-class Changed:
+class StateChanged:
     """Notice that a call through the worker's handle changed state that a replacement needs.
 
     Attributes:
@@ -168,7 +168,7 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Warned:
+class WorkerWarning:
     """Warning from the worker, which the driver shows."""
 
     text: str
@@ -176,15 +176,15 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """Answer to :class:`Call`: the pickled result."""
+class CallReturned:
+    """Answer to :class:`CallRequest`: the pickled result."""
 
     number: int
     value: bytes
 
 
 @dataclass(frozen=True)
-class Broken:
+class RequestFailed:
     """Answer to a request that raised an exception."""
 
     number: int
@@ -192,11 +192,21 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class NotClosed:
+class CloseFailed:
     """Notice that the worker ends, and its collector raised an exception while closing."""
 
     failure: Failure
 
 
 #: Any message from a worker.
-Answer = Ready | Done | Reply | Broken | Changed | Warned | Writing | Written | NotClosed
+Answer = (
+    WorkerReady
+    | BatchReady
+    | CallReturned
+    | RequestFailed
+    | StateChanged
+    | WorkerWarning
+    | WriteBegan
+    | WriteEnded
+    | CloseFailed
+)

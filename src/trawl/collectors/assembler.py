@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from trawl.collectors.orders import Collect, Done, Ready
 from trawl.collectors.policy_version import stamp
-from trawl.keys import show_key
+from trawl.collectors.requests import BatchReady, WorkerReady
+from trawl.keys import Key, show_key
 from trawl.memory import Memory
 from trawl.rollout.block import as_batch
-from trawl.rollout.layout import Joint, Layout, along_time
+from trawl.rollout.layout import BatchPartition, Layout, along_time
 from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
 from trawl.rollout.slab import Lease, SlabPool, tensors_in
 
@@ -23,60 +23,62 @@ _MASK = ("collector", "mask")
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place in memory for a worker's batch.
+class BufferSlice:
+    """Place in memory for a worker's batch.
 
     Attributes:
         lease: the memory, or None if the worker sends the batch.
-        joint: division of the memory among workers.
+        partition: division of the memory among workers.
         part: index of the worker's part of the memory.
     """
 
     lease: Lease | None = None
-    joint: Joint | None = None
+    partition: BatchPartition | None = None
     part: int = 0
-
-    def order(self, random: bool, breakable: bool = False) -> Collect:
-        """Returns the request to collect a batch there."""
-        return Collect(0, random, part=self.part, breakable=breakable)
 
     @property
     def memory(self) -> Any:
         """The memory, or None."""
         return None if self.lease is None else self.lease.memory
 
+    def batch(self, hidden: frozenset[Key]) -> TensorDictBase:
+        """Returns the batch that a worker has written here, without hidden entries."""
+        if self.lease is None or self.partition is None:
+            raise ValueError("there is no batch: it went to a replay buffer")
+        tensors = self.partition.part(self.part, self.lease.tensors)
+        return as_batch(Lease(self.partition.layouts[self.part], tensors), hidden, None)
+
+
+#: The worker sends its batch, or writes it into a replay buffer.
+NO_SLICE = BufferSlice()
+
 
 @dataclass(frozen=True)
-class Part:
-    """A worker's batch: its place, and the worker's answer to the request."""
+class WorkerBatch:
+    """A worker's batch: its place in memory, and the worker's answer to the request."""
 
     index: int
-    place: Place
-    done: Done
+    slice: BufferSlice
+    answer: BatchReady
 
     @property
-    def apart(self) -> bool:
+    def sent(self) -> bool:
         """True if the worker sent the batch instead of writing it to its place."""
-        return self.done.batch is not None or self.done.block is not None
+        return self.answer.batch is not None or self.answer.block is not None
 
-    def batch(self, ready: Ready) -> TensorDictBase:
+    def batch(self, ready: WorkerReady) -> TensorDictBase:
         """Returns the batch of a worker whose first message was ``ready``."""
-        hidden = ready.hidden
-        if self.done.block is not None and ready.layout is not None:
-            sent_block = Lease(ready.layout, tensors_in(ready.layout, self.done.block))
-            return as_batch(sent_block, hidden, None)
-        if self.done.batch is not None:
-            sent: TensorDictBase = pickle.loads(self.done.batch, buffers=self.done.beside)
+        answer = self.answer
+        if answer.block is not None and ready.layout is not None:
+            block = Lease(ready.layout, tensors_in(ready.layout, answer.block))
+            return as_batch(block, ready.hidden, None)
+        if answer.batch is not None:
+            sent: TensorDictBase = pickle.loads(answer.batch, buffers=answer.beside)
             return sent.clear_device_()
-        place = self.place
-        if place.lease is None or place.joint is None:
-            raise ValueError("there is no batch: it went to a replay buffer")
-        layout = place.joint.layouts[place.part]
-        own = Lease(layout, place.joint.part(place.part, place.lease.tensors))
-        return as_batch(own, hidden, None)
+        return self.slice.batch(ready.hidden)
 
 
-class Assembly:
+class BatchAssembler:
     """Assigns places in memory to the workers' batches, and combines the batches.
 
     Args:
@@ -93,7 +95,7 @@ class Assembly:
 
     def __init__(
         self,
-        ready: Sequence[Ready],
+        ready: Sequence[WorkerReady],
         how: str | int,
         allocate: Callable[[int], Memory] | None,
         whole: bool,
@@ -106,9 +108,10 @@ class Assembly:
         self.how = how
         self.hidden = ready[0].hidden
         self._ready = list(ready)
-        self._joint: Joint | None = None
-        self._pools: list[SlabPool | None] = [None] * len(ready)
-        self._joints: list[Joint | None] = [None] * len(ready)
+        # Division of a block among all workers, if they can share one.
+        self._partition: BatchPartition | None = None
+        # Pools of blocks for one worker's batch, each with the only part of its blocks.
+        self._own: list[tuple[SlabPool, BatchPartition] | None] = [None] * len(ready)
         layouts = [one.layout for one in ready]
         first = layouts[0]
         alike = first is not None and all(
@@ -122,93 +125,86 @@ class Assembly:
                 f"{_differing(layouts)}"
             )
         if alike and first is not None:
-            self._joint = Joint(first, [one.steps for one in ready], how)
+            self._partition = BatchPartition(first, [one.steps for one in ready], how)
         self._whole: SlabPool | None = None
         # Memory in which batches that workers sent are combined.
         self._gathered: SlabPool | None = None
-        if allocate is None:
-            if whole and self._joint is not None:
-                self._gathered = SlabPool(self._joint.whole, recycle)
-            return
-        if whole and self._joint is not None:
-            self._whole = SlabPool(self._joint.whole, recycle, allocate)
-            return
-        pools: list[SlabPool] = []
-        for index, layout in enumerate(layouts):
-            if layout is not None:
-                pool = next((pool for pool in pools if pool.layout == layout), None)
-                if pool is None:
-                    # A worker has up to two requests at a time, and the user holds one batch.
-                    keep = 2 * len(ready) + 1
-                    pool = SlabPool(layout, recycle, allocate, keep)
-                    pools.append(pool)
-                self._pools[index] = pool
-                self._joints[index] = Joint(layout, [layout.steps], -1)
+        if whole and self._partition is not None:
+            if allocate is None:
+                self._gathered = SlabPool(self._partition.whole, recycle)
+            else:
+                self._whole = SlabPool(self._partition.whole, recycle, allocate)
+        elif allocate is not None:
+            self._own = _pools_of(layouts, recycle, allocate)
 
     @property
-    def in_use(self) -> list[SlabPool]:
+    def pools(self) -> list[SlabPool]:
         """The memory pools, each of them once."""
-        pools = (self._whole, self._gathered, *self._pools)
-        found = {id(pool): pool for pool in pools if pool is not None}
-        return list(found.values())
+        own = (found[0] for found in self._own if found is not None)
+        pools = (self._whole, self._gathered, *own)
+        return list({id(pool): pool for pool in pools if pool is not None}.values())
 
-    def places(self) -> list[Place]:
+    def slices(self) -> list[BufferSlice]:
         """Returns a place for each worker, for one batch of all workers."""
-        if self._whole is not None and self._joint is not None:
+        if self._whole is not None:
             lease = self._whole.lease()
-            return [Place(lease, self._joint, index) for index in range(len(self._ready))]
-        return [self.place(index) for index in range(len(self._ready))]
+            return [BufferSlice(lease, self._partition, i) for i in range(len(self._ready))]
+        return [self.slice(index) for index in range(len(self._ready))]
 
-    def place(self, index: int) -> Place:
+    def slice(self, index: int) -> BufferSlice:
         """Returns a place for a batch of one worker."""
-        pool = self._pools[index]
-        return Place() if pool is None else Place(pool.lease(), self._joints[index])
+        own = self._own[index]
+        return NO_SLICE if own is None else BufferSlice(own[0].lease(), own[1])
 
-    def one(self, part: Part) -> TensorDictBase:
+    def batch_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns the batch of one worker."""
-        return self._stamped(part.batch(self._ready[part.index]), part.done.version)
+        return self._stamped(part.batch(self._ready[part.index]), part.answer.version)
 
-    def of(self, batches: Sequence[TensorDictBase], version: int | str | None) -> TensorDictBase:
-        """Combines batches of all workers that are not in this assembly's memory."""
+    def combine(
+        self, batches: Sequence[TensorDictBase], version: int | str | None
+    ) -> TensorDictBase:
+        """Combines batches of all workers that are not in this assembler's memory."""
         return self._stamped(self._joined(dict(enumerate(batches))), version)
 
-    def together(self, parts: Sequence[Part]) -> TensorDictBase:
+    def assemble(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:
         """Combines the batches of workers, sorted by worker; some workers may have none."""
         full = len(parts) == len(self._ready) and all(
-            part.done.filled == self._ready[part.index].steps for part in parts
+            part.answer.filled == self._ready[part.index].steps for part in parts
         )
-        lease = parts[0].place.lease
-        if self._whole is not None and lease is not None and not any(p.apart for p in parts):
+        lease = parts[0].slice.lease
+        if self._whole is not None and lease is not None and not any(p.sent for p in parts):
             batch: TensorDictBase = as_batch(lease, self.hidden, None)
             return self._stamped_all(batch, parts)
-        sent = all(part.done.block is not None for part in parts)
-        if full and sent and self._gathered is not None and self._joint is not None:
-            return self._stamped_all(self._copied(self._joint, self._gathered, parts), parts)
+        sent = all(part.answer.block is not None for part in parts)
+        if full and sent and self._gathered is not None and self._partition is not None:
+            return self._stamped_all(self._copied(self._partition, self._gathered, parts), parts)
         if full and not self._masked:
-            return self._joined({part.index: self.one(part) for part in parts})
+            return self._joined({part.index: self.batch_of(part) for part in parts})
         return self._incomplete(parts)
 
-    def _copied(self, joint: Joint, pool: SlabPool, parts: Sequence[Part]) -> TensorDictBase:
+    def _copied(
+        self, partition: BatchPartition, pool: SlabPool, parts: Sequence[WorkerBatch]
+    ) -> TensorDictBase:
         """Copies the blocks that workers sent into one; faster than joining TensorDicts."""
         lease = pool.lease()
         for part in parts:
             # The order of entries may differ between workers.
             layout = self._ready[part.index].layout
             assert layout is not None, "a worker without a layout sends no block"
-            sent = tensors_in(layout, part.done.block)
-            for key, tensor in joint.part(part.index, lease.tensors).items():
+            sent = tensors_in(layout, part.answer.block)
+            for key, tensor in partition.part(part.index, lease.tensors).items():
                 tensor.copy_(sent[key])
         return as_batch(lease, self.hidden, None)
 
-    def _stamped_all(self, batch: TensorDictBase, parts: Sequence[Part]) -> TensorDictBase:
-        versions = [part.done.version for part in parts]
-        if len(set(versions)) == 1 or self._joint is None:
+    def _stamped_all(self, batch: TensorDictBase, parts: Sequence[WorkerBatch]) -> TensorDictBase:
+        versions = [part.answer.version for part in parts]
+        if len(set(versions)) == 1 or self._partition is None:
             return self._stamped(batch, versions[0])
         if not all(isinstance(version, int) for version in versions):
-            return self._joined({part.index: self.one(part) for part in parts})
+            return self._joined({part.index: self.batch_of(part) for part in parts})
         numbers = torch.empty(batch.shape, dtype=torch.int64)
         for part in parts:
-            self._joint.part(part.index, {(): numbers})[()].fill_(int(part.done.version or 0))
+            self._partition.part(part.index, {(): numbers})[()].fill_(int(part.answer.version or 0))
         batch.set("policy_version", numbers)
         if self._after:
             batch.get("next").set("policy_version", numbers.clone())
@@ -228,14 +224,14 @@ class Assembly:
         axis = len(batch) if along_time(self.how, batch) else 0
         return _named(torch.cat(parts, axis))
 
-    def _incomplete(self, parts: Sequence[Part]) -> TensorDictBase:
+    def _incomplete(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:
         """Combines batches of which some may be incomplete.
 
         Along time, only the steps that were taken are joined. Otherwise the batch has its full
         shape, and a mask tells which rows are filled.
         """
-        batches = {part.index: self.one(part) for part in parts}
-        steps = {part.index: part.done.filled for part in parts}
+        batches = {part.index: self.batch_of(part) for part in parts}
+        steps = {part.index: part.answer.filled for part in parts}
         if along_time(self.how, self._ready[0].batch_size):
             filled = {
                 index: batch[..., : steps[index]]
@@ -255,6 +251,23 @@ class Assembly:
             before = batch.get(_MASK, None)
             whole[index] = batch.set(_MASK, mask if before is None else mask & before)
         return self._joined(whole)
+
+
+def _pools_of(
+    layouts: Sequence[Layout | None], recycle: bool, allocate: Callable[[int], Memory]
+) -> list[tuple[SlabPool, BatchPartition] | None]:
+    """Returns a memory pool for each worker's batches; workers of one layout share theirs."""
+    # A worker has up to two requests at a time, and the user holds one batch.
+    keep = 2 * len(layouts) + 1
+    found = {
+        layout: (
+            SlabPool(layout, recycle, allocate, keep),
+            BatchPartition(layout, [layout.steps], -1),
+        )
+        for layout in layouts
+        if layout is not None
+    }
+    return [None if layout is None else found[layout] for layout in layouts]
 
 
 def _named(batch: TensorDictBase) -> TensorDictBase:

@@ -1,18 +1,16 @@
-"""Schedules that decide when workers collect: all together, or each on its own."""
+"""Schedulers, which decide when workers collect: all together, or each on its own."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 
 from typing_extensions import override
 
-from trawl.collectors.assembly import Assembly, Part, Place
-from trawl.collectors.fleet import Fleet
+from trawl.collectors.assembler import NO_SLICE, BatchAssembler, BufferSlice, WorkerBatch
 from trawl.collectors.lag import LagBound
-from trawl.collectors.orders import Done
+from trawl.collectors.pool import WorkerPool
 
 # Time that a batch waits for interrupted workers, as a share of the time it has taken so far. A
 # worker in the middle of a longer step delivers with the next batch.
@@ -21,27 +19,30 @@ _GRACE = 0.05
 _AHEAD = 2
 
 
-class Schedule(ABC):
+class Scheduler(ABC):
     """Requests batches from workers, and gathers them.
 
     Args:
-        fleet: the pool of workers.
-        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        pool: the pool of workers.
+        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
         frames: number of frames in a batch of each worker.
 
     Attributes:
         frames_under_way: number of frames that were requested and are not delivered yet.
     """
 
-    def __init__(self, fleet: Fleet, assembly: Assembly | None, frames: list[int]) -> None:
-        self.fleet = fleet
-        self.assembly = assembly
+    def __init__(
+        self, pool: WorkerPool, assembler: BatchAssembler | None, frames: list[int]
+    ) -> None:
+        self.pool = pool
+        self.assembler = assembler
         self.frames = frames
         self.frames_under_way = 0
-        self._places: dict[int, tuple[int, Place]] = {}
+        # Number of batches of each worker that were requested and not taken yet.
+        self._requested = [0] * len(frames)
 
     @abstractmethod
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
         """Collects the workers' parts of a batch, sorted by worker.
 
         Args:
@@ -49,51 +50,50 @@ class Schedule(ABC):
             random: returns True if a batch that is requested now has random actions.
         """
 
-    def grow(self, assembly: Assembly | None, frames: list[int]) -> None:
+    def grow(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
         """Adds workers.
 
         Args:
-            assembly: provides the memory of the batches of all workers, old and new.
+            assembler: provides the memory of the batches of all workers, old and new.
             frames: number of frames in a batch of each worker, old and new.
         """
-        self.assembly, self.frames = assembly, frames
+        self.assembler, self.frames = assembler, frames
+        self._requested += [0] * (len(frames) - len(self._requested))
 
-    def rest(self) -> list[Part]:
+    def rest(self) -> list[WorkerBatch]:
         """Removes and returns the batches that were made and are not delivered yet."""
         parts = []
-        while (part := self._taken(self.fleet.take_done())) is not None:
+        while (part := self._taken(self.pool.take_batch())) is not None:
             parts.append(part)
         return parts
 
-    def _order(self, index: int, place: Place, random: bool, breakable: bool = False) -> int:
-        order = replace(place.order(random, breakable), number=self.fleet.new_number())
+    def _request(
+        self, index: int, place: BufferSlice, random: bool, breakable: bool = False
+    ) -> int:
         # Noted before it is sent: an interrupt (Ctrl-C) may come right after the request.
-        self._places[order.number] = index, place
+        self._requested[index] += 1
         self.frames_under_way += self.frames[index]
-        self.fleet.order(index, order, place.memory, place.joint)
-        return order.number
+        return self.pool.request_batch(index, place, random, breakable)
 
-    def _next(self, timeout: float | None = None) -> Part | None:
-        return self._taken(self.fleet.next_done(timeout))
+    def _next(self, timeout: float | None = None) -> WorkerBatch | None:
+        return self._taken(self.pool.next_batch(timeout))
 
-    def _taken(self, found: tuple[int, Done] | None) -> Part | None:
-        if found is None:
-            return None
-        index, done = found
-        _, place = self._places.pop(done.number)
-        self.frames_under_way -= self.frames[index]
-        return Part(index, place, done)
+    def _taken(self, part: WorkerBatch | None) -> WorkerBatch | None:
+        if part is not None:
+            self._requested[part.index] -= 1
+            self.frames_under_way -= self.frames[part.index]
+        return part
 
-    def _place(self, index: int) -> Place:
-        return Place() if self.assembly is None else self.assembly.place(index)
+    def _slice(self, index: int) -> BufferSlice:
+        return NO_SLICE if self.assembler is None else self.assembler.slice(index)
 
 
-class SyncSchedule(Schedule):
+class SyncScheduler(Scheduler):
     """Has all workers contribute to each batch; they then wait for the next request.
 
     Args:
-        fleet: the pool of workers.
-        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        pool: the pool of workers.
+        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
         frames: number of frames in a batch of each worker.
         share: share of the workers that a batch waits for, before the others are interrupted;
             None or 1: it waits for all.
@@ -101,14 +101,14 @@ class SyncSchedule(Schedule):
 
     def __init__(
         self,
-        fleet: Fleet,
-        assembly: Assembly | None,
+        pool: WorkerPool,
+        assembler: BatchAssembler | None,
         frames: list[int],
         share: float | None = None,
     ) -> None:
-        super().__init__(fleet, assembly, frames)
+        super().__init__(pool, assembler, frames)
         # Parts of the next batch that have arrived.
-        self._made: list[Part] = []
+        self._made: list[WorkerBatch] = []
         self._enough: int | None = None
         # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
@@ -116,33 +116,27 @@ class SyncSchedule(Schedule):
             self._enough = max(1, int(len(frames) * share))
 
     @override
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
-        fresh = self._order_all(random())
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
+        fresh = self._request_all(random())
         self._gather(fresh)
         parts, self._made = self._made, []
         return sorted(parts, key=lambda part: part.index)
 
     @override
-    def rest(self) -> list[Part]:
+    def rest(self) -> list[WorkerBatch]:
         parts, self._made = [*self._made, *super().rest()], []
         return parts
 
-    def _order_all(self, random: bool) -> set[int]:
+    def _request_all(self, random: bool) -> set[int]:
         """Sends a request to each worker that has none, and returns these workers."""
         # A worker that was interrupted and has not answered yet still has a request.
-        late = {index for index, _ in self._places.values()}
-        count = len(self.frames)
-        places = (
-            [Place()] * count
-            if self.assembly is None
-            else self.assembly.places()
-            if not late
-            else [self._place(index) for index in range(count)]
-        )
-        for index, place in enumerate(places):
-            if index not in late:
-                self._order(index, place, random, breakable=self._enough is not None)
-        return set(range(count)) - late
+        late = any(self._requested)
+        fresh = [index for index, count in enumerate(self._requested) if not count]
+        together = None if late or self.assembler is None else self.assembler.slices()
+        for index in fresh:
+            place = self._slice(index) if together is None else together[index]
+            self._request(index, place, random, breakable=self._enough is not None)
+        return set(fresh)
 
     def _gather(self, fresh: set[int]) -> None:
         """Waits for the batches of all workers, or of as many as ``share`` asks for."""
@@ -159,7 +153,7 @@ class SyncSchedule(Schedule):
             return
         missing = set(range(count)) - {part.index for part in parts}
         for index in missing:
-            self.fleet.interrupt(index)
+            self.pool.interrupt(index)
         now = time.monotonic()
         # Workers that were too slow the last time are not waited for.
         deadline = now + (_GRACE * (now - began) if missing - self._slow else 0.0)
@@ -175,32 +169,32 @@ class SyncSchedule(Schedule):
         self._slow = missing
 
 
-class AsyncSchedule(Schedule):
+class AsyncScheduler(Scheduler):
     """Takes each batch from one worker, which begins its next batch at once.
 
     Args:
-        fleet: the pool of workers.
-        assembly: provides the memory of the workers' batches; None if these go to a replay buffer.
+        pool: the pool of workers.
+        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
         frames: number of frames in a batch of each worker.
         bound: delays requests so that no batch becomes too old; None for no limit.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
-        assembly: Assembly | None,
+        pool: WorkerPool,
+        assembler: BatchAssembler | None,
         frames: list[int],
         bound: LagBound | None = None,
     ) -> None:
-        super().__init__(fleet, assembly, frames)
+        super().__init__(pool, assembler, frames)
         self.bound = bound
         # Finished batches that are not delivered yet, in the order in which they were finished.
-        self._made: list[Part] = []
+        self._made: list[WorkerBatch] = []
         # Number of each worker's last request.
         self._last = [0] * len(frames)
 
     @override
-    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[Part]:
+    def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
         if self.bound is not None:
             self.bound.begin()
         for _ in range(_AHEAD):
@@ -208,25 +202,25 @@ class AsyncSchedule(Schedule):
                 self._keep_busy(index, wanted, random)
         part = self._choose()
         if self.bound is not None:
-            self.bound.delivered(part.done.number)
+            self.bound.delivered(part.answer.number)
         # The frames of this part still count as under way here: the caller has not counted them.
         self._keep_busy(part.index, wanted, random, later=True)
         self._made = [one for one in self._made if one is not part]
-        self.frames_under_way -= part.done.frames
+        self.frames_under_way -= part.answer.frames
         return [part]
 
     @override
-    def rest(self) -> list[Part]:
-        self.frames_under_way -= sum(part.done.frames for part in self._made)
+    def rest(self) -> list[WorkerBatch]:
+        self.frames_under_way -= sum(part.answer.frames for part in self._made)
         parts, self._made = [*self._made, *super().rest()], []
         if self.bound is not None:
             for part in parts:
-                self.bound.delivered(part.done.number)
+                self.bound.delivered(part.answer.number)
         return parts
 
     @override
-    def grow(self, assembly: Assembly | None, frames: list[int]) -> None:
-        super().grow(assembly, frames)
+    def grow(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
+        super().grow(assembler, frames)
         added = range(len(self._last), len(frames))
         self._last += [0] * len(added)
         if self.bound is not None:
@@ -239,22 +233,22 @@ class AsyncSchedule(Schedule):
         """
         return sorted(range(len(self.frames)), key=self._last.__getitem__)
 
-    def _choose(self) -> Part:
+    def _choose(self) -> WorkerBatch:
         """Waits for the next batch to deliver, and returns it; it stays in the list of finished."""
         while True:
             if self._made:
                 if self.bound is None:
                     return self._made[0]
-                number = self.bound.choose(part.done.number for part in self._made)
+                number = self.bound.choose(part.answer.number for part in self._made)
                 for part in self._made:
-                    if part.done.number == number:
+                    if part.answer.number == number:
                         return part
             made = self._next()
             if made is not None:
                 self._made.append(made)
-                self.frames_under_way += made.done.frames
+                self.frames_under_way += made.answer.frames
                 if self.bound is not None:
-                    self.bound.made(made.done.number, made.done.weights)
+                    self.bound.made(made.answer.number, made.answer.weights)
 
     def _keep_busy(
         self,
@@ -264,16 +258,13 @@ class AsyncSchedule(Schedule):
         later: bool = False,
     ) -> None:
         """Sends a worker another request, if it has too few and more frames are wanted."""
-        if self._count(index) >= _AHEAD or not wanted():
+        if self._requested[index] >= _AHEAD or not wanted():
             return
         at_random = random()
         # No update makes a batch of random actions too old.
         bound = None if at_random else self.bound
         if bound is not None and not bound.room(later):
             return
-        self._last[index] = self._order(index, self._place(index), at_random)
+        self._last[index] = self._request(index, self._slice(index), at_random)
         if bound is not None:
             bound.ordered(self._last[index], index)
-
-    def _count(self, index: int) -> int:
-        return sum(index == one for one, _ in self._places.values())

@@ -1,0 +1,463 @@
+"""Pool of workers: starts them, sends them requests, watches them, and replaces dead ones.
+
+The pool knows neither what is collected nor where the workers run. It guarantees that each request
+to collect brings one batch: when a worker dies, its pending requests are sent again to its
+replacement. Pending calls are sent again as well, even if such a call made the worker die.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import cloudpickle
+
+from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message
+from trawl.collectors.assembler import BufferSlice, WorkerBatch
+from trawl.collectors.base import CollectorClosed
+from trawl.collectors.config import warn
+from trawl.collectors.requests import (
+    Answer,
+    BatchReady,
+    CallRequest,
+    CallReturned,
+    CloseFailed,
+    CollectRequest,
+    RequestFailed,
+    StateChanged,
+    WorkerReady,
+    WorkerWarning,
+    WriteBegan,
+    WriteEnded,
+)
+from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
+from trawl.errors import WorkerDied, WorkerError
+
+# Seconds that workers have to close their environments before they are killed.
+_CLOSING = 5.0
+_living: WeakSet[WorkerPool] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_living):
+        with contextlib.suppress(WorkerError):  # at exit nothing can handle it: go on with the next
+            pool.close()
+
+
+class WorkerPool:
+    """Pool of workers and their pending requests.
+
+    Args:
+        backend: place where the workers run; the pool closes it.
+        specify: returns the current specification of a slot's worker; called again for a
+            replacement.
+        limits: limits on restarts and silence.
+        note: called with a worker's number and the change, after a call through the worker's
+            handle changed the worker.
+
+    Attributes:
+        slots: the slots of the workers, by number.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        specify: Callable[[WorkerSlot], MakeService],
+        limits: SlotLimits,
+        note: Callable[[int, StateChanged], None],
+    ) -> None:
+        self.backend = backend
+        self._note = note
+        self.slots: list[WorkerSlot] = []
+        self._specify = specify
+        self._limits = limits
+        self._number = 0
+        self._names = BufferNames()
+        self._events: deque[Event] = deque()
+        self._messages: deque[tuple[int, Any]] = deque()
+        self._error: WorkerError | None = None
+        self._batches: deque[WorkerBatch] = deque()
+        self._results: dict[int, CallReturned | RequestFailed] = {}
+        self._abandoned: set[int] = set()
+        self._closing = False
+        self._waiter: int | None = None
+        self._left = threading.Event()
+        self._owner = os.getpid()
+        _living.add(self)
+
+    # --- life
+
+    def add_workers(self, count: int) -> None:
+        """Starts workers, and waits until their collectors are made."""
+        first = len(self.slots)
+        added = [WorkerSlot(first + number) for number in range(count)]
+        self.slots += added
+        for slot in added:
+            self._launch(slot)
+        self._pump_until(lambda: all(slot.ready is not None for slot in added))
+
+    def _launch(self, slot: WorkerSlot) -> None:
+        slot.ready = None
+        slot.known.clear()
+        slot.heard = time.monotonic()
+        slot.fill(self.backend.launch(slot.index, self._specify(slot)))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends all workers: they close their environments, or are killed if that takes too long.
+
+        Args:
+            timeout: seconds before workers are killed; None for a default of a few seconds.
+
+        Raises:
+            WorkerError: if an environment could not be closed; the error is also of the type of
+                the original.
+        """
+        if self._closing or self._owner != os.getpid():
+            return
+        self._closing = True
+        deadline = time.monotonic() + (_CLOSING if timeout is None else timeout)
+        failed: list[WorkerError] = []
+        try:
+            for slot in self.slots:
+                if slot.worker is not None:
+                    slot.worker.stop()
+            self._wait_for_waiter(deadline)
+            while any(slot.worker is not None for slot in self.slots):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                # Events that an error left unhandled may include deaths.
+                events, self._events = self._events or self.backend.wait(left), deque()
+                for event in events:
+                    self._take_last(event, failed)
+        finally:
+            self.backend.close()
+            for slot in self.slots:
+                if slot.written is not None:
+                    self._batches.append(slot.finish(slot.written))
+                slot.worker = None
+                slot.pending.clear()
+        if failed:
+            raise failed[0]
+
+    def _take_last(self, event: Event, failed: list[WorkerError]) -> None:
+        """Handles an event of a worker that was told to stop."""
+        slot = self.slots[event.worker.index]
+        match event:
+            case Death():
+                slot.worker = None
+            case Message(content=CloseFailed(failure=failure)):
+                failed.append(failure.error(f"worker {slot.index}"))
+            case Message(content=(WriteEnded() | BatchReady()) as content):
+                self._read(slot, content)
+
+    def _wait_for_waiter(self, deadline: float) -> None:
+        """Waits until no other thread waits for workers; kills the workers at the deadline."""
+        if self._waiter in (None, threading.get_ident()):
+            return
+        if not self._left.wait(max(0.0, deadline - time.monotonic())):
+            for slot in self.slots:
+                if slot.worker is not None:
+                    slot.worker.kill()
+            self._left.wait()
+
+    @property
+    def alive(self) -> int:
+        """Number of workers that are alive, as far as is known."""
+        return sum(slot.worker is not None for slot in self.slots)
+
+    @property
+    def restarts(self) -> int:
+        """Number of replacements of workers so far."""
+        return sum(slot.restarts for slot in self.slots)
+
+    def _check_owner(self) -> None:
+        """Raises an error in a forked process, which does not own the workers."""
+        if self._owner != os.getpid():
+            raise RuntimeError(
+                "this collector belongs to another process, which this one was forked from: make "
+                "one here"
+            )
+
+    # --- requests
+
+    @property
+    def last_request(self) -> int:
+        """Number of the last request."""
+        return self._number
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def request_batch(
+        self, index: int, place: BufferSlice, random: bool, breakable: bool = False
+    ) -> int:
+        """Requests a batch from a worker.
+
+        Args:
+            index: number of the worker.
+            place: place in memory for the batch.
+            random: True for random actions.
+            breakable: True if :meth:`interrupt` may end the batch early.
+
+        Returns:
+            The number of the request.
+        """
+        self._check_owner()
+        self.send_messages()
+        for freed in self._names.freed():
+            for slot in self.slots:
+                slot.unmap(freed)
+        number, memory, partition = self._next_number(), place.memory, place.partition
+        name = self._names.name
+        request = CollectRequest(
+            number,
+            random,
+            None if memory is None else name(memory),
+            0 if partition is None else name(partition),
+            place.part,
+            breakable,
+        )
+        self.slots[index].send(request, place)
+        return number
+
+    def interrupt(self, index: int) -> None:
+        """Interrupts the pending requests of a worker that are breakable."""
+        worker = self.slots[index].worker
+        if worker is not None:
+            worker.interrupt(self._number)
+
+    def queue_message(self, index: int, content: Any) -> None:
+        """Queues a message that brings no answer; it is not sent again to a replacement.
+
+        Any thread may call this. The message is sent before the next request, or by
+        :meth:`send_messages`.
+        """
+        self._messages.append((index, content))
+
+    def send_messages(self) -> None:
+        """Sends the messages that :meth:`queue_message` queued."""
+        while self._messages:
+            index, content = self._messages.popleft()
+            worker = self.slots[index].worker
+            if worker is not None:
+                worker.send(content)
+
+    def call(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls functions with the collectors of workers, and waits for the results.
+
+        Args:
+            calls: for each worker to call, the function and its further arguments.
+
+        Raises:
+            WorkerError: if a call raised an exception; the error is also of its type.
+        """
+        # Everything is pickled before anything is sent, so that a failure changes nothing.
+        packed = {index: cloudpickle.dumps(call) for index, call in calls.items()}
+        self.send_messages()
+        self._check_owner()
+        numbers = {}
+        for index, data in packed.items():
+            numbers[index] = number = self._next_number()
+            self.slots[index].send(CallRequest(number, data))
+        waiting = set(numbers.values())
+        try:
+            self._pump_until(lambda: waiting <= self._results.keys())
+        except BaseException:
+            self._abandoned |= waiting
+            raise
+        results = {index: self._results.pop(number) for index, number in numbers.items()}
+        for index, result in results.items():
+            if isinstance(result, RequestFailed):
+                raise result.failure.error(f"worker {index}")
+        return {
+            index: pickle.loads(result.value)
+            for index, result in results.items()
+            if isinstance(result, CallReturned)
+        }
+
+    # --- answers
+
+    def next_batch(self, timeout: float | None = None) -> WorkerBatch | None:
+        """Returns the next batch that a worker has collected.
+
+        Args:
+            timeout: seconds after which None is returned; None to wait as long as it takes.
+
+        Raises:
+            WorkerError: if a worker failed; the error is also of the type of the original.
+            WorkerDied: if a worker died and may not be replaced.
+        """
+        if timeout is None:
+            self._pump_until(lambda: bool(self._batches))
+        elif not self._batches:
+            self._pump(timeout)
+        return self.take_batch()
+
+    def take_batch(self) -> WorkerBatch | None:
+        """Returns the next batch without waiting; None if there is none.
+
+        It may also be called after :meth:`close`.
+        """
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        slot = self.slots[batch.index]
+        slot.frames += batch.answer.frames
+        slot.batches += 1
+        return batch
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Waits until no request is pending.
+
+        Args:
+            timeout: seconds to wait; None to wait as long as it takes.
+
+        Raises:
+            TimeoutError: if it takes longer.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while any(slot.pending for slot in self.slots):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    "the workers did not finish their current batches within the time limit"
+                )
+            self._pump(left)
+
+    def _pump_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._pump(None)
+
+    def _pump(self, timeout: float | None) -> None:
+        """Handles the next events. After an error in a worker, each later call raises it again."""
+        if self._error is not None:
+            raise self._error
+        self._check_owner()
+        try:
+            self.send_messages()
+            self._wait(timeout)
+            while self._events:
+                self._take(self._events.popleft())
+        except WorkerError as error:
+            self._error = error
+            raise
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._events:
+            return
+        limit = self._limits.patience(self.slots)
+        if timeout is not None:
+            limit = timeout if limit is None else min(limit, timeout)
+        self._events.extend(self._listen(limit))
+        now = time.monotonic()
+        for event in self._events:
+            self.slots[event.worker.index].heard = now
+        # Only now: a worker whose message has just been read is not silent.
+        self._limits.kill_silent(self.slots, now)
+
+    def _listen(self, limit: float | None) -> list[Event]:
+        """Returns the next events of workers, after ``limit`` seconds at most.
+
+        Raises:
+            CollectorClosed: if another thread or a signal handler closed the pool meanwhile.
+        """
+        if self._closing:
+            raise CollectorClosed
+        self._waiter = threading.get_ident()
+        try:
+            # If the time passed because this process was held up, messages may be there by now.
+            events = self.backend.wait(limit) or self.backend.wait(0)
+        except (OSError, RuntimeError, ValueError):
+            if self._closing:
+                raise CollectorClosed from None
+            raise
+        finally:
+            self._waiter = None
+        if self._closing:
+            self._events.extend(events)
+            self._left.set()
+            raise CollectorClosed
+        return events
+
+    def _take(self, event: Event) -> None:
+        slot = self.slots[event.worker.index]
+        if event.worker is not slot.worker:
+            return
+        match event:
+            case Death(reason=reason):
+                self._replace(slot, reason)
+            case Failed(failure=failure):
+                raise failure.error(f"worker {slot.index}")
+            case Message(content=content):
+                self._read(slot, content)
+
+    def _read(self, slot: WorkerSlot, content: Answer) -> None:
+        match content:
+            case BatchReady():
+                self._batches.append(slot.finish(content))
+            case WorkerReady():
+                slot.ready = content
+                slot.trajectory = max(slot.trajectory, content.trajectory)
+            case WorkerWarning():
+                warn(f"in worker {slot.index}: {content.text}", content.category)
+            case StateChanged():
+                self._note(slot.index, content)
+            case WriteBegan():
+                slot.writing = True
+            case WriteEnded():
+                slot.writing, slot.written = False, content.answer
+            case CallReturned() | RequestFailed():
+                self._take_result(slot, content)
+            case CloseFailed():
+                pass  # another event ended the worker, and tells the reason
+
+    def _take_result(self, slot: WorkerSlot, content: CallReturned | RequestFailed) -> None:
+        request, _ = slot.pending.pop(content.number, (None, None))
+        abandoned = content.number in self._abandoned
+        self._abandoned.discard(content.number)
+        if isinstance(content, RequestFailed) and (
+            abandoned or isinstance(request, CollectRequest)
+        ):
+            raise content.failure.error(f"worker {slot.index}")
+        if not abandoned:
+            self._results[content.number] = content
+
+    # --- deaths
+
+    def _replace(self, slot: WorkerSlot, reason: str) -> None:
+        if slot.written is not None:
+            self._batches.append(slot.finish(slot.written))
+        slot.forget_worker()
+        if slot.silent is not None:
+            reason = f"gave no answer for {slot.silent:g} s (worker_timeout), and was ended"
+            slot.silent = None
+        what = f"worker {slot.index} {reason}"
+        if slot.writing:
+            raise WorkerDied(
+                f"{what} while it wrote into the replay buffer, which may be locked for good: it "
+                "is not to be used any more. Into a buffer that was not made shared by share() "
+                "this process writes, and the death of a worker does no harm to it"
+            )
+        self._limits.check(slot, self.restarts, what)
+        slot.restarts += 1
+        try:
+            self._launch(slot)
+        except BaseException as error:
+            self._error = WorkerDied(f"{what}, and could not be replaced: {error!r}")
+            raise
+        warn(
+            f"{what}; another takes its place (restart {slot.restarts} of {self._limits.each}), "
+            "and what it was collecting is collected again",
+            RuntimeWarning,
+        )

@@ -1,0 +1,207 @@
+"""Slots of a worker pool: one worker after the other, and the requests that are pending there."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from trawl.backends.base import Worker
+from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
+from trawl.collectors.requests import (
+    BatchReady,
+    CallRequest,
+    CollectRequest,
+    MapBuffer,
+    UnmapBuffer,
+    WorkerReady,
+)
+from trawl.errors import WorkerDied
+
+
+class BufferNames:
+    """Numbers by which workers know memory, and partitions of it."""
+
+    def __init__(self) -> None:
+        self._fresh = count(1)
+        self._names: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._freed: deque[int] = deque()
+
+    def name(self, thing: Any) -> int:
+        """Returns the number of a piece of memory, or of a partition."""
+        if thing not in self._names:
+            self._names[thing] = name = next(self._fresh)
+            freed = weakref.finalize(thing, self._freed.append, name)
+            freed.atexit = False
+        return self._names[thing]
+
+    def freed(self) -> Iterator[int]:
+        """Yields the numbers of what this process has freed since the last call."""
+        while self._freed:
+            yield self._freed.popleft()
+
+
+@dataclass
+class WorkerSlot:
+    """A slot of the pool, filled by one worker at a time.
+
+    Attributes:
+        index: number of the slot, and of its worker.
+        worker: the worker; None if it is dead.
+        pending: requests without an answer by number, each with the memory for its batch.
+        known: names of memory and of its partitions that the worker knows.
+        ready: first message of the worker; None before it arrives.
+        trajectory: id of the next trajectory to begin, as far as is known.
+        writing: True while the worker writes into a replay buffer that others write into too.
+        written: answer for a batch that is in that replay buffer, until the request is done.
+        restarts: number of replacements of the worker.
+        heard: time of the worker's last message, or of the first request that it had not answered.
+        frames: number of frames delivered, including those of workers that were replaced.
+        batches: number of batches delivered, including those of workers that were replaced.
+        facts: latest statistics of the worker.
+        silent: seconds of silence for which the worker was killed, or None.
+    """
+
+    index: int
+    worker: Worker | None = None
+    pending: dict[int, tuple[CollectRequest | CallRequest, BufferSlice | None]] = field(
+        default_factory=dict
+    )
+    known: set[int] = field(default_factory=set)
+    ready: WorkerReady | None = None
+    trajectory: int = 0
+    writing: bool = False
+    written: BatchReady | None = None
+    restarts: int = 0
+    heard: float = 0.0
+    frames: int = 0
+    batches: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    silent: float | None = None
+    _env_restarts: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """True if a message of the worker is due."""
+        return bool(self.pending) or self.ready is None
+
+    def fill(self, worker: Worker) -> None:
+        """Puts a new worker into the slot, and sends it the pending requests."""
+        self.worker = worker
+        for request, place in self.pending.values():
+            self._transmit(request, place)
+
+    def send(self, request: CollectRequest | CallRequest, place: BufferSlice | None = None) -> None:
+        """Sends the worker a request; it is sent again to a replacement.
+
+        Args:
+            request: the request.
+            place: memory for the batch, which the request names.
+        """
+        if not self.pending:
+            # Silence counts from now: the worker had nothing to answer before.
+            self.heard = time.monotonic()
+        self.pending[request.number] = request, place
+        self._transmit(request, place)
+
+    def _transmit(self, request: CollectRequest | CallRequest, place: BufferSlice | None) -> None:
+        worker = self.worker
+        if worker is None:
+            return
+        if isinstance(request, CollectRequest) and request.memory is not None:
+            assert place is not None
+            if request.memory not in self.known:
+                worker.share(request.memory, place.memory)
+                self.known.add(request.memory)
+            if request.partition not in self.known:
+                assert place.partition is not None
+                worker.send(MapBuffer(request.partition, place.partition))
+                self.known.add(request.partition)
+        worker.send(request)
+
+    def unmap(self, name: int) -> None:
+        """Lets the worker free memory, or a partition, that this process has freed."""
+        if name in self.known and self.worker is not None:
+            self.worker.send(UnmapBuffer(name))
+            self.worker.forget(name)
+        self.known.discard(name)
+
+    def finish(self, ready: BatchReady) -> WorkerBatch:
+        """Records that a batch was collected, and returns the batch."""
+        _, place = self.pending.pop(ready.number)
+        self.written = None
+        self.trajectory = max(self.trajectory, ready.trajectory)
+        self.facts = dict(ready.facts)
+        return WorkerBatch(self.index, place or NO_SLICE, ready)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the statistics known here: the worker may be busy, and is not asked."""
+        facts = {
+            "frames": self.frames,
+            "batches": self.batches,
+            "alive": self.worker is not None,
+            "restarts": self.restarts,
+            **self.facts,
+        }
+        if "env_restarts" in facts:
+            facts["env_restarts"] += self._env_restarts
+        return facts
+
+    def forget_worker(self) -> None:
+        """Marks the worker as dead, and keeps its count of environment restarts."""
+        self.worker = None
+        # The replacement counts from zero.
+        if "env_restarts" in self.facts:
+            self._env_restarts += self.facts["env_restarts"]
+            self.facts["env_restarts"] = 0
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """Limits on restarts and on the time that a worker may be silent.
+
+    Attributes:
+        each: maximum number of restarts of any one worker.
+        total: maximum number of restarts of all workers together.
+        timeout: seconds without an answer after which a worker counts as dead; None for no limit.
+    """
+
+    each: int
+    total: int
+    timeout: float | None
+
+    def check(self, slot: WorkerSlot, restarts: int, what: str) -> None:
+        """Raises a ``WorkerDied`` if a dead worker may not be replaced.
+
+        Args:
+            slot: the slot of the worker.
+            restarts: number of restarts of all workers so far.
+            what: the beginning of the error message.
+        """
+        if slot.restarts >= self.each or restarts >= self.total:
+            raise WorkerDied(
+                f"{what}, and is not replaced again: replacements of it: {slot.restarts} "
+                f"(max_restarts={self.each}), of all workers: {restarts} "
+                f"(max_total_restarts={self.total})"
+            )
+
+    def patience(self, slots: Iterable[WorkerSlot]) -> float | None:
+        """Returns the seconds until a silent worker counts as dead; None without a limit."""
+        if self.timeout is None:
+            return None
+        since = [slot.heard for slot in slots if slot.waits]
+        return max(0.0, min(since) + self.timeout - time.monotonic()) if since else None
+
+    def kill_silent(self, slots: Iterable[WorkerSlot], now: float) -> None:
+        """Kills the workers that have been silent for too long."""
+        if self.timeout is None:
+            return
+        for slot in slots:
+            if slot.waits and now - slot.heard >= self.timeout and slot.worker is not None:
+                slot.worker.kill()
+                slot.silent = self.timeout
