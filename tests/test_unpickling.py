@@ -38,7 +38,7 @@ PLACES = {
     "backends/ray_wire.py: _Unpickler": RAY,
     "backends/ray_wire.py: read_letter": RAY,
     "backends/remote_packing.py: Packed.content": SEALED,
-    "backends/remote_rank.py: Rank._work": CARRIED,
+    "backends/remote_rank.py: Rank.make_service": CARRIED,
     "backends/rpc.py: _call": RPC,
     "backends/wire.py: Wire.receive": SOCKET_PAIR,
     "cli/programs.py: load_file": CHOSEN,

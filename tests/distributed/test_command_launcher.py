@@ -9,13 +9,13 @@ import sys
 
 import psutil
 import pytest
+from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 
 from trawl.backends.launch_command import KEY, CommandLauncher
 from trawl.backends.process_group import ProcessGroupBackend
 from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
-from trawl.testing import BackendConformance
 
 SHELL = "exec {worker}"
 

@@ -16,8 +16,9 @@ from typing_extensions import override
 from trawl.backends.base import Death, Failed, Port, Service
 from trawl.backends.link import Address
 from trawl.backends.process import ProcessBackend, ProcessWorker
-from trawl.backends.remote_rank import leave, run_rank_at
+from trawl.backends.remote_rank import run_rank_at
 from trawl.backends.server_handle import ServerHandle
+from trawl.backends.worker_loop import leave
 from trawl.errors import WorkerDied
 
 Ended = Callable[[str], None]
@@ -128,7 +129,6 @@ class _LocalProcess(Process):
 def _live(address: Address, port: Port) -> Service:
     """Runs a rank in the place of a worker of the inner backend; never returns."""
     leave(run_rank_at(address))
-    raise AssertionError
 
 
 class OutsideLauncher(Launcher):

@@ -26,7 +26,8 @@ from trawl.backends.launch import Ended, Launcher, Process
 from trawl.backends.link import Address
 from trawl.backends.private_file import read_private, write_private
 from trawl.backends.process import explain
-from trawl.backends.remote_rank import leave, run_rank_at
+from trawl.backends.remote_rank import run_rank_at
+from trawl.backends.worker_loop import leave
 
 Template = str | Sequence[str]
 

@@ -9,25 +9,20 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 from typing_extensions import override
 
-from trawl.backends.base import Port, Service
-from trawl.backends.failure import Failure
+from trawl.backends.base import Service
 from trawl.backends.memory import map_once
 from trawl.backends.parcel import unpack
 from trawl.backends.title import set_title
 from trawl.backends.wire import Closed, Wire
+from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
 from trawl.lean import import_lean
 
 BOARD_BYTES = 64
-
-
-class _Stop(BaseException):
-    """Raised in a worker that is told to end."""
 
 
 def run(wire: int, board: int) -> NoReturn:
@@ -38,61 +33,18 @@ def run(wire: int, board: int) -> NoReturn:
         board: descriptor of the memory to which the parent writes interruptions.
     """
     port = _ProcessPort(Wire(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
-    status = 0
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _stop)
-        _work(port)
-    except (Closed, _Stop):
-        pass
-    except BaseException as error:
-        status = 1
-        port.tell("failed", Failure.of(error))
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            # The stream may be closed, or nobody may read it any more.
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with port.stoppable():
+        failure = port.run()
+        if failure is not None:
+            with contextlib.suppress(Stopped):
+                port.tell("failed", failure)
+        leave(0 if failure is None else 1)
 
 
-# True once the worker is ending. (It would not do to ignore the signal from then on: Python prints
-# an error if one comes at that very moment.)
-_ending = False
-# True while the worker may not be broken off, and true if it was told to end meanwhile. Blocking
-# the signal is not enough: another thread receives it then, and Python still runs the handler in
-# the main thread.
-_undisturbed = _late = False
-
-
-def _stop(signum: int, frame: Any) -> None:
-    global _ending, _late
-    if _undisturbed:
-        _late = True
-    elif not _ending:
-        _ending = True
-        raise _Stop
-
-
-def _work(port: _ProcessPort) -> None:
-    global _ending
-    import_lean()
-    service = port.first()(port)
-    try:
-        try:
-            while True:
-                while port.waiting(None if not service.busy else 0):
-                    port.take(service)
-                service.work()
-        finally:
-            # Closing the service must not be broken off. This line may be, but only once.
-            _ending = True
-    finally:
-        service.close()
-
-
-class _ProcessPort(Port):
+class _ProcessPort(WorkerLoop):
     def __init__(self, wire: Wire, board: mmap.mmap) -> None:
+        super().__init__(Breaker())
         self._pid = os.getpid()
         self._wire = wire
         self._board = np.frombuffer(board, dtype=np.int64)
@@ -101,8 +53,9 @@ class _ProcessPort(Port):
         self._poll = select.poll()
         self._poll.register(wire, select.POLLIN)
 
-    def first(self) -> Any:
-        """Receives the first message, sets up the process, and returns the service's factory."""
+    @override
+    def make_service(self) -> Service:
+        import_lean()
         (index, path, environ, directory, arguments, data), fds = self._wire.receive()
         set_title(f"trawl worker {index}")
         sys.path[:] = path
@@ -113,29 +66,31 @@ class _ProcessPort(Port):
             # The parent may be in a directory that the user may not enter (again).
             with contextlib.suppress(OSError):
                 os.chdir(directory)
-        return unpack(data, fds)
+        service: Service = unpack(data, fds)(self)
+        return service
 
-    def waiting(self, timeout: float | None) -> bool:
-        """Waits up to ``timeout`` ms (None: no limit) for a message; tells whether there is one."""
-        return bool(self._poll.poll(timeout))
-
-    def take(self, service: Service) -> None:
-        """Receives a message, and acts on it."""
-        (verb, *content), fds = self._wire.receive()
-        if verb == "share":
-            name, (file, size, offset, nbytes) = content
-            if fds:
-                self._files[file] = _not_in_copies(map_once(fds[0], size))
-            self._memory[name] = memoryview(self._files[file])[offset : offset + nbytes]
-        elif verb == "forget":
-            name, file = content
-            self._memory.pop(name, None)
-            self._files.pop(file, None)
-        elif verb == "stop":
-            # The signal stops the worker, too, but any code may have caught its exception.
-            raise _Stop
-        else:
-            service.handle(content[0])
+    @override
+    def next_message(self, wait: bool) -> Any:
+        while self._poll.poll(None if wait else 0):
+            try:
+                (verb, *content), fds = self._wire.receive()
+            except Closed:
+                raise Stopped from None
+            if verb == "share":
+                name, (file, size, offset, nbytes) = content
+                if fds:
+                    self._files[file] = _not_in_copies(map_once(fds[0], size))
+                self._memory[name] = memoryview(self._files[file])[offset : offset + nbytes]
+            elif verb == "forget":
+                name, file = content
+                self._memory.pop(name, None)
+                self._files.pop(file, None)
+            elif verb == "stop":
+                # The signal stops the worker, too, but any code may have caught its exception.
+                raise Stopped
+            else:
+                return content[0]
+        return NOTHING
 
     def tell(self, verb: str, content: Any) -> None:
         """Sends a message; ends the worker if the parent is gone."""
@@ -145,7 +100,7 @@ class _ProcessPort(Port):
         try:
             self._wire.send((verb, content))
         except Closed:
-            raise _Stop from None
+            raise Stopped from None
 
     @override
     def send(self, content: Any) -> None:
@@ -158,18 +113,6 @@ class _ProcessPort(Port):
     @override
     def interrupted(self) -> int:
         return int(self._board[0])
-
-    @override
-    @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        global _undisturbed
-        _undisturbed = True
-        try:
-            yield
-        finally:
-            _undisturbed = False
-        if _late:
-            _stop(signal.SIGTERM, None)
 
 
 def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:

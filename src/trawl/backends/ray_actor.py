@@ -8,7 +8,6 @@ which run in threads of Ray. Such calls also fetch the messages that the worker 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import select
@@ -16,9 +15,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -28,6 +26,7 @@ from trawl.backends.base import Asked, Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
+from trawl.backends.worker_loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
 
 # Calls that an actor runs at a time: one that fetches messages, and others that deliver them.
@@ -78,10 +77,6 @@ class Barrier(NamedTuple):
     number: int
 
 
-class _Stop(BaseException):
-    """Raised in a worker that is told to end."""
-
-
 class RayActor:
     """Actor in which a worker runs.
 
@@ -111,7 +106,20 @@ class RayActor:
         self._mail = _Mail(orders)
         node = ray.get_runtime_context().get_node_id()
         self._mail.say(Hello(os.getpid(), node, orders is not None))
-        self._life = _Life(self._mail, (make, [], refs))
+        self._loop: Future[_RayLoop] = Future()
+        self._ended = threading.Event()
+        work = threading.Thread(
+            target=self._work, args=((make, [], refs),), name="trawl-worker", daemon=True
+        )
+        work.start()
+
+    def _work(self, make: Sequence[Any]) -> None:
+        loop = _RayLoop(self._mail, make)
+        self._loop.set_result(loop)
+        failure = loop.run()
+        self._mail.end()
+        self._ended.set()
+        self._mail.say(End(failure))
 
     def backend_exchange(self, letter: bytes, *beside: Any) -> list[Any]:
         """Delivers messages; waits for messages that the service sends, and returns them.
@@ -133,7 +141,7 @@ class RayActor:
 
     def backend_stop(self) -> None:
         """Ends the service."""
-        self._life.stop()
+        self._loop.result().stop()
 
     def backend_mark(self, number: int) -> None:
         """Notes that all earlier calls of the same caller have been carried out."""
@@ -147,8 +155,8 @@ class RayActor:
 
     def backend_end(self) -> None:
         """Ends the service, and waits until that is done."""
-        self._life.stop()
-        self._life.ended.wait()
+        self.backend_stop()
+        self._ended.wait()
 
 
 class _Mail:
@@ -254,7 +262,7 @@ class _Mail:
                 if free and (self._inbox or not wait):
                     return self._inbox.popleft() if self._inbox else None
             self._read(wait=True)
-        raise _Stop
+        raise Stopped
 
     def end(self) -> None:
         """Refuses all calls that wait, and all later ones."""
@@ -286,131 +294,53 @@ class _Mail:
                         self._do_without(fd)
 
 
-class _Life:
-    """Thread in which the service runs.
+class _RayLoop(WorkerLoop):
+    """Loop of a worker in an actor.
 
-    To stop the thread, an exception is raised in it, but only while the service is at work.
-
-    Attributes:
-        ended: set when the service is closed.
+    Args:
+        mail: the messages.
+        make: the function that makes the service, packed.
     """
 
     def __init__(self, mail: _Mail, make: Sequence[Any]) -> None:
+        super().__init__(ThreadBreaker())
         self._mail = mail
         self._make = make
-        self._lock = threading.Lock()
-        self._breakable = self._closing = self._undisturbed = self._answering = False
-        self.ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trawl-worker", daemon=True)
-        self._thread.start()
+        self._answering = False
 
     def stop(self) -> None:
         """Ends the service, and breaks off its work."""
-        with self._lock:
-            again, self._mail.stopping = self._mail.stopping, True
-            if self._breakable and not again:
-                _raise_in(self._thread, _Stop)
+        self._breaker.stop()
         self._mail.stop()
 
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Context within which :meth:`stop` does not break off the service's work."""
-        self._shield()
-        self._undisturbed = True
-        try:
-            yield
-        finally:
-            self._undisturbed = False
-            self._expose()
-
-    @property
-    def interrupted(self) -> int:
-        """Number of the last interruption."""
-        return self._mail.interruption[0]
-
-    def say(self, thing: Any) -> None:
-        """Sends a message of the service. This is not broken off."""
-        self._shield()
-        self._mail.say(Unasked(thing) if self._answering else thing)
-        self._expose()
-
-    def _run(self) -> None:
-        failure = None
-        try:
-            self._work()
-        except _Stop:
-            pass
-        except BaseException as error:
-            failure = Failure.of(error)
-        self._mail.end()
-        self.ended.set()
-        self._mail.say(End(failure))
-
-    def _work(self) -> None:
-        service: Service = self._breakably(self._made)
-        try:
-            while True:
-                while (message := self._mail.next(wait=not service.busy)) is not None:
-                    self._breakably(self._handle, service, message)
-                self._answering = False
-                self._breakably(service.work)
-        finally:
-            self._closing = True
-            service.close()
-
-    def _made(self) -> Service:
+    @override
+    def make_service(self) -> Service:
         import_lean()
         make: Callable[[Port], Service] = unpack(self._make)
-        return make(_RayPort(self))
+        return make(self)
 
-    def _handle(self, service: Service, message: Packed | Asked) -> None:
-        self._answering = isinstance(message, Asked)
-        content = message if isinstance(message, Asked) else unpack(message)
-        if isinstance(content, Barrier):
+    @override
+    def next_message(self, wait: bool) -> Any:
+        while (message := self._mail.next(wait)) is not None:
+            self._answering = isinstance(message, Asked)
+            if isinstance(message, Asked):
+                return message
+            content = unpack(message)
+            if not isinstance(content, Barrier):
+                return content
             self._mail.barrier = content.number
-        else:
-            service.handle(content)
-
-    def _breakably(self, function: Callable[..., Any], *args: Any) -> Any:
-        try:
-            self._expose()
-            return function(*args)
-        finally:
-            self._shield()
-
-    def _expose(self) -> None:
-        with self._lock:
-            if self._closing or self._undisturbed:
-                return
-            if self._mail.stopping:
-                raise _Stop
-            self._breakable = True
-
-    def _shield(self) -> None:
-        while True:
-            try:
-                with self._lock:
-                    self._breakable = False
-                    _raise_in(self._thread, None)
-                return
-            except _Stop:
-                continue
-
-
-def _raise_in(thread: threading.Thread, kind: type[BaseException] | None) -> None:
-    """Raises an exception in another thread; None cancels one that was not raised yet."""
-    what = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), what)
-
-
-class _RayPort(Port):
-    def __init__(self, life: _Life) -> None:
-        self._life = life
+        self._answering = False
+        return NOTHING
 
     @override
     def send(self, content: Any) -> None:
-        packed: Packed = pack(content)
-        self._life.say(tuple(packed))
+        packed: Any = tuple(pack(content))
+        # Only in the thread of the service it is known which call the message belongs to.
+        if self._breaker.is_current:
+            with self._breaker.shielded():
+                self._mail.say(Unasked(packed) if self._answering else packed)
+        else:
+            self._mail.say(packed)
 
     @override
     def memory(self, name: int) -> Any:
@@ -418,8 +348,4 @@ class _RayPort(Port):
 
     @override
     def interrupted(self) -> int:
-        return self._life.interrupted
-
-    @override
-    def undisturbed(self) -> AbstractContextManager[None]:
-        return self._life.undisturbed()
+        return self._mail.interruption[0]

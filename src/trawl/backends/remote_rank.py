@@ -11,12 +11,11 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.base import Port, Service
-from trawl.backends.failure import Failure
+from trawl.backends.base import Service
 from trawl.backends.lifeline import Lifeline
 from trawl.backends.link import Address
 from trawl.backends.order_line import Meeting, Orders
@@ -30,6 +29,7 @@ from trawl.backends.remote_packing import (
     Packed,
     pack,
 )
+from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop
 
 # Seconds that a worker whose driver is gone may take to close its environments, and that a worker
 # that has ended waits for its driver to close the connection.
@@ -43,11 +43,7 @@ ORDERS = "orders"
 Task = Callable[[Address, Orders], int]
 
 
-class Stopped(BaseException):
-    """Raised in a worker that is to end."""
-
-
-class Rank(Port):
+class Rank(WorkerLoop):
     """Worker's end of its connection to the driver, for any transport.
 
     A subclass sends messages (:meth:`transmit`), and passes received ones to :meth:`receive`, from
@@ -60,6 +56,7 @@ class Rank(Port):
     """
 
     def __init__(self, orders: Orders, lifeline: Lifeline | None = None) -> None:
+        super().__init__(Breaker())
         self._orders = orders
         self._lifeline = lifeline
         self._interruption = 0, 0
@@ -70,7 +67,7 @@ class Rank(Port):
         self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
-        self._sending = self._late = self._over = False
+        self._over = False
 
     @abstractmethod
     def begin(self) -> None:
@@ -128,7 +125,7 @@ class Rank(Port):
     def _break_off(self) -> None:
         # The signal breaks off the current work, unless code there catches its exception.
         self._orders.ring()
-        os.kill(os.getpid(), signal.SIGTERM)
+        self._breaker.stop()
 
     # --- in the thread that works
 
@@ -137,48 +134,19 @@ class Rank(Port):
         self._tell(pack(MESSAGE, content))
 
     def _tell(self, packed: Packed) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._unbroken(self._transmit, packed)
+        if not self._breaker.is_current:
+            # This is a thread of an environment, where `Stopped` must not be raised.
+            with contextlib.suppress(RuntimeError):
+                self._transmit(packed)
             return
-        # This is a thread of an environment, where `Stopped` must not be raised.
-        with contextlib.suppress(RuntimeError):
+        # The rest of half a message would be taken from the next one.
+        with self._breaker.shielded(), _stopped_by_loss():
             self._transmit(packed)
 
     def _transmit(self, packed: Packed) -> None:
         with self._talking:
             self._sent += 1
             self.transmit(packed)
-
-    def _secure(self) -> None:
-        with self._talking:
-            self.secure()
-
-    def _unbroken(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function that must not be broken off.
-
-        The rest of half a message would be taken from the next one. And a question of the driver
-        that was taken from its queue, but not kept, would be waited for again.
-        """
-        self._sending = True
-        try:
-            function(*arguments)
-        except RuntimeError:
-            raise Stopped from None
-        finally:
-            self._sending = False
-        if self._late:
-            self._stop()
-
-    def _stop(self) -> NoReturn:
-        self._late = False
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Stopped
-
-    def _told_to_stop(self, signum: int, frame: Any) -> None:
-        if self._sending:
-            self._late = True
-        else:
-            self._stop()
 
     @override
     def memory(self, name: int) -> Any:
@@ -190,23 +158,18 @@ class Rank(Port):
 
     def live(self) -> int:
         """Runs the worker; returns its exit status."""
-        status = 0
-        with _stoppable(self._told_to_stop):
-            try:
-                if self._lifeline is not None:
-                    self._lifeline.watch(self.lose)
-                self.begin()
-                self._work()
-            except Stopped:
-                pass
-            except BaseException as error:
-                status = 1
-                with contextlib.suppress(Stopped):
-                    self._tell(pack(FAILED, Failure.of(error)))
+        with self.stoppable():
+            if self._lifeline is not None:
+                self._lifeline.watch(self.lose)
+            self.begin()
+            failure = self.run()
+            status = 0 if failure is None else 1
             with contextlib.suppress(Stopped):
+                if failure is not None:
+                    self._tell(pack(FAILED, failure))
                 self._tell(pack(ENDED, status))
-            # From here on, requests to stop must not reach the program that this rank is part of.
-            with contextlib.suppress(Stopped), self._losing:
+            with self._losing:
+                # From here on, requests to stop must not reach the program of this rank.
                 self._over = True
             if self._last is not None:
                 self._last.cancel()
@@ -215,26 +178,23 @@ class Rank(Port):
         self._orders.close()
         return status
 
-    def _work(self) -> None:
-        path, make = self._next()
+    @override
+    def make_service(self) -> Service:
+        path, make = self._read()
         sys.path += [entry for entry in path if entry not in sys.path]
         service: Service = pickle.loads(make)(self)
-        try:
-            try:
-                while True:
-                    while not service.busy or self._orders.waiting:
-                        content = self._next()
-                        self._make_sure()
-                        service.handle(content)
-                    self._make_sure()
-                    service.work()
-            finally:
-                # Closing the service must not be broken off. This line may be, but only once.
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        finally:
-            service.close()
+        return service
 
-    def _next(self) -> Any:
+    @override
+    def next_message(self, wait: bool) -> Any:
+        content = self._read() if wait or self._orders.waiting else NOTHING
+        if self._heard < self._sent:
+            # No sent message may be lost if the next step ends this process.
+            with _stopped_by_loss(), self._talking:
+                self.secure()
+        return content
+
+    def _read(self) -> Any:
         try:
             content, interruption, self._heard = self._orders.next().content()
         except EOFError:
@@ -242,34 +202,14 @@ class Rank(Port):
         self._interrupt(interruption)
         return content
 
-    def _make_sure(self) -> None:
-        """Makes sure that no sent message is lost if the next step ends this process."""
-        if self._heard < self._sent:
-            self._unbroken(self._secure)
-
 
 @contextmanager
-def _stoppable(stop: Callable[[int, Any], None]) -> Iterator[None]:
-    """Context within which SIGTERM calls ``stop`` in the main thread."""
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        raise RuntimeError(
-            "a rank must run in the main thread of its process: signals end what it does"
-        ) from None
+def _stopped_by_loss() -> Iterator[None]:
+    """Context that raises ``Stopped`` if the driver is gone."""
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def leave(status: int) -> None:
-    """Ends this process at once, after flushing its output."""
-    for stream in (sys.stdout, sys.stderr):
-        # The stream may be closed, or nobody may read it any more.
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)
+    except RuntimeError:
+        raise Stopped from None
 
 
 def run_rank_at(address: Address) -> int:

@@ -1,0 +1,210 @@
+"""Loop of a worker, which is the same in every place where workers run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from typing_extensions import override
+
+from trawl.backends.base import Port, Service
+from trawl.backends.failure import Failure
+
+_Result = TypeVar("_Result")
+#: Returned in place of a message if there is none.
+NOTHING = object()
+
+
+class Stopped(BaseException):
+    """Raised in a worker that is told to end."""
+
+
+class WorkerLoop(Port, ABC):
+    """Makes a service, passes it messages, and lets it work, until it is told to stop.
+
+    A subclass carries the messages. The code of the service, and no other code, can be broken off.
+
+    Args:
+        breaker: breaks off the thread in which the loop runs.
+    """
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+
+    @abstractmethod
+    def make_service(self) -> Service:
+        """Waits for the first message, and returns the service that it describes."""
+
+    @abstractmethod
+    def next_message(self, wait: bool) -> Any:
+        """Returns the next message; ``NOTHING`` if there is none, and ``wait`` is False.
+
+        Raises:
+            Stopped: if there will be none.
+        """
+
+    def run(self) -> Failure | None:
+        """Runs the worker to its end; returns the exception that ended it, or None."""
+        try:
+            self._run()
+        except Stopped:
+            return None
+        except BaseException as error:
+            return Failure.of(error)
+        return None
+
+    def _run(self) -> None:
+        call = self._breaker.call
+        service = call(self.make_service)
+        try:
+            while True:
+                while (message := self.next_message(wait=not service.busy)) is not NOTHING:
+                    call(service.handle, message)
+                call(service.work)
+        finally:
+            service.close()
+
+    def stoppable(self) -> AbstractContextManager[None]:
+        """Returns a context within which the loop may run."""
+        return self._breaker.installed()
+
+    @override
+    def undisturbed(self) -> AbstractContextManager[None]:
+        return self._breaker.shielded()
+
+
+class Breaker:
+    """Breaks off what the main thread of this process does, by SIGTERM.
+
+    Only code that is passed to :meth:`call` is broken off: ``Stopped`` is raised there, once.
+
+    Attributes:
+        stopping: True once the thread was told to stop.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = self._raised = False
+        # The thread can be broken off while this is 0.
+        self._shields = 1
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Context within which SIGTERM breaks off this thread."""
+        try:
+            before = signal.signal(signal.SIGTERM, self._signalled)
+        except ValueError:
+            raise RuntimeError(
+                "a rank must run in the main thread of its process: signals end what it does"
+            ) from None
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _signalled(self, signum: int, frame: Any) -> None:
+        self.stopping = True
+        if not self._shields and not self._raised:
+            self._raised = True
+            raise Stopped
+
+    def stop(self) -> None:
+        """Breaks off the thread at once, or as soon as it can be broken off."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @property
+    def is_current(self) -> bool:
+        """True if the caller is in the thread."""
+        return threading.current_thread() is threading.main_thread()
+
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls a function that can be broken off.
+
+        Raises:
+            Stopped: if the thread was told to stop.
+        """
+        try:
+            self._expose()
+            return function(*arguments)
+        finally:
+            self._shield()
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Context within which the thread is not broken off."""
+        self._shield()
+        try:
+            yield
+        finally:
+            self._expose()
+
+    def _expose(self) -> None:
+        self._shields -= 1
+        if self.stopping and not self._shields:
+            raise Stopped
+
+    def _shield(self) -> None:
+        self._shields += 1
+
+
+class ThreadBreaker(Breaker):
+    """Breaks off what a thread other than the main one does, as soon as it runs Python code.
+
+    Make it in that thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._thread = threading.current_thread()
+
+    @override
+    def stop(self) -> None:
+        with self._lock:
+            self.stopping = True
+            if not self._shields and not self._raised:
+                self._raised = True
+                self._raise(Stopped)
+
+    @property
+    @override
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    @override
+    def _expose(self) -> None:
+        with self._lock:
+            super()._expose()
+
+    @override
+    def _shield(self) -> None:
+        shields = self._shields + 1
+        while True:
+            try:
+                with self._lock:
+                    self._shields = shields
+                    self._raise(None)
+                return
+            except Stopped:
+                continue
+
+    def _raise(self, kind: type[BaseException] | None) -> None:
+        """Raises an exception in the thread; None cancels one that was not raised yet."""
+        what = ctypes.py_object(kind) if kind is not None else None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), what)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process at once, after flushing its output."""
+    for stream in (sys.stdout, sys.stderr):
+        # The stream may be closed, or nobody may read it any more.
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
