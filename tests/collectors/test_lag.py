@@ -155,7 +155,8 @@ def test_lags_are_counted_by_frames():
 
 def test_a_batch_that_has_to_wait_no_longer_goes_first():
     counts = [0, 0]
-    bound = LagBound(2, counts.__getitem__, 2)
+    bound = LagBound(2, counts.__getitem__)
+    bound.grow(range(2))
     bound.ordered(1, 0)
     counts[:] = [1, 1]
     # Now it is known that there is one update at a time.

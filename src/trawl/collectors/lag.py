@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 # Number of latest batches for which the number of updates before each is remembered.
@@ -41,15 +42,14 @@ class LagBound:
     Args:
         most: maximum number of updates that a batch may be behind.
         newest: returns the number of updates that were sent to a worker.
-        workers: number of workers.
     """
 
-    def __init__(self, most: int, newest: Callable[[int], int], workers: int) -> None:
+    def __init__(self, most: int, newest: Callable[[int], int]) -> None:
         self.most = most
         self._newest = newest
         # Number of updates before each of the latest batches.
         self._seen = deque([0], maxlen=_REMEMBERED)
-        self._before = [newest(index) for index in range(workers)]
+        self._before: list[int] = []
         self._refused = 0
         # For each batch under way, its worker and the updates sent to that worker before the batch
         # began; until the batch is made, the updates sent before it was requested.
@@ -124,3 +124,38 @@ class LagBound:
         if broken:
             self._refused = max(self._newest(i) - self._before[i] + 1 for i in chosen)
         return broken
+
+    @contextmanager
+    def updating(
+        self,
+        workers: Sequence[int],
+        held: Callable[[], AbstractContextManager[Any]],
+        batches: Callable[[], int],
+    ) -> Iterator[None]:
+        """Waits until an update of these workers is possible, and holds other threads meanwhile.
+
+        Args:
+            workers: numbers of the workers.
+            held: returns a context in which no other thread takes batches.
+            batches: returns the number of batches that were taken.
+
+        Raises:
+            RuntimeError: if the update would make a batch under way too old, and no background
+                thread takes batches, so that waiting is no use.
+        """
+        before = -1
+        while True:
+            # With background collection, each try waits until the thread has taken a batch.
+            with held():
+                if not self.broken_by_update(workers):
+                    yield
+                    return
+                if batches() == before:
+                    break
+                before = batches()
+        raise RuntimeError(
+            f"after this update a batch that is under way would be {self.most + 1} updates old, "
+            f"but max_policy_lag={self.most}. Take a batch (next()) before the next update, or "
+            "allow for more. The bound assumes that the learner updates no more often between "
+            "the next two batches than it did so far"
+        )

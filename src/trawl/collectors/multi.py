@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -17,31 +16,12 @@ from trawl.collectors.arguments import (
     accepts,
     describe,
 )
-from trawl.collectors.config import warn
-from trawl.collectors.fleet_collector import FleetCollector
-from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.threads import give_threads_back, take_threads
-
-
-def frames_of_sync_workers(config: MultiConfig, own: PerWorker, count: int) -> list[int]:
-    """Returns the frames that each worker contributes to a batch of all workers.
-
-    Warns if they have to be rounded up.
-    """
-    if own.frames is not None:
-        return own.frames
-    wanted = config.frames_per_batch
-    each = math.ceil(wanted / count)
-    if each * count != wanted:
-        warn(
-            f"frames_per_batch={wanted} is not a multiple of the {count} workers: each will "
-            f"collect {each} frames, {each * count} in all"
-        )
-    return [each] * count
+from trawl.collectors.worker_collector import WorkerCollector
 
 
 @describe(MultiCollectorArguments)
-class MultiCollector(FleetCollector):
+class MultiCollector(WorkerCollector):
     """Collects experience in several processes.
 
     ``MultiCollector(sync=True, ...)`` creates a :class:`MultiSyncCollector`, in which all workers
@@ -90,11 +70,6 @@ class MultiCollector(FleetCollector):
         if sync not in (None, self.sync):
             raise ValueError(f"{type(self).__name__} has sync={self.sync}, but it is {sync!r}")
         super().__init__(create_env_fn, policy, *more, **options)
-
-    # Never called, as instances are of a subclass; without it, type checkers see an abstract class.
-    @override
-    def _frames_of_workers(self) -> list[int]:
-        raise NotImplementedError
 
     @override
     def _new_backend(self) -> Backend:
@@ -151,10 +126,6 @@ class MultiSyncCollector(MultiCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         super().__init__(create_env_fn, policy, *more, **options)
 
-    @override
-    def _frames_of_workers(self) -> list[int]:
-        return frames_of_sync_workers(self.config, self._own, self.num_workers)
-
 
 @describe(MultiArguments)
 class MultiAsyncCollector(MultiCollector):
@@ -188,10 +159,6 @@ class MultiAsyncCollector(MultiCollector):
     @accepts(MultiArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         super().__init__(create_env_fn, policy, *more, **options)
-
-    @override
-    def _frames_of_workers(self) -> list[int]:
-        return [self.config.frames_per_batch] * self.num_workers
 
 
 @describe(AsyncArguments)

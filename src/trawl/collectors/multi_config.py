@@ -10,11 +10,10 @@ from typing import Any, Literal
 from trawl.backends.process import START_METHODS
 from trawl.collectors.config import (
     CollectorConfig,
-    check_env_kwargs,
     check_number,
     did_you_mean,
+    warn,
 )
-from trawl.collectors.policy_version import PolicyVersion
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
 
@@ -34,7 +33,7 @@ PER_WORKER = frozenset(
     }
 )
 # Options that only the driver acts on. They are not passed to the workers' collectors.
-_PARENTS = frozenset(
+DRIVER_ONLY = frozenset(
     {
         "total_frames",
         "init_random_frames",
@@ -142,6 +141,31 @@ class MultiConfig(CollectorConfig):
                 f"{self.start_method!r}"
             )
 
+    def check_sync(self, sync: bool) -> None:
+        """Checks the options that depend on whether all workers contribute to each batch.
+
+        Raises:
+            ValueError: if an option has no meaning, or contradicts another.
+            RuntimeError: if ``cat_results`` is given without buffers.
+        """
+        if not sync and self.cat_results not in (None, "stack"):
+            raise ValueError(
+                f"cat_results={self.cat_results!r} is for batches of all workers together "
+                "(sync=True); these are each of one worker"
+            )
+        if not sync and self.preemptive_threshold not in (None, 1):
+            warn(
+                f"preemptive_threshold={self.preemptive_threshold} has no effect with sync=False:"
+                " no worker waits for others"
+            )
+        if sync and self.max_policy_lag is not None:
+            raise ValueError(
+                f"max_policy_lag={self.max_policy_lag} is for sync=False: here all workers wait "
+                "for the next batch, which is made with the newest weights"
+            )
+        if self.use_buffers is False and self.cat_results not in (None, "stack"):
+            raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
+
 
 # Options of a collector that a collector with workers doesn't have.
 NOT_HERE = frozenset(option.name for option in fields(MultiConfig) if not option.init)
@@ -188,72 +212,3 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
     else:
         found = [create_env_fn] * (num_workers or 1)
     return distinct(found)
-
-
-class PerWorker:
-    """Options that may differ from worker to worker.
-
-    Args:
-        count: number of workers.
-        policy: the policy, or a list of policies.
-        options: the user's options. They are changed: lists are removed, and
-            ``frames_per_batch`` becomes the sum of its list.
-
-    Raises:
-        ValueError: if a list does not have an entry for each worker.
-    """
-
-    def __init__(self, count: int, policy: Any, options: dict[str, Any]) -> None:
-        self.count = count
-        self.policies = self._each("policy", policy)
-        self._own: dict[str, list[Any]] = {}
-        for name in sorted(PER_WORKER):
-            if is_list(options.get(name)):
-                self._own[name] = self._each(name, options.pop(name))
-        for kwargs in self._own.get("create_env_kwargs", ()):
-            check_env_kwargs(kwargs)
-        self.frames: list[int] | None = None
-        frames = options["frames_per_batch"]
-        if is_list(frames):
-            each = self._each("frames_per_batch", frames)
-            self.frames = [check_number("frames_per_batch", value, 1) for value in each]
-            options["frames_per_batch"] = sum(self.frames)
-
-    def _each(self, name: str, value: Any) -> list[Any]:
-        if not is_list(value):
-            return [value] * self.count
-        if len(value) != self.count:
-            raise ValueError(f"{name} has {len(value)} entries, but there are {self.count} workers")
-        return list(value)
-
-    def of(self, index: int) -> dict[str, Any]:
-        """Returns a worker's values of the options that were given as lists."""
-        return {name: values[index] for name, values in self._own.items()}
-
-    def factory(self, config: MultiConfig, index: int) -> Any:
-        """Returns the function that makes a worker's policy, or None if the policy is given."""
-        return self.of(index).get("policy_factory", config.policy_factory)
-
-    def makes_policy(self, config: MultiConfig, index: int) -> bool:
-        """Returns True if a worker makes its policy itself."""
-        return self.factory(config, index) is not None
-
-    @property
-    def shown(self) -> dict[str, tuple[Any, ...]]:
-        """Options that were given as lists, in the form of attributes of the collector."""
-        return {name: tuple(values) for name, values in self._own.items()}
-
-    def options(self, config: MultiConfig, index: int, frames: int) -> dict[str, Any]:
-        """Returns the options of a worker's collector."""
-        found = {
-            option.name: getattr(config, option.name)
-            for option in fields(CollectorConfig)
-            if option.name not in _PARENTS | NOT_HERE
-        }
-        found |= {name: own for name, own in self.of(index).items() if name not in _PARENTS}
-        tracked = config.track_policy_version
-        kind = getattr(tracked, "version_type", int)
-        found["track_policy_version"] = PolicyVersion(kind) if tracked else False
-        found["frames_per_batch"] = frames
-        found["worker_idx"] = index
-        return found

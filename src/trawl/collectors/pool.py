@@ -180,6 +180,27 @@ class WorkerPool:
         """Number of replacements of workers so far."""
         return sum(slot.restarts for slot in self.slots)
 
+    def stats(self) -> dict[str, Any]:
+        """Returns statistics of all workers together, as known here: no worker is asked."""
+        slots, each = self.slots, [slot.stats() for slot in self.slots]
+        facts: dict[str, Any] = {
+            "workers": len(slots),
+            "workers_alive": self.alive,
+            "restarts": self.restarts,
+            "worker_frames": sum(slot.frames for slot in slots),
+        }
+        shares = [one["env_time_share"] for one in each if one.get("env_time_share")]
+        if shares:
+            facts["env_time_share"] = sum(shares) / len(shares)
+        restarts = [one["env_restarts"] for one in each if "env_restarts" in one]
+        if restarts:
+            facts["env_restarts"] = sum(restarts)
+        for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
+            found = next((one[name] for one in each if name in one), None)
+            if found is not None:
+                facts[name] = found
+        return facts
+
     def _check_owner(self) -> None:
         """Raises an error in a forked process, which does not own the workers."""
         if self._owner != os.getpid():

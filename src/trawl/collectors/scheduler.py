@@ -24,22 +24,19 @@ class Scheduler(ABC):
 
     Args:
         pool: the pool of workers.
-        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
-        frames: number of frames in a batch of each worker.
 
     Attributes:
+        frames: number of frames in a batch of each worker.
         frames_under_way: number of frames that were requested and are not delivered yet.
     """
 
-    def __init__(
-        self, pool: WorkerPool, assembler: BatchAssembler | None, frames: list[int]
-    ) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
-        self.assembler = assembler
-        self.frames = frames
+        self.assembler: BatchAssembler | None = None
+        self.frames: list[int] = []
         self.frames_under_way = 0
         # Number of batches of each worker that were requested and not taken yet.
-        self._requested = [0] * len(frames)
+        self._requested: list[int] = []
 
     @abstractmethod
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
@@ -50,11 +47,12 @@ class Scheduler(ABC):
             random: returns True if a batch that is requested now has random actions.
         """
 
-    def grow(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
-        """Adds workers.
+    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
+        """Sets the workers, or adds workers.
 
         Args:
-            assembler: provides the memory of the batches of all workers, old and new.
+            assembler: provides the memory of the workers' batches; None if these go to a replay
+                buffer.
             frames: number of frames in a batch of each worker, old and new.
         """
         self.assembler, self.frames = assembler, frames
@@ -93,27 +91,17 @@ class SyncScheduler(Scheduler):
 
     Args:
         pool: the pool of workers.
-        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
-        frames: number of frames in a batch of each worker.
         share: share of the workers that a batch waits for, before the others are interrupted;
             None or 1: it waits for all.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        assembler: BatchAssembler | None,
-        frames: list[int],
-        share: float | None = None,
-    ) -> None:
-        super().__init__(pool, assembler, frames)
+    def __init__(self, pool: WorkerPool, share: float | None = None) -> None:
+        super().__init__(pool)
         # Parts of the next batch that have arrived.
         self._made: list[WorkerBatch] = []
-        self._enough: int | None = None
+        self._share = 1.0 if share is None else share
         # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
-        if share is not None and share < 1:
-            self._enough = max(1, int(len(frames) * share))
 
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
@@ -135,7 +123,7 @@ class SyncScheduler(Scheduler):
         together = None if late or self.assembler is None else self.assembler.slices()
         for index in fresh:
             place = self._slice(index) if together is None else together[index]
-            self._request(index, place, random, breakable=self._enough is not None)
+            self._request(index, place, random, breakable=self._share < 1)
         return set(fresh)
 
     def _gather(self, fresh: set[int]) -> None:
@@ -144,7 +132,7 @@ class SyncScheduler(Scheduler):
         count = len(self.frames)
         parts = self._made
         # Parts that late workers still owed from the last batch don't count.
-        enough = count if self._enough is None else min(self._enough, len(fresh))
+        enough = count if self._share >= 1 else min(max(1, int(count * self._share)), len(fresh))
         while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
             part = self._next()
             if part is not None:
@@ -174,24 +162,16 @@ class AsyncScheduler(Scheduler):
 
     Args:
         pool: the pool of workers.
-        assembler: provides the memory of the workers' batches; None if these go to a replay buffer.
-        frames: number of frames in a batch of each worker.
         bound: delays requests so that no batch becomes too old; None for no limit.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        assembler: BatchAssembler | None,
-        frames: list[int],
-        bound: LagBound | None = None,
-    ) -> None:
-        super().__init__(pool, assembler, frames)
+    def __init__(self, pool: WorkerPool, bound: LagBound | None = None) -> None:
+        super().__init__(pool)
         self.bound = bound
         # Finished batches that are not delivered yet, in the order in which they were finished.
         self._made: list[WorkerBatch] = []
         # Number of each worker's last request.
-        self._last = [0] * len(frames)
+        self._last: list[int] = []
 
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
@@ -219,8 +199,8 @@ class AsyncScheduler(Scheduler):
         return parts
 
     @override
-    def grow(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
-        super().grow(assembler, frames)
+    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
+        super().set_workers(assembler, frames)
         added = range(len(self._last), len(frames))
         self._last += [0] * len(added)
         if self.bound is not None:

@@ -13,9 +13,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from trawl.collectors.local_models import LocalModels
-from trawl.collectors.multi_config import MultiConfig, PerWorker
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
+from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.mailbox import Packet
@@ -53,8 +53,7 @@ class WeightSender:
     Args:
         host: the collector's services.
         schemes: schemes by model; the sender adds the one for the policy if it is missing.
-        config: options of the collector.
-        own: options that differ from worker to worker, with their policies.
+        setups: what each worker is made of.
         tracker: counter of the policy's versions, or None.
         models: models in this process.
         workers_write: whether workers write into the replay buffer. If not, only this process has
@@ -69,22 +68,20 @@ class WeightSender:
         self,
         host: SenderHost,
         schemes: dict[str, WeightSyncScheme],
-        config: MultiConfig,
-        own: PerWorker,
+        setups: WorkerSetups,
         tracker: PolicyVersion | None,
         models: LocalModels,
         workers_write: bool,
     ) -> None:
         self._host = host
         self._schemes = schemes
-        self._config = config
-        self._own = own
+        self._setups = setups
         self._tracker = tracker
         self._models = models
         self._workers_write = workers_write
         self._lock = Lock()
         self._announced = self._version
-        self.versions: list[Version] = [self._version] * own.count
+        self.versions: list[Version] = [self._version] * setups.count
         self.updates = 0
         # Weights that workers took through their handles, if they are newer than those that were
         # sent; and the number of updates of each worker when it was last sent weights.
@@ -153,11 +150,11 @@ class WeightSender:
     def groups(self, model_id: str) -> list[Group]:
         """Returns groups of workers with the same weights, each with their source here."""
         if model_id != POLICY:
-            return [Group.of(range(self._own.count), None)]
+            return [Group.of(range(self._setups.count), None)]
         workers: dict[int, list[int]] = {}
         origins: dict[int, Any] = {}
-        for index, policy in enumerate(self._own.policies):
-            origin = policy if policy is not None else self._own.factory(self._config, index)
+        for index, policy in enumerate(self._setups.policies):
+            origin = policy if policy is not None else self._setups.factory(index)
             origins[id(origin)] = policy
             workers.setdefault(id(origin), []).append(index)
         return [
@@ -280,8 +277,8 @@ class WeightSender:
     def _check_updatable(self, chosen: Sequence[int]) -> None:
         """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
         for index in chosen:
-            policy = self._own.policies[index]
-            made = self._own.makes_policy(self._config, index)
+            policy = self._setups.policies[index]
+            made = self._setups.makes_policy(index)
             if not (isinstance(policy, nn.Module) or made):
                 kind = "RandomPolicy" if policy is None else type(policy).__name__
                 raise TypeError(f"policy {kind} has no weights to update")

@@ -83,6 +83,7 @@ class WorkerSpec:
         env_state: state to load into its environment, or None.
         given: weights of its policy that are newer than the last ones sent to it, or None.
         whole: whether the driver assembles whole trajectories.
+        service: makes the service from the specification; None for :class:`CollectorService`.
     """
 
     index: int
@@ -101,10 +102,11 @@ class WorkerSpec:
     env_state: Any = None
     given: Any = None
     whole: bool = False
+    service: Callable[[WorkerSpec, Port], CollectorService] | None = None
 
     def __call__(self, port: Port) -> CollectorService:
         """Makes the service; called where the worker lives."""
-        return CollectorService(self, port)
+        return (self.service or CollectorService)(self, port)
 
 
 class CollectorService(HandleCalls, Service):

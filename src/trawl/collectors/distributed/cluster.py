@@ -11,17 +11,16 @@ from typing_extensions import override
 from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.config import check_number, check_switches, warn
-from trawl.collectors.distributed.nested import NestedSpec, inner_options
+from trawl.collectors.distributed.nested import nested
 from trawl.collectors.distributed.sharing import share_options
-from trawl.collectors.fleet_collector import FleetCollector
 from trawl.collectors.multi import (
     MultiAsyncCollector,
     MultiSyncCollector,
-    frames_of_sync_workers,
 )
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import WorkerSlot
 from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker_collector import WorkerCollector
 from trawl.envs.types import is_list
 
 CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
@@ -79,7 +78,7 @@ class ClusterOptions:
     @property
     def nested(self) -> bool:
         """True if the workers' collectors have workers of their own."""
-        return isinstance(self.kind, type) and issubclass(self.kind, FleetCollector)
+        return isinstance(self.kind, type) and issubclass(self.kind, WorkerCollector)
 
     @property
     def interval(self) -> int | None:
@@ -100,7 +99,7 @@ class ClusterArguments(MultiArguments):
     worker_idx: None = field(default=None, init=False)
 
 
-class ClusterCollector(FleetCollector):
+class ClusterCollector(WorkerCollector):
     """A collector with workers on a cluster.
 
     Attributes:
@@ -132,10 +131,20 @@ class ClusterCollector(FleetCollector):
         """The class of the workers' collectors."""
         return self.remote.kind
 
+    @property
     @override
-    def _share_options(self, options: dict[str, Any]) -> None:
+    def _worker_class(self) -> Any:
+        return self.remote.kind
+
+    @property
+    @override
+    def _environments_of_worker(self) -> int:
+        return self.remote.num_workers_per_collector
+
+    @override
+    def _share_options(self, options: dict[str, Any]) -> list[dict[str, Any]]:
         given = each("collector_kwargs", self.remote.collector_kwargs, self.num_workers)
-        self._kwargs = share_options([own or {} for own in given], options)
+        return share_options([own or {} for own in given], options)
 
     @property
     @override
@@ -151,12 +160,6 @@ class ClusterCollector(FleetCollector):
             )
 
     @override
-    def _frames_of_workers(self) -> list[int]:
-        if self.sync:
-            return frames_of_sync_workers(self.config, self._own, self.num_workers)
-        return [self.config.frames_per_batch] * self.num_workers
-
-    @override
     def _check(self) -> None:
         super()._check()
         if self.remote.interval is not None and not self._has_source():
@@ -164,7 +167,6 @@ class ClusterCollector(FleetCollector):
                 "update_after_each_batch and max_weight_update_interval need a policy whose "
                 "weights are sent: a module. This one is none, or was made by a policy_factory"
             )
-        self._environments = [self.remote.num_workers_per_collector] * self.num_workers
 
     @property
     @override
@@ -174,19 +176,8 @@ class ClusterCollector(FleetCollector):
     @override
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
         spec = super()._spec(slot)
-        parts = {field.name: getattr(spec, field.name) for field in fields(WorkerSpec)}
-        parts["options"] = {**spec.options, **self._kwargs[slot.index]}
-        parts["collector_class"] = self.remote.kind
-        self._adapt(slot, parts)
-        count = self._environments[slot.index]
-        if self.remote.nested:
-            parts["options"] = inner_options(parts["options"], count)
-        if self.remote.nested or count > 1:
-            parts["create_env_fn"] = [spec.create_env_fn] * count
-        return NestedSpec(**parts) if self.remote.nested else WorkerSpec(**parts)
-
-    def _adapt(self, slot: WorkerSlot, parts: dict[str, Any]) -> None:
-        """Changes the fields of a worker's spec, if the collector's kind of worker needs it."""
+        count = self._setups[slot.index].environments
+        return nested(spec, count) if self.remote.nested else spec
 
     @override
     def _collect(self) -> Any:

@@ -1,16 +1,15 @@
-"""A worker whose collector has workers of its own."""
+"""Workers whose collectors have workers of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.backends.base import Port
 from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
@@ -20,19 +19,12 @@ from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.rollout.record import TRAJ_IDS
 
 
-def inner_options(options: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Returns the options of a collector with ``count`` workers, from those of one without."""
-    found = {name: value for name, value in options.items() if name not in NOT_HERE}
-    return {**found, "num_workers": count}
-
-
-@dataclass(frozen=True)
-class NestedSpec(WorkerSpec):
-    """Specification of a worker whose collector has workers of its own."""
-
-    @override
-    def __call__(self, port: Port) -> NestedService:
-        return NestedService(self, port)
+def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
+    """Returns the specification of a worker whose collector has ``count`` workers of its own."""
+    sources = spec.create_env_fn if count > 1 else [spec.create_env_fn]
+    options = {name: value for name, value in spec.options.items() if name not in NOT_HERE}
+    options["num_workers"] = count
+    return replace(spec, create_env_fn=sources, options=options, service=NestedService)
 
 
 class NestedService(CollectorService):

@@ -21,20 +21,15 @@ from trawl.backends.ray_cluster import (
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each
-from trawl.collectors.distributed.growing import grow
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
-from trawl.collectors.slot import WorkerSlot
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase
 
 __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollector"]
-
-# Each worker that is added later has a range of 2**40 trajectory ids of its own.
-_ID_BITS = 40
 
 
 @describe(RayArguments)
@@ -98,7 +93,6 @@ class RayCollector(ClusterCollector):
 
     @override
     def _new_backend(self) -> Backend:
-        self._first = self.num_workers
         self._remote = self.remote.remote(self.num_workers)
         return RayBackend(
             self._remote,
@@ -111,23 +105,6 @@ class RayCollector(ClusterCollector):
     def _new_scheme(self) -> WeightSyncScheme:
         return RayWeightSyncScheme()
 
-    @override
-    def _adapt(self, slot: WorkerSlot, parts: dict[str, Any]) -> None:
-        parts["trajectory"], parts["stride"] = self._ids_of(slot)
-        parts["whole"] = self._whole is not None
-        if self._workers_write:
-            parts["options"]["replay_buffer"] = self._writer
-
-    def _ids_of(self, slot: WorkerSlot) -> tuple[int, int]:
-        """Returns a worker's first trajectory id, and the difference between successive ids."""
-        index, first = slot.index, self._first
-        # The first workers take turns in one range of ids; a later worker has its own range.
-        stride, begin = first, index << _ID_BITS if index >= first else index
-        if slot.restarts:
-            # A batch that was never delivered may have used ids up to this one.
-            begin = max(slot.trajectory, begin) + stride * (self._frames_asked[index] + 1)
-        return begin, stride
-
     @property
     @override
     def _workers_write(self) -> bool:
@@ -135,9 +112,9 @@ class RayCollector(ClusterCollector):
         return self._exact_there and ray
 
     @override
-    def _initialise_buffer(self) -> None:
+    def _buffer_of_workers(self) -> Any:
         # All workers are clients of one buffer, which takes its layout from the first batch.
-        self._writer = self.config.replay_buffer.client()
+        return self.config.replay_buffer.client()
 
     # --- weights
 
@@ -279,15 +256,13 @@ class RayCollector(ClusterCollector):
         if remote_configs is not None:
             remote = [with_defaults(own) for own in each("remote_configs", remote_configs, count)]
         if collector_kwargs is None:
-            collector_kwargs = self._kwargs[0]
+            collector_kwargs = self._setups[0].kwargs
         kwargs = [dict(own or {}) for own in each("collector_kwargs", collector_kwargs, count)]
         check_added(kwargs)
         with self._held():
             self._remote += remote
-            self._kwargs += kwargs
-            self._environments += [environments] * count
             try:
-                grow(self, create_env_fn, count, policy)
+                self._add_workers(create_env_fn, policy, kwargs, environments)
             except BaseException:
                 self.shutdown(raise_on_error=False)
                 raise

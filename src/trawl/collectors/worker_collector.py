@@ -6,35 +6,34 @@ import pickle
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import cloudpickle
-import torch
 from tensordict import TensorDictBase
-from torch import nn
-from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.parcel import Parcel, Shared
-from trawl.collectors import worker
+from trawl.backends.parcel import Shared
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
-from trawl.collectors.config import CollectorConfig, muted, resolve_devices, warn
+from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import Delivery, experience
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.fleet_control import FleetControl
 from trawl.collectors.lag import LagBound, Lags
-from trawl.collectors.multi_config import MultiConfig, PerWorker, check_names, sources
+from trawl.collectors.multi_config import check_names, sources
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
+from trawl.collectors.setups import WorkerSetups, check_sendable
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.whole import WholeTrajectories
+from trawl.collectors.worker import WorkerSpec
+from trawl.collectors.worker_control import WorkerControl
+from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
+from trawl.envs.types import is_list
 from trawl.errors import WorkerError
 from trawl.weight_update.mail import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -51,13 +50,7 @@ _WRITERS = (
 _VIEWS = ("aggregate", "per_worker", "both")
 
 
-if TYPE_CHECKING:
-    OptionAttributes = MultiConfig
-else:
-    OptionAttributes = object
-
-
-class FleetCollector(FleetControl, OptionAttributes):
+class WorkerCollector(WorkerControl):
     """A collector with workers, each of which runs a :class:`Collector`.
 
     A subclass sets where the workers run (``_new_backend``), and whether all of them together make
@@ -85,30 +78,22 @@ class FleetCollector(FleetControl, OptionAttributes):
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
-        self._share_options(options)
-        self._own = PerWorker(self.num_workers, policy, options)
-        config = MultiConfig(**options)
+        kwargs = self._share_options(options)
+        self._setups = setups = WorkerSetups(self.create_env_fn, policy, options)
+        config = setups.config
         # With schemes, a policy may be given beside a factory, as the source of weights.
-        made = any(self._own.makes_policy(config, i) for i in range(self.num_workers))
+        made = any(map(setups.makes_policy, range(self.num_workers)))
         sends = self._sends_weights or config.weight_sync_schemes is not None
         if policy is not None and made and not sends:
             raise TypeError("policy and policy_factory can't both be given")
         super().__init__(config)
-        vars(self).update(self._own.shown)
+        vars(self).update({name: tuple(values) for name, values in setups.given.items()})
         self.trust_policy = bool(config.trust_policy)
         self._check()
         self.policy = policy
-        self.devices = [resolve_devices(config, self._own.of(i)) for i in range(self.num_workers)]
-        self._packed = [
-            None if self._own.makes_policy(config, i) else packed_policy(policy, i)
-            for i, policy in enumerate(self._own.policies)
-        ]
-        _warn_of_lazy(self._own.policies)
+        setups.make(self.sync, kwargs, self._environments_of_worker)
         self._lags = Lags()
-        self._seeds: list[tuple[int, bool] | None] = [None] * self.num_workers
-        self._env_states: list[Any] = [None] * self.num_workers
         self._registry = parent_registry()
-        self._frames_asked = self._frames_of_workers()
         self._backend = self._new_backend()
         self._weight_sync_schemes.update(config.weight_sync_schemes or {})
         self._sender = self._new_sender()
@@ -125,7 +110,7 @@ class FleetCollector(FleetControl, OptionAttributes):
         self._unsent: UnsentWeights | None = None
         # A weight updater of the user's may share memory with workers.
         if not (self._sends_by_itself or config.weight_updater):
-            policies = self._own.policies
+            policies = setups.policies
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
@@ -141,12 +126,23 @@ class FleetCollector(FleetControl, OptionAttributes):
             return SharedMemWeightSyncScheme()
         return MessageWeightSyncScheme()
 
-    @abstractmethod
-    def _frames_of_workers(self) -> list[int]:
-        """Returns the frames that each worker is asked for at a time."""
+    def _share_options(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Adds options that were given for the workers' collectors.
 
-    def _share_options(self, options: dict[str, Any]) -> None:
-        """Adds options that were given for the workers' collectors."""
+        Returns:
+            For each worker, the options that only its own collector gets.
+        """
+        return [{} for _ in range(self.num_workers)]
+
+    @property
+    def _worker_class(self) -> Any:
+        """The class of the workers' collectors."""
+        return self.config.collector_class or Collector
+
+    @property
+    def _environments_of_worker(self) -> int:
+        """Number of copies of its environment that each worker has."""
+        return 1
 
     @property
     def _sends_by_itself(self) -> bool:
@@ -168,68 +164,88 @@ class FleetCollector(FleetControl, OptionAttributes):
     # --- construction
 
     def _check(self) -> None:
-        config = self.config
-        if not self.sync and config.cat_results not in (None, "stack"):
-            raise ValueError(
-                f"cat_results={config.cat_results!r} is for batches of all workers together "
-                "(sync=True); these are each of one worker"
-            )
-        if not self.sync and config.preemptive_threshold not in (None, 1):
-            warn(
-                f"preemptive_threshold={config.preemptive_threshold} has no effect with sync=False:"
-                " no worker waits for others"
-            )
-        if self.sync and config.max_policy_lag is not None:
-            raise ValueError(
-                f"max_policy_lag={config.max_policy_lag} is for sync=False: here all workers wait "
-                "for the next batch, which is made with the newest weights"
-            )
-        if config.update_at_each_batch and not self._has_source():
+        """Checks options that depend on the kind of collector, or on the policies."""
+        self.config.check_sync(self.sync)
+        if self.config.update_at_each_batch and not self._has_source():
             raise ValueError(
                 "update_at_each_batch=True needs a policy whose weights are sent: a module. This "
                 "one is none, or was made by a policy_factory"
             )
-        if config.use_buffers is False and config.cat_results not in (None, "stack"):
-            raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
 
     def _has_source(self) -> bool:
         """Returns True if there are weights to send when the user gives none."""
         given = self.config.weight_updater is not None
-        return given or all(isinstance(policy, nn.Module) for policy in self._own.policies)
+        return given or self._setups.all_modules
 
     def _prepare(self) -> None:
         config = self.config
+        self._buffer = None
         if self._workers_write:
             if config.sink is not None:
                 raise TypeError(
                     "sink can't be used with a replay buffer that workers write into themselves "
                     "(shared=True): their batches don't come to this process"
                 )
-            self._initialise_buffer()
+            self._buffer = self._buffer_of_workers()
+        storing = set(self.storing_device)
+        self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
+        self._scheduler: Scheduler = (
+            SyncScheduler(self._pool, config.preemptive_threshold)
+            if self.sync
+            else AsyncScheduler(self._pool, self._lag_bound())
+        )
         try:
-            self._pool.add_workers(self.num_workers)
+            ready = self._start_workers(self.num_workers)
         except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
             if self._backend.isolated and not isinstance(error, WorkerError):
-                self._check_sendable()
+                check_sendable(map(self._spec, self._pool.slots))
             raise
+        for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
+            warn(doubt)
+        self._warn_of_rounding(ready)
+        self._warn_of_remainders()
+
+    def _start_workers(self, count: int) -> list[WorkerReady]:
+        """Starts workers; batches of all workers grow accordingly.
+
+        Returns:
+            The first message of each worker, old and new.
+        """
+        self._pool.add_workers(count)
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
             self._sender.know(index, one.packings)
-        for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
-            warn(doubt)
-        storing = {devices.storing for devices in self.devices}
-        self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._assembler = self._new_assembler(ready)
         frames = [one.lanes * one.steps for one in ready]
-        self._warn_of_rounding(ready, frames)
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
-        self._warn_of_remainders()
-        assembler = None if self._workers_write else self._assembler
-        self._scheduler: Scheduler = (
-            SyncScheduler(self._pool, assembler, frames, config.preemptive_threshold)
-            if self.sync
-            else AsyncScheduler(self._pool, assembler, frames, self._lag_bound())
-        )
+        self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
+        return ready
+
+    def _add_workers(
+        self, create_env_fn: Any, policy: Any, kwargs: Sequence[dict[str, Any]], environments: int
+    ) -> None:
+        """Adds workers, with the options of the first; called between two batches.
+
+        Args:
+            create_env_fn: a list with the environment of each new worker, or one environment for
+                all.
+            policy: their policy; None for that of the first worker.
+            kwargs: for each new worker, the options that only its own collector gets.
+            environments: number of copies of its environment that each of them has.
+
+        Raises:
+            TypeError: if a weight-sync scheme has a fixed number of receivers.
+        """
+        self._sender.check_growth()
+        before = self.create_env_fn
+        count = None if is_list(create_env_fn) else len(kwargs)
+        found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
+        for source, own in zip(found, kwargs, strict=True):
+            self.create_env_fn.append(source)
+            self._setups.add(source, policy, own, environments)
+            self._sender.grow(policy)
+        self.num_workers = self._setups.count
+        self._start_workers(len(found))
 
     def _new_assembler(self, ready: Sequence[WorkerReady]) -> BatchAssembler:
         """Makes the object that combines the batches of workers with these first messages."""
@@ -249,41 +265,35 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _lag_bound(self) -> LagBound | None:
         most = self.config.max_policy_lag
-        return None if most is None else LagBound(most, self._sender.count, self.num_workers)
+        return None if most is None else LagBound(most, self._sender.count)
 
-    def _initialise_buffer(self) -> None:
-        """Gives an empty shared buffer its layout, without which it can't be shared."""
+    def _buffer_of_workers(self) -> Any:
+        """Returns the replay buffer in the form in which workers are sent it.
+
+        An empty shared buffer is given its layout, without which it can't be shared.
+        """
         buffer = self.config.replay_buffer
-        if getattr(buffer.storage, "initialized", True):
-            return
-        options = self._own.options(self.config, 0, self._frames_asked[0])
-        policy = None if self._packed[0] is None else pickle.loads(self._packed[0])
-        with muted():
-            one = Collector(self.create_env_fn[0], policy, backend=DIRECT, **options)
-        with one:
-            buffer.extend(experience(one.fake_tensordict()))
-        buffer.empty()
+        if not getattr(buffer.storage, "initialized", True):
+            packed = self._setups[0].packed
+            policy = None if packed is None else pickle.loads(packed)
+            options = self._setups.options(0)
+            with muted():
+                one = Collector(self.create_env_fn[0], policy, backend=DIRECT, **options)
+            with one:
+                buffer.extend(experience(one.fake_tensordict()))
+            buffer.empty()
+        return Shared(buffer)
 
-    def _warn_of_rounding(self, ready: Sequence[WorkerReady], frames: list[int]) -> None:
-        for index, (asked, got) in enumerate(zip(self._frames_asked, frames, strict=True)):
-            if asked != got:
+    def _warn_of_rounding(self, ready: Sequence[WorkerReady]) -> None:
+        for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
+            got = one.lanes * one.steps
+            if setup.frames != got:
                 warn(
-                    f"the {asked} frames of worker {index} are not a multiple of its "
-                    f"{ready[index].lanes} environments: it will collect {got} at a time, "
-                    f"{ready[index].steps} of each environment"
+                    f"the {setup.frames} frames of worker {index} are not a multiple of its "
+                    f"{one.lanes} environments: it will collect {got} at a time, {one.steps} of "
+                    "each environment"
                 )
                 return
-
-    def _check_sendable(self) -> None:
-        """Raises an error that names an argument that can't be pickled, if there is one."""
-        for slot in self._pool.slots:
-            spec = self._spec(slot)
-            parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
-            for name, value in {**parts, **spec.options}.items():
-                try:
-                    Parcel(value)
-                except Exception as error:
-                    raise _not_sendable(name, slot.index, error) from error
 
     @property
     @override
@@ -303,52 +313,33 @@ class FleetCollector(FleetControl, OptionAttributes):
         exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
         return exact and config.trajs_per_batch is None
 
-    def _spec(self, slot: WorkerSlot) -> worker.WorkerSpec:
-        """Returns the spec of a slot's worker, as of now."""
-        index, config = slot.index, self.config
-        options = self._own.options(config, index, self._frames_asked[index]) | self._hooks
-        if self._workers_write:
+    def _spec(self, slot: WorkerSlot) -> WorkerSpec:
+        """Returns the specification of a slot's worker, as of now."""
+        index, config, setup = slot.index, self.config, self._setups[slot.index]
+        options = self._setups.options(index)
+        if self._buffer is not None:
             options |= {name: getattr(config, name) for name in _WRITERS}
-            options["replay_buffer"] = Shared(config.replay_buffer)
-        begin = index
-        if slot.restarts:
-            # The dead worker may have used ids in a batch that was lost, or before it was ready:
-            # its replacement skips all of them.
-            skipped = self.num_workers * (self._frames_asked[index] + 1)
-            begin = max(slot.trajectory, index) + skipped
-        seed = self._seeds[index]
-        return worker.WorkerSpec(
+            options["replay_buffer"] = self._buffer
+        begin, stride = self._setups.trajectories(index, slot.restarts, slot.trajectory)
+        seed, count = setup.seed, setup.environments
+        return WorkerSpec(
             index=index,
-            collector_class=config.collector_class or Collector,
-            create_env_fn=self.create_env_fn[index],
-            policy=self._packed[index],
+            collector_class=self._worker_class,
+            create_env_fn=setup.create_env_fn if count == 1 else [setup.create_env_fn] * count,
+            policy=setup.packed,
             options=options,
             init_fn=config.init_fn,
             threads=config.num_sub_threads if self._backend.isolated else None,
             registry=self._registry,
             trajectory=begin,
-            stride=self.num_workers,
+            stride=stride,
             receivers=self._sender.receivers(index),
             version=self._sender.versions[index],
             seed=None if seed is None else (derive(seed[0], "restart", slot.restarts), seed[1]),
-            env_state=self._env_states[index],
+            env_state=setup.env_state,
             given=self._sender.handed(index),
+            whole=self._whole is not None,
         )
-
-    @property
-    def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Device of each worker's policy; None to leave it where it was."""
-        return tuple(devices.policy for devices in self.devices)
-
-    @property
-    def env_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Device of each worker's environment; None for no particular device."""
-        return tuple(devices.env for devices in self.devices)
-
-    @property
-    def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Device on which batches are delivered, by worker; None for no particular device."""
-        return tuple(devices.storing for devices in self.devices)
 
     # --- collecting
 
@@ -438,14 +429,6 @@ class FleetCollector(FleetControl, OptionAttributes):
         written = getattr(self.config.replay_buffer, "write_count", 0)
         return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
 
-    def rollout(self) -> Any:
-        """Raises ``NotImplementedError``: a collector with workers has no ``rollout()``."""
-        raise NotImplementedError("a collector with workers has no rollout(): use next()")
-
-    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        """Returns the frames that a worker (by default the first) is asked for at a time."""
-        return self._frames_asked[worker_idx or 0]
-
     # --- background collection
 
     @override
@@ -507,26 +490,16 @@ class FleetCollector(FleetControl, OptionAttributes):
 
     def _aggregate(self) -> dict[str, Any]:
         facts = super().stats()
-        slots, pools = self._pool.slots, self._assembler.pools
+        pools = self._assembler.pools
+        facts |= self._pool.stats()
         facts |= {
-            "workers": self.num_workers,
-            "workers_alive": self._pool.alive,
-            "restarts": self._pool.restarts,
-            "worker_frames": sum(slot.frames for slot in slots),
             "batches_held": sum(pool.leased for pool in pools),
             "memory_bytes": sum(pool.nbytes for pool in pools),
         }
         if not self.sync:
             facts |= self._lags.stats()
-        shares = [m.facts["env_time_share"] for m in slots if m.facts.get("env_time_share")]
-        if shares:
-            facts["env_time_share"] = sum(shares) / len(shares)
         if self.config.on_env_error == "restart":
-            facts["env_restarts"] = sum(m.stats().get("env_restarts", 0) for m in slots)
-        for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
-            found = next((m.facts[name] for m in slots if name in m.facts), None)
-            if found is not None:
-                facts[name] = found
+            facts.setdefault("env_restarts", 0)
         return facts
 
     # --- the end
@@ -594,32 +567,3 @@ class FleetCollector(FleetControl, OptionAttributes):
             f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
             f"total_frames={self.config.total_frames})"
         )
-
-
-def packed_policy(policy: Any, index: int) -> bytes | None:
-    """Returns a pickled copy of the policy as it is now; None if there is no policy."""
-    if policy is None:
-        return None
-    try:
-        data: bytes = cloudpickle.dumps(policy)
-    except Exception as error:
-        raise _not_sendable("policy", index, error) from error
-    return data
-
-
-def _not_sendable(name: str, index: int, error: Exception) -> TypeError:
-    return TypeError(
-        f"{name} (of worker {index}) can't be sent to another process: {error}. Give a function "
-        "that makes there what can't be sent, as create_env_fn or policy_factory"
-    )
-
-
-def _warn_of_lazy(policies: Sequence[Any]) -> None:
-    for policy in policies:
-        if isinstance(policy, nn.Module) and any(map(is_lazy, policy.parameters())):
-            warn(
-                f"policy {type(policy).__name__} has parameters without shapes, as those of "
-                "LazyLinear before its first call: each worker draws its own. Call it once, or "
-                "update the weights before the first batch"
-            )
-            return

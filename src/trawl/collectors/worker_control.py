@@ -1,13 +1,14 @@
-"""Control of a collector's workers: weights, seeds, state, hooks, calls."""
+"""Control of a collector's workers: seeds, state, hooks, calls."""
 
 from __future__ import annotations
 
 import pickle
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,16 +19,14 @@ from typing_extensions import override
 from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.config import Devices
-from trawl.collectors.delivery import Delivery
 from trawl.collectors.local_models import LocalModels
-from trawl.collectors.multi_config import MultiConfig, PerWorker
-from trawl.collectors.placing import tensors_of
+from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.requests import NewWeights, StateChanged
 from trawl.collectors.scheduler import Scheduler
+from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_sender import SenderHost, WeightSender
 from trawl.collectors.weights import POLICY, WorkerIds
@@ -37,8 +36,13 @@ from trawl.weight_update import strategy
 from trawl.weight_update.board import Posted
 from trawl.weight_update.scheme import Receiver
 
+if TYPE_CHECKING:
+    OptionAttributes = MultiConfig
+else:
+    OptionAttributes = object
 
-class FleetControl(BaseCollector):
+
+class WorkerControl(BaseCollector, OptionAttributes):
     """The part of a collector with workers that controls them, beside collecting.
 
     Workers answer between two batches. Seeds, weights, versions, hooks and loaded environment
@@ -53,31 +57,22 @@ class FleetControl(BaseCollector):
     sync: bool
     num_workers: int
     policy: Any
-    devices: list[Devices]
     _pool: WorkerPool
-    _packed: list[bytes | None]
     _assembler: BatchAssembler
-    _delivery: Delivery
-    _own: PerWorker
-    _hooks: dict[str, Any]
+    _setups: WorkerSetups
     _sender: WeightSender
     _scheduler: Scheduler
-    _seeds: list[tuple[int, bool] | None]
-    _env_states: list[Any]
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
         """Calls a function with each worker's collector, and returns the results."""
-        self._check_open(getattr(function, "__name__", "a call"))
-        with self._held():
-            results = self._pool.call(
-                dict.fromkeys(range(self.num_workers), (function, *arguments))
-            )
-        return [results[index] for index in range(self.num_workers)]
+        return self._each(function, [arguments] * self.num_workers)
 
-    def _one(self, index: int, function: Any, *arguments: Any) -> Any:
+    def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Calls a function with the collectors of the first workers, each with its arguments."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
-            return self._pool.call({index: (function, *arguments)})[index]
+            results = self._pool.call({i: (function, *own) for i, own in enumerate(arguments)})
+        return list(results.values())
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -129,7 +124,7 @@ class FleetControl(BaseCollector):
         with self._held():
             for index in range(self.num_workers):
                 # Set before the call: the worker may be replaced while others are seeded.
-                self._seeds[index] = seed, static_seed
+                self._setups[index].seed = seed, static_seed
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._pool.call({index: call})[index]
         return seed
@@ -147,14 +142,12 @@ class FleetControl(BaseCollector):
         )
         models = LocalModels(weak(self.get_model))
         schemes, tracker = self._weight_sync_schemes, self._version
-        return WeightSender(
-            host, schemes, self.config, self._own, tracker, models, self._workers_write
-        )
+        return WeightSender(host, schemes, self._setups, tracker, models, self._workers_write)
 
     @property
+    @abstractmethod
     def _workers_write(self) -> bool:
         """True if workers write into the replay buffer themselves."""
-        return False
 
     def _deliver_message(self, index: int, message: NewWeights) -> None:
         """Sends a message to a worker. Any thread may call this."""
@@ -166,19 +159,12 @@ class FleetControl(BaseCollector):
             finally:
                 self._lock.release()
 
-    def _acting_devices(self) -> list[torch.device]:
-        """Returns the device of each worker's policy: by default, that of the given policy."""
-        return [
-            one.policy or next((t.device for t in tensors_of(policy)), torch.device("cpu"))
-            for one, policy in zip(self.devices, self._own.policies, strict=True)
-        ]
-
     def _note_change(self, index: int, changed: StateChanged) -> None:
         """Keeps the state that a call through a worker's handle changed, for a replacement."""
         if changed.seed is not None:
-            self._seeds[index] = changed.seed
+            self._setups[index].seed = changed.seed
         if changed.env_state is not None:
-            self._env_states[index] = changed.env_state
+            self._setups[index].env_state = changed.env_state
         if changed.weights is not None:
             self._sender.adopt(index, changed.weights, changed.count, changed.version)
 
@@ -191,35 +177,16 @@ class FleetControl(BaseCollector):
     ) -> Callable[[], None]:
         return self._sender.prepare(by_model, worker_ids, new_version)
 
-    @contextmanager
-    def _in_bounds(self, chosen: Sequence[int]) -> Iterator[None]:
-        """Waits until an update keeps within ``max_policy_lag``, and holds other threads meanwhile.
+    def _acting_devices(self) -> list[torch.device]:
+        """Returns the device of each worker's policy."""
+        return [setup.policy_device for setup in self._setups]
 
-        Without ``max_policy_lag`` this does nothing.
-
-        Raises:
-            RuntimeError: if the update would make a batch under way too old, and no background
-                thread takes batches, so that waiting is no use.
-        """
+    def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
+        """Returns a context that waits until an update keeps within ``max_policy_lag``."""
         bound = getattr(self._scheduler, "bound", None)
         if bound is None:
-            yield
-            return
-        batches = -1
-        while True:
-            # With background collection, each try waits until the thread has taken a batch.
-            with self._held():
-                if not bound.broken_by_update(chosen):
-                    yield
-                    return
-                if self._batches == batches:
-                    break
-                batches = self._batches
-        raise RuntimeError(
-            f"after this update a batch that is under way would be {bound.most + 1} updates old, "
-            f"but max_policy_lag={bound.most}. Take a batch (next()) before the next update, or "
-            "allow for more. As many updates as came between two batches before are allowed for"
-        )
+            return nullcontext()
+        return bound.updating(chosen, self._held, lambda: self._batches)  # type: ignore[no-any-return]
 
     @override
     def _announce_version(self, worker_ids: WorkerIds = None) -> None:
@@ -250,6 +217,8 @@ class FleetControl(BaseCollector):
         if known:
             self._announce_version()
         return posted
+
+    # --- state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later: counts, and the state of each worker."""
@@ -285,9 +254,9 @@ class FleetControl(BaseCollector):
                 # mixed with new ones, which may have the same ids.
                 self._pool.settle()
             last = self._pool.last_request
-            before = self._sender.versions, list(self._env_states)
-            for index, name in enumerate(names):
-                self._env_states[index] = state_dict[name].get("env_state_dict")
+            before = self._sender.versions, [setup.env_state for setup in self._setups]
+            for setup, name in zip(self._setups, names, strict=True):
+                setup.env_state = state_dict[name].get("env_state_dict")
             if self._version is not None:
                 self._sender.versions = [
                     state_dict[name].get("policy_version", version) for name in names
@@ -302,7 +271,9 @@ class FleetControl(BaseCollector):
                     }
                 )
             except BaseException:
-                self._sender.versions, self._env_states = before
+                self._sender.versions, env_states = before
+                for setup, env_state in zip(self._setups, env_states, strict=True):
+                    setup.env_state = env_state
                 raise
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
@@ -341,11 +312,8 @@ class FleetControl(BaseCollector):
         self._check_open("map_fn()")
         if self._is_of_buffer(method_name):
             return super().map_fn(method_name, args, kwargs)
-        with self._held():
-            results = self._pool.call(
-                {i: (worker.call_path, method_name, args[i], kwargs[i]) for i in range(count)}
-            )
-        return [results[index] for index in range(count)]
+        calls = [(method_name, *own) for own in zip(args, kwargs, strict=True)]
+        return self._each(worker.call_path, calls)
 
     @override
     def get_distant_attr(self, attr: str) -> list[Any]:
@@ -361,11 +329,11 @@ class FleetControl(BaseCollector):
 
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the first worker's policy at path ``attr``."""
-        return self._one(0, methodcaller("getattr_policy", attr))
+        return self._each(methodcaller("getattr_policy", attr), [()])[0]
 
     def getattr_env(self, attr: str) -> Any:
         """Returns the attribute of the first worker's environment at path ``attr``."""
-        return self._one(0, methodcaller("getattr_env", attr))
+        return self._each(methodcaller("getattr_env", attr), [()])[0]
 
     def get_model(self, model_id: str) -> Any:
         """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
@@ -381,13 +349,37 @@ class FleetControl(BaseCollector):
         sent = self._sender.newest(model_id)
         if sent is not None:
             return sent
-        if model_id != POLICY or self._packed[0] is None:
+        packed = self._setups[0].packed
+        if model_id != POLICY or packed is None:
             return None
-        policy = pickle.loads(self._packed[0])
+        policy = pickle.loads(packed)
         found: TensorDictBase | None = None
         if isinstance(policy, nn.Module):
             found = strategy.WeightStrategy().extract_weights(policy)
         return found
+
+    @property
+    def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device of each worker's policy; None to leave it where it was."""
+        return tuple(setup.devices.policy for setup in self._setups)
+
+    @property
+    def env_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device of each worker's environment; None for no particular device."""
+        return tuple(setup.devices.env for setup in self._setups)
+
+    @property
+    def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
+        """Device on which batches are delivered, by worker; None for no particular device."""
+        return tuple(setup.devices.storing for setup in self._setups)
+
+    def rollout(self) -> Any:
+        """Raises ``NotImplementedError``: a collector with workers has no ``rollout()``."""
+        raise NotImplementedError("a collector with workers has no rollout(): use next()")
+
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        """Returns the frames that a worker (by default the first) is asked for at a time."""
+        return self._setups[worker_idx or 0].frames
 
     def fake_tensordict(self) -> Any:
         """Returns a batch of zeros with the layout of a delivered batch."""
@@ -401,7 +393,7 @@ class FleetControl(BaseCollector):
     @property
     def pre_collect_hook(self) -> Any:
         """Function that each worker calls before it collects a batch."""
-        return self._hooks["pre_collect_hook"]
+        return self._setups.hooks["pre_collect_hook"]
 
     @pre_collect_hook.setter
     def pre_collect_hook(self, hook: Any) -> None:
@@ -410,14 +402,14 @@ class FleetControl(BaseCollector):
     @property
     def post_collect_hook(self) -> Any:
         """Function that each worker calls with each batch that it has collected."""
-        return self._hooks["post_collect_hook"]
+        return self._setups.hooks["post_collect_hook"]
 
     @post_collect_hook.setter
     def post_collect_hook(self, hook: Any) -> None:
         self._set_hook("post_collect_hook", hook)
 
     def _set_hook(self, name: str, hook: Any) -> None:
-        hooks = self.__dict__.setdefault("_hooks", {})
+        hooks = self._setups.hooks
         first = name not in hooks
         if not first:
             self._all(setattr, name, hook)

@@ -1,0 +1,284 @@
+"""What each worker of a collector is made of, and the state that its replacement begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from trawl.backends.parcel import Parcel
+from trawl.collectors.config import (
+    CollectorConfig,
+    Devices,
+    check_env_kwargs,
+    check_number,
+    resolve_devices,
+    warn,
+)
+from trawl.collectors.multi_config import DRIVER_ONLY, NOT_HERE, PER_WORKER, MultiConfig
+from trawl.collectors.placing import tensors_of
+from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.worker import WorkerSpec
+from trawl.envs.types import is_list
+
+# Each worker that is added later has a range of 2**40 trajectory ids of its own.
+_ID_BITS = 40
+
+
+@dataclass
+class WorkerSetup:
+    """What a worker is made of, and the state that its replacement begins with.
+
+    Attributes:
+        create_env_fn: source of its environment.
+        policy: its policy; None if it makes one.
+        packed: pickled copy of the policy, from when this was made; None if there is no policy.
+        options: values of its own, of options that were given as lists.
+        devices: its devices.
+        frames: number of frames that it is asked for at a time.
+        kwargs: options that only its own collector gets.
+        environments: number of copies of its environment.
+        seed: the seed it was given last, and whether all environments share it; or None.
+        env_state: the state that was loaded into its environment last, or None.
+    """
+
+    create_env_fn: Any
+    policy: Any
+    packed: bytes | None
+    options: dict[str, Any]
+    devices: Devices
+    frames: int
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    environments: int = 1
+    seed: tuple[int, bool] | None = None
+    env_state: Any = None
+
+    @property
+    def policy_device(self) -> torch.device:
+        """Device of the policy; by default, that of the given policy."""
+        given = next((tensor.device for tensor in tensors_of(self.policy)), torch.device("cpu"))
+        return self.devices.policy or given
+
+
+class WorkerSetups:
+    """The setups of all workers, and the options that they share.
+
+    Args:
+        sources: source of each worker's environment.
+        policy: the policy, or a list of policies.
+        options: the user's options. Options that differ from worker to worker are lists.
+
+    Attributes:
+        config: the options, with the sum of ``frames_per_batch`` if that was given as a list.
+        given: values of the options that were given as lists, by worker.
+        policies: the policy of each worker.
+        hooks: the hooks of all workers' collectors.
+
+    Raises:
+        ValueError: if a list does not have an entry for each worker.
+        Exception: the errors of :class:`~trawl.collectors.MultiConfig`.
+    """
+
+    def __init__(self, sources: list[Any], policy: Any, options: dict[str, Any]) -> None:
+        options = dict(options)
+        self._sources = sources
+        self.count = len(sources)
+        self.policies = self._each("policy", policy)
+        self.given: dict[str, list[Any]] = {}
+        for name in sorted(PER_WORKER):
+            if is_list(options.get(name)):
+                self.given[name] = self._each(name, options.pop(name))
+        for kwargs in self.given.get("create_env_kwargs", ()):
+            check_env_kwargs(kwargs)
+        self._frames: list[int] | None = None
+        if is_list(options["frames_per_batch"]):
+            each = self._each("frames_per_batch", options["frames_per_batch"])
+            self._frames = [check_number("frames_per_batch", value, 1) for value in each]
+            options["frames_per_batch"] = sum(self._frames)
+        self.config = MultiConfig(**options)
+        self.hooks: dict[str, Any] = {}
+        self._first = self.count
+        self._setups: list[WorkerSetup] = []
+
+    def _each(self, name: str, value: Any) -> list[Any]:
+        if not is_list(value):
+            return [value] * self.count
+        if len(value) != self.count:
+            raise ValueError(f"{name} has {len(value)} entries, but there are {self.count} workers")
+        return list(value)
+
+    def __getitem__(self, index: int) -> WorkerSetup:
+        return self._setups[index]
+
+    def __iter__(self) -> Iterator[WorkerSetup]:
+        return iter(self._setups)
+
+    def _options(self, index: int) -> dict[str, Any]:
+        """Returns a worker's values of the options that were given as lists."""
+        return {name: values[index] for name, values in self.given.items()}
+
+    def factory(self, index: int) -> Any:
+        """Returns the function that makes a worker's policy, or None if the policy is given."""
+        return self._options(index).get("policy_factory", self.config.policy_factory)
+
+    def makes_policy(self, index: int) -> bool:
+        """Returns True if a worker makes its policy itself."""
+        return self.factory(index) is not None
+
+    @property
+    def all_modules(self) -> bool:
+        """True if each worker's policy is a module."""
+        return all(isinstance(policy, nn.Module) for policy in self.policies)
+
+    def make(self, sync: bool, kwargs: list[dict[str, Any]], environments: int) -> None:
+        """Makes the setups.
+
+        Args:
+            sync: whether all workers contribute to each batch.
+            kwargs: for each worker, options that only its own collector gets.
+            environments: number of copies of its environment that each worker has.
+
+        Raises:
+            TypeError: if a policy can't be pickled.
+        """
+        devices = [resolve_devices(self.config, self._options(i)) for i in range(self.count)]
+        packed = [
+            None if self.makes_policy(i) else _packed(policy, i)
+            for i, policy in enumerate(self.policies)
+        ]
+        _warn_of_lazy(self.policies)
+        self._setups = [
+            WorkerSetup(
+                self._sources[i],
+                self.policies[i],
+                packed[i],
+                self._options(i),
+                devices[i],
+                frames,
+                kwargs[i],
+                environments,
+            )
+            for i, frames in enumerate(self._frames_of_workers(sync))
+        ]
+
+    def _frames_of_workers(self, sync: bool) -> list[int]:
+        """Returns the frames that each worker is asked for; warns if they have to be rounded up."""
+        wanted, count = self.config.frames_per_batch, self.count
+        if not sync:
+            return [wanted] * count
+        if self._frames is not None:
+            return self._frames
+        each = math.ceil(wanted / count)
+        if each * count != wanted:
+            warn(
+                f"frames_per_batch={wanted} is not a multiple of the {count} workers: each will "
+                f"collect {each} frames, {each * count} in all"
+            )
+        return [each] * count
+
+    def add(self, source: Any, policy: Any, kwargs: dict[str, Any], environments: int) -> None:
+        """Adds a worker, with the options of the first.
+
+        Args:
+            source: source of its environment.
+            policy: its policy; None for that of the first worker.
+            kwargs: options that only its own collector gets.
+            environments: number of copies of its environment.
+        """
+        first, index = self._setups[0], self.count
+        self.count += 1
+        self.policies.append(first.policy if policy is None else policy)
+        for values in self.given.values():
+            values.append(values[0])
+        if policy is not None and "policy_factory" in self.given:
+            self.given["policy_factory"][index] = None
+        packed = first.packed if policy is None else _packed(policy, index)
+        options = self._options(index)
+        devices = resolve_devices(self.config, options)
+        self._setups.append(
+            WorkerSetup(
+                source,
+                self.policies[index],
+                packed,
+                options,
+                devices,
+                first.frames,
+                kwargs,
+                environments,
+            )
+        )
+
+    def options(self, index: int) -> dict[str, Any]:
+        """Returns the options of a worker's collector."""
+        setup, config = self._setups[index], self.config
+        found = {
+            option.name: getattr(config, option.name)
+            for option in fields(CollectorConfig)
+            if option.name not in DRIVER_ONLY | NOT_HERE
+        }
+        found |= {name: own for name, own in setup.options.items() if name not in DRIVER_ONLY}
+        tracked = config.track_policy_version
+        kind = getattr(tracked, "version_type", int)
+        found["track_policy_version"] = PolicyVersion(kind) if tracked else False
+        found["frames_per_batch"] = setup.frames
+        found["worker_idx"] = index
+        return found | self.hooks | setup.kwargs
+
+    def trajectories(self, index: int, restarts: int, next_id: int) -> tuple[int, int]:
+        """Returns a worker's first trajectory id, and the difference between successive ids.
+
+        Args:
+            index: number of the worker.
+            restarts: number of workers before it in the same slot.
+            next_id: id of the next trajectory to begin, as far as is known.
+        """
+        # The first workers take turns in one range of ids; a later worker has its own range.
+        stride, begin = self._first, index if index < self._first else index << _ID_BITS
+        if restarts:
+            # The dead worker may have used ids in a batch that was lost, or before it was ready:
+            # its replacement skips all of them.
+            begin = max(next_id, begin) + stride * (self._setups[index].frames + 1)
+        return begin, stride
+
+
+def check_sendable(specs: Iterable[WorkerSpec]) -> None:
+    """Raises a ``TypeError`` that names an argument that can't be pickled, if there is one."""
+    for spec in specs:
+        parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
+        for name, value in {**parts, **spec.options}.items():
+            _sendable(name, spec.index, Parcel, value)
+
+
+def _packed(policy: Any, index: int) -> bytes | None:
+    """Returns a pickled copy of the policy as it is now; None if there is no policy."""
+    if policy is None:
+        return None
+    data: bytes = _sendable("policy", index, cloudpickle.dumps, policy)
+    return data
+
+
+def _sendable(name: str, index: int, pack: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return pack(value)
+    except Exception as error:
+        raise TypeError(
+            f"{name} (of worker {index}) can't be sent to another process: {error}. Give a "
+            "function that makes there what can't be sent, as create_env_fn or policy_factory"
+        ) from error
+
+
+def _warn_of_lazy(policies: Iterable[Any]) -> None:
+    for policy in policies:
+        if isinstance(policy, nn.Module) and any(map(is_lazy, policy.parameters())):
+            warn(
+                f"policy {type(policy).__name__} has parameters without shapes, as those of "
+                "LazyLinear before its first call: each worker draws its own. Call it once, or "
+                "update the weights before the first batch"
+            )
+            return
