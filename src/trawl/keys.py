@@ -1,4 +1,4 @@
-"""TensorDict keys in one form: a tuple of strings."""
+"""TensorDict keys in one form, a tuple of strings, and the keys of the entries of frames."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Key = tuple[str, ...]
+
+#: Names of the flags that mark the end of an episode.
+DONE_KEYS = ("done", "terminated", "truncated")
+
+TRAJ_IDS: Key = ("collector", "traj_ids")
+MASK: Key = ("collector", "mask")
+STEP_COUNT: Key = ("step_count",)
+IS_INIT: Key = ("is_init",)
+REWARD: Key = ("next", "reward")
+DONE: Key = ("next", "done")
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+
+#: Trajectory id of rows that belong to no trajectory.
+NO_TRAJECTORY = -1
 
 
 def as_key(key: str | Sequence[Any]) -> Key:

@@ -16,6 +16,7 @@ from tensordict import (
     is_non_tensor,
     is_tensor_collection,
     is_tensorclass,
+    pad,
 )
 from torch import Tensor
 
@@ -165,6 +166,27 @@ def _parts(before: Any, after: Any) -> list[TensorDictBase]:
     if is_lazy(before) and before.stack_dim == after.stack_dim:
         return list(before.tensordicts)
     return [TensorDict({}, part.batch_size) for part in after.tensordicts]
+
+
+def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
+    """Returns a batch with ``missing`` frames of zeros at the end of its last dimension."""
+    if has_lazy(batch):
+        blank = batch[..., :1].clone().zero_()
+        whole: TensorDictBase = torch.cat([batch, *[blank] * missing], batch.ndim - 1)
+    else:
+        whole = pad(batch, [*[0] * (2 * batch.ndim - 1), missing])
+    whole.names = batch.names
+    return whole
+
+
+def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
+    """Returns a mask on the value's device, with the number of dimensions of the value.
+
+    Args:
+        mask: mask of the value's first dimensions.
+        value: a tensor.
+    """
+    return mask.to(value.device).reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
 
 
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:

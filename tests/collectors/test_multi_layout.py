@@ -133,7 +133,7 @@ def _ready(layout, steps):
     return WorkerReady(
         layout=Layout(layout.leaves, layout.batch, steps),
         hidden=frozenset(),
-        lanes=math.prod(layout.batch),
+        num_envs=math.prod(layout.batch),
         steps=steps,
         batch_size=layout.batch,
         trajectory=0,

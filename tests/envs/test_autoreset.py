@@ -161,7 +161,7 @@ def test_a_mode_in_the_metadata_of_all_vector_environments_is_none(monkeypatch):
 @pytest.mark.parametrize("spelt", [lambda mode: mode, lambda mode: mode.value])
 def test_a_mode_may_be_given_by_its_value(mode, spelt):
     env = GymEnv(Undeclared(made(0, 2, mode)), autoreset_mode=spelt(mode))
-    assert (env.spent() is not None) == (mode is NEXT)
+    assert (env.autoreset_mask() is not None) == (mode is NEXT)
     env.close()
 
 

@@ -104,12 +104,12 @@ def test_a_step_that_was_spent_on_resetting_is_known():
     spent = []
     for _ in range(3):
         _, root = env.step_and_maybe_reset(env.rand_action(root))
-        spent.append(env.spent().flatten().tolist())
+        spent.append(env.autoreset_mask().flatten().tolist())
     assert spent == [[False, False], [True, False], [False, False]]
 
 
 def test_environments_that_spend_no_step_on_resetting_say_so():
-    assert serial().spent() is None
+    assert serial().autoreset_mask() is None
 
 
 def test_one_function_makes_all():

@@ -147,15 +147,15 @@ def self_resetting(kind=NumberedEnv):
 def test_a_step_that_is_spent_on_resetting_is_known():
     adapter = adapted(self_resetting())
     adapter.reset()
-    assert adapter.spent().tolist() == [False, False]
+    assert adapter.autoreset_mask().tolist() == [False, False]
     _, done = step(adapter)
-    assert adapter.spent().tolist() == [False, False]
+    assert adapter.autoreset_mask().tolist() == [False, False]
     adapter.restart(done)
     obs, _ = step(adapter)
-    assert adapter.spent().tolist() == [True, False]
+    assert adapter.autoreset_mask().tolist() == [True, False]
     assert obs[:, STEP].tolist() == [0, 2]
     step(adapter)
-    assert adapter.spent().tolist() == [False, True]
+    assert adapter.autoreset_mask().tolist() == [False, True]
 
 
 def test_after_a_reset_of_all_no_step_is_spent():
@@ -164,7 +164,7 @@ def test_after_a_reset_of_all_no_step_is_spent():
     step(adapter)
     adapter.reset()
     obs, _ = step(adapter)
-    assert adapter.spent().tolist() == [False, False]
+    assert adapter.autoreset_mask().tolist() == [False, False]
     assert obs[:, STEP].tolist() == [1, 1]
 
 

@@ -226,14 +226,14 @@ def test_a_step_that_was_spent_on_resetting_is_known(opened):
     spent = []
     for _ in range(3):
         _, root = env.step_and_maybe_reset(env.rand_action(root))
-        spent.append(env.spent().flatten().tolist())
+        spent.append(env.autoreset_mask().flatten().tolist())
     assert spent == [[False, False], [True, False], [False, False]]
     with pytest.raises(ValueError, match="SelfResettingVectorEnv can't"):
         Collector(env, frames_per_batch=2, max_frames_per_traj=2)
 
 
 def test_environments_that_spend_no_step_on_resetting_say_so(parallel):
-    assert parallel().spent() is None
+    assert parallel().autoreset_mask() is None
 
 
 def test_arguments_reach_the_function_that_makes_it(opened):
@@ -339,7 +339,7 @@ def test_environments_of_a_batch_must_be_alike(other, what):
 def batches(env, max_batches=4, **options):
     with Collector(env, frames_per_batch=60, **options) as collector:
         collector.set_seed(0)
-        assert collector._rollout.frames.describe()["env_path"] == "array"
+        assert collector._rollout.writer.describe()["env_path"] == "array"
         return [collector.next() for _ in range(max_batches)]
 
 

@@ -30,9 +30,9 @@ from trawl.cli.summary import (
 from trawl.data import load
 from trawl.data.sinks.entries import Entry
 from trawl.data.sinks.record import Record, read_record
-from trawl.keys import Key, show_key
+from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.observe import Episodes, EpisodeStats
-from trawl.observe.entries import IDS, done_keys, reward_keys
+from trawl.observe.entries import done_keys, reward_keys
 
 # Maximum frames and bytes to read at a time, because datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20
@@ -95,7 +95,7 @@ def _episode_keys(entries: Sequence[Entry]) -> list[Key]:
     """Returns the keys of the entries that make up episodes; no keys if one is unsuitable."""
     dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
     rewards, flags = reward_keys(dtypes), done_keys(dtypes)
-    kinds = {IDS: {torch.int64}}
+    kinds = {TRAJ_IDS: {torch.int64}}
     kinds |= dict.fromkeys(rewards, _NUMBERS) | {key: {torch.bool} for key in flags}
     known = all(dtypes.get(key) in kind for key, kind in kinds.items())
     return list(kinds) if rewards and flags and known else []

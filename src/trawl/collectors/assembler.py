@@ -12,14 +12,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.requests import BatchReady, WorkerReady
-from trawl.keys import Key, show_key
+from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS, Key, show_key
 from trawl.memory import Memory
 from trawl.rollout.block import as_batch
 from trawl.rollout.layout import BatchPartition, Layout, along_time
-from trawl.rollout.record import NO_TRAJECTORY, TRAJ_IDS
 from trawl.rollout.slab import Lease, SlabPool, tensors_in
-
-_MASK = ("collector", "mask")
 
 
 @dataclass(frozen=True)
@@ -248,8 +245,8 @@ class BatchAssembler:
                 batch.set(TRAJ_IDS, torch.full(batch.shape, NO_TRAJECTORY, dtype=torch.int64))
             mask = torch.zeros(batch.shape, dtype=torch.bool)
             mask[..., : steps.get(index, 0)] = True
-            before = batch.get(_MASK, None)
-            whole[index] = batch.set(_MASK, mask if before is None else mask & before)
+            before = batch.get(MASK, None)
+            whole[index] = batch.set(MASK, mask if before is None else mask & before)
         return self._joined(whole)
 
 

@@ -10,9 +10,8 @@ from tensordict import TensorDictBase
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.returned import Returned
 from trawl.collectors.utils import split_trajectories
+from trawl.keys import MASK
 from trawl.tensordicts import drop_private
-
-_MASK = ("collector", "mask")
 
 
 class Delivery:
@@ -83,7 +82,7 @@ class Delivery:
         """Returns the frames from which trajectories are assembled, in the collected rows."""
         batch = self._stored_truncated(batch, filled)[..., :filled]
         # The mask is not needed: the rows that it excludes have trajectory id -1.
-        return batch.exclude(_MASK)
+        return batch.exclude(MASK)
 
     def _stored_truncated(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
         if self.config.set_truncated:
@@ -101,7 +100,7 @@ class Delivery:
     def truncate_last(self, batch: TensorDictBase, filled: int) -> None:
         """Marks the last of ``filled`` steps as truncated and done."""
         row = batch[..., filled - 1]
-        last, mask = row.get("next"), row.get(_MASK, None)
+        last, mask = row.get("next"), row.get(MASK, None)
         for key in self._truncated_keys:
             done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
             for flags in (last.get(key), last.get(done_key)):
@@ -116,7 +115,7 @@ def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:
 
 def count_frames(batch: TensorDictBase, filled: int) -> int:
     """Counts the frames of experience in a batch as it was collected."""
-    mask = batch.get(_MASK, None)
+    mask = batch.get(MASK, None)
     if mask is not None:
         return int(mask[..., :filled].sum())
     return int(batch.shape[:-1].numel()) * filled
@@ -128,5 +127,5 @@ def experience(batch: TensorDictBase) -> TensorDictBase:
     The rows that remain differ in length, so the result is flat. A batch without a mask is
     returned as it is.
     """
-    mask = batch.get(_MASK, None)
-    return batch if mask is None else batch[mask].exclude(_MASK)
+    mask = batch.get(MASK, None)
+    return batch if mask is None else batch[mask].exclude(MASK)

@@ -80,7 +80,7 @@ class WorkerReady:
     Attributes:
         layout: memory layout of the worker's batches, or None if it is not fixed.
         hidden: entries of the layout that are not delivered.
-        lanes: number of environments in a batch.
+        num_envs: number of environments in a batch.
         steps: number of steps of each environment in a batch.
         batch_size: batch size of the environment.
         trajectory: id of the next trajectory that begins.
@@ -90,7 +90,7 @@ class WorkerReady:
 
     layout: Layout | None
     hidden: frozenset[Key]
-    lanes: int
+    num_envs: int
     steps: int
     batch_size: tuple[int, ...]
     trajectory: int

@@ -40,8 +40,8 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import build_env, check_rebuildable
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
+from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
-from trawl.rollout.frames import FrameOptions
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
@@ -165,15 +165,15 @@ class Collector(BaseCollector):
         self._build_policy(policy)
         self._add_transforms()
         self._delivery = Delivery(config, storing_device, self._truncated_keys())
-        lanes = max(1, self.env.batch_size.numel())
-        each = self._set_frames_per_batch(lanes)
+        num_envs = max(1, self.env.batch_size.numel())
+        each = self._set_frames_per_batch(num_envs)
         self.frames_per_batch = each
-        self.n_env = lanes
+        self.n_env = num_envs
         self._at_start = True
         self._rollout = Rollout(
             self.env,
             self._resolved,
-            FrameOptions(
+            BatchOptions(
                 steps=1 if self._adds_steps else each,
                 limit=config.max_frames_per_traj or None,
                 track_traj_ids=config.track_traj_ids,
@@ -184,9 +184,9 @@ class Collector(BaseCollector):
             ),
             config.exploration_type,
         )
-        for doubt in self._rollout.frames.doubts:
+        for doubt in self._rollout.writer.warnings:
             warn(doubt)
-        if self._adds_steps and lanes > 1 and not hasattr(config.replay_buffer, "extend"):
+        if self._adds_steps and num_envs > 1 and not hasattr(config.replay_buffer, "extend"):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of several "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
@@ -568,7 +568,7 @@ class Collector(BaseCollector):
                 "env_state_dict": _env_state(self.env),
                 "frames": self._frames,
                 "iter": self._batches,
-                "traj_pool": {"traj_id": torch.tensor(self._rollout.frames.episodes.next_id)},
+                "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
             }
             module = module_of(self.policy)
             if module is not None:
@@ -605,14 +605,14 @@ class Collector(BaseCollector):
             self._frames = int(state_dict["frames"])
             self._batches = int(state_dict["iter"])
             if "traj_pool" in state_dict:
-                self._rollout.frames.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
+                self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
             self._load_whole(state_dict)
 
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a delivered batch."""
-        batch = self._rollout.frames.fake()
+        batch = self._rollout.writer.fake()
         self._stamp(batch, None if self._version is None else self._version.version)
         fake: TensorDictBase = self._fake(batch)
         return fake
@@ -645,7 +645,7 @@ class Collector(BaseCollector):
         facts = super().stats()
         if self._restarts is not None:
             facts["env_restarts"] = self._restarts.count
-        facts.update(self._rollout.frames.describe())
+        facts.update(self._rollout.writer.describe())
         facts["env_time_share"] = self._rollout.env_share
         return facts
 

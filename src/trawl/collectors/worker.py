@@ -49,9 +49,9 @@ from trawl.collectors.requests import (
 from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import take_process
+from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition
-from trawl.rollout.record import MASK
 from trawl.rollout.slab import Lease, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
 from trawl.weight_update.mailbox import Mailbox
@@ -148,27 +148,27 @@ class CollectorService(HandleCalls, Service):
 
         A replacement continues where the dead worker stopped.
         """
-        frames = self.collector._rollout.frames
-        frames.episodes.load(spec.trajectory, spec.stride)
+        writer = self.collector._rollout.writer
+        writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
             self.collector.env.load_state_dict(spec.env_state)
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
         self._take_first_weights(spec)
-        self._hidden = frozenset(frames.hidden)
+        self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout: these are sent as they are.
-        self._layout = layout = None if overrides_rollout(self.collector) else frames.layout
+        self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
             WorkerReady(
                 layout=layout,
                 hidden=self._hidden,
-                lanes=frames.lanes,
+                num_envs=writer.num_envs,
                 steps=self.collector.frames_per_batch,
                 batch_size=tuple(self.collector.env.batch_size),
-                trajectory=frames.episodes.next_id,
+                trajectory=writer.episodes.next_id,
                 packings=self._packings(),
-                doubts=tuple(frames.doubts),
+                doubts=tuple(writer.warnings),
             )
         )
 
@@ -287,14 +287,14 @@ class CollectorService(HandleCalls, Service):
                 return self._done(request, collector._frames - before)
             block = self._block(request)
             batch = collector._run_into(block, request.random, self._stopped(request))
-        lanes, filled = collector._rollout.frames.lanes, collector._rollout.filled
+        num_envs, filled = collector._rollout.writer.num_envs, collector._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
             batch = batch.exclude(*self._hidden)
         elif block is not None and self._looks_at_batches:
             batch = as_batch(block.lease, self._hidden, None)
         # Without a mask, all rows are experience.
-        frames = lanes * filled if batch is None else count_frames(batch, filled)
+        frames = num_envs * filled if batch is None else count_frames(batch, filled)
         collector._frames += frames
         collector._batches += 1
         if batch is not None:
@@ -356,7 +356,7 @@ class CollectorService(HandleCalls, Service):
         self, request: CollectRequest, frames: int, batch: bytes | None = None, block: Any = None
     ) -> BatchReady:
         rollout = self.collector._rollout
-        facts = rollout.frames.describe()
+        facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.env_share
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count
@@ -366,7 +366,7 @@ class CollectorService(HandleCalls, Service):
             filled=rollout.filled,
             version=self.collector.policy_version,
             weights=self._updates,
-            trajectory=rollout.frames.episodes.next_id,
+            trajectory=rollout.writer.episodes.next_id,
             batch=batch,
             block=block,
             facts=facts,
@@ -416,5 +416,5 @@ def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
 
 def fake(collector: Any) -> TensorDictBase:
     """Returns a batch of zeros with the layout of a worker's batches."""
-    batch: TensorDictBase = collector._rollout.frames.fake()
+    batch: TensorDictBase = collector._rollout.writer.fake()
     return batch

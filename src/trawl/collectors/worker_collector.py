@@ -216,7 +216,7 @@ class WorkerCollector(WorkerControl):
         for index, one in enumerate(ready):
             self._sender.know(index, one.packings)
         self._assembler = self._new_assembler(ready)
-        frames = [one.lanes * one.steps for one in ready]
+        frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
         self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
         return ready
@@ -286,11 +286,11 @@ class WorkerCollector(WorkerControl):
 
     def _warn_of_rounding(self, ready: Sequence[WorkerReady]) -> None:
         for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
-            got = one.lanes * one.steps
+            got = one.num_envs * one.steps
             if setup.frames != got:
                 warn(
                     f"the {setup.frames} frames of worker {index} are not a multiple of its "
-                    f"{one.lanes} environments: it will collect {got} at a time, {one.steps} of "
+                    f"{one.num_envs} environments: it will collect {got} at a time, {one.steps} of "
                     "each environment"
                 )
                 return

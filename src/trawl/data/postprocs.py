@@ -9,10 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from trawl.data.trajectories import ENDS, ends, leaves_named
-
-_IDS = ("collector", "traj_ids")
-_MASK = ("collector", "mask")
+from trawl.data.trajectories import ends, leaves_named
+from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
+from trawl.tensordicts import broadcastable
 
 
 class MultiStep(nn.Module):
@@ -96,7 +95,7 @@ class MultiStep(nn.Module):
         """Returns the number of steps to combine from each frame: int64, of the batch's shape."""
         time = batch.shape[-1]
         last = ends(batch)
-        for key in (_IDS, _MASK):
+        for key in (TRAJ_IDS, MASK):
             marks = batch.get(key, None)
             if marks is not None:
                 last[..., :-1] |= marks[..., 1:] != marks[..., :-1]
@@ -121,10 +120,9 @@ class MultiStep(nn.Module):
     def _sum(self, reward: Tensor, steps: Tensor) -> Tensor:
         """Returns the discounted sum of ``steps`` rewards, beginning with each frame's own."""
         axis = steps.ndim - 1
-        extra = [1] * (reward.ndim - steps.ndim)
         total = reward.clone()
         for ahead in range(1, min(self.n_steps, reward.shape[axis])):
-            taken = (steps > ahead).reshape(*steps.shape, *extra)
+            taken = broadcastable(steps > ahead, reward)
             shifted = torch.zeros_like(reward)
             size = reward.shape[axis] - ahead
             shifted.narrow(axis, 0, size).copy_(reward.narrow(axis, ahead, size))
@@ -132,10 +130,10 @@ class MultiStep(nn.Module):
         return total
 
     def _nonterminal(self, batch: TensorDictBase, following: TensorDictBase) -> Tensor:
-        flags = leaves_named(following, ("terminated",)) or leaves_named(following, ENDS)
+        flags = leaves_named(following, ("terminated",)) or leaves_named(following, DONE_KEYS)
         found = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in flags]
         going_on = ~torch.stack(found).any(0)
-        mask = batch.get(_MASK, None)
+        mask = batch.get(MASK, None)
         return going_on if mask is None else going_on & mask
 
     def extra_repr(self) -> str:

@@ -11,9 +11,8 @@ import torch
 from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
-_IDS = ("collector", "traj_ids")
-_MASK = ("collector", "mask")
-ENDS = ("done", "terminated", "truncated")
+from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
+
 _Place = tuple[Hashable, int, int]
 
 
@@ -121,9 +120,9 @@ class TrajectoryAssembler:
 
     def _runs(self, source: Hashable, lanes: TensorDictBase) -> Iterator[_Run]:
         """Yields the pieces of trajectories in frames of shape ``(rows, time)``."""
-        if lanes.get(_IDS, None) is None:
+        if lanes.get(TRAJ_IDS, None) is None:
             raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
-        ids: Tensor = lanes.get(_IDS).cpu()
+        ids: Tensor = lanes.get(TRAJ_IDS).cpu()
         done = ends(lanes).cpu()
         for lane in range(lanes.shape[0]):
             for start, stop in runs(ids[lane]):
@@ -189,7 +188,7 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
         result.refine_names("time")
         return result
     masked = [
-        t.copy().set(_MASK, torch.ones(t.shape, dtype=torch.bool, device=t.device))
+        t.copy().set(MASK, torch.ones(t.shape, dtype=torch.bool, device=t.device))
         for t in trajectories
     ]
     try:
@@ -209,10 +208,10 @@ def ends(batch: TensorDictBase) -> Tensor:
         KeyError: if no flag under ``"next"`` marks the end of a trajectory.
     """
     following = batch.get("next")
-    found = leaves_named(following, ENDS)
+    found = leaves_named(following, DONE_KEYS)
     flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
     if not flags:
-        raise KeyError(f"nothing under 'next' tells where trajectories end, as {ENDS[0]!r} does")
+        raise KeyError("nothing under 'next' tells where trajectories end, as 'done' does")
     ended: Tensor = torch.stack(flags).any(0)
     return ended
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.envs.vector import VectorAdapter
-
-DONE_KEYS = ("done", "terminated", "truncated")
+from trawl.keys import DONE_KEYS
 
 
 class TensorDictEnv(ABC):
@@ -69,7 +68,7 @@ class TensorDictEnv(ABC):
         """Parts that are rebuilt individually after a failure, in the order of their rows."""
 
     @abstractmethod
-    def spent(self) -> Tensor | None:
+    def autoreset_mask(self) -> Tensor | None:
         """Returns a mask of the environments whose last step was spent on a reset.
 
         Such a step is no experience. None if the environment never spends steps on resets.

@@ -185,7 +185,7 @@ class GymEnv(TensorDictEnv):
             return self.vector.masks
         return None if self._masks is None else self._masks.mask[None]
 
-    def take_seeds(self) -> list[int] | None:
+    def pop_seeds(self) -> list[int] | None:
         """Returns the seeds for the coming reset, and None after that until the next seeding."""
         seeds, self._seeds = self._seeds, None
         return seeds
@@ -259,8 +259,8 @@ class GymEnv(TensorDictEnv):
         return [] if self.vector is None else [self.vector]
 
     @override
-    def spent(self) -> Tensor | None:
-        spent = None if self.vector is None else self.vector.spent()
+    def autoreset_mask(self) -> Tensor | None:
+        spent = None if self.vector is None else self.vector.autoreset_mask()
         return None if spent is None else torch.from_numpy(spent)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
@@ -282,7 +282,7 @@ class GymEnv(TensorDictEnv):
 
     def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
-            seeds = self.take_seeds()
+            seeds = self.pop_seeds()
             if seeds is not None:
                 kwargs.setdefault("seed", seeds[0])
             obs, info = self.env.reset(**kwargs)
@@ -290,7 +290,7 @@ class GymEnv(TensorDictEnv):
             return self._observations(self.observation_codec.encode(obs))
         if mask is not None and (self._seeds is None or not mask.all()):
             return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))
-        return self._observations(self.vector.reset(self.take_seeds(), **kwargs))
+        return self._observations(self.vector.reset(self.pop_seeds(), **kwargs))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         action = self.action_codec.decode([self._action(tensordict, k) for k in self.action_keys])

@@ -11,11 +11,10 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AddRenderObservation, FilterObservation
 
-from trawl.envs.base import DONE_KEYS
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.vector import is_envpool, is_vector_env
-from trawl.keys import show_key
+from trawl.keys import DONE_KEYS, show_key
 
 # Keys that a frame uses besides those of observations and actions.
 _RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")

@@ -15,16 +15,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
-from trawl.envs.base import DONE_KEYS, TensorDictEnv
+from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import choices
-from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
+from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED, Area, AreaPlan
 from trawl.envs.parallel_crew import Crew
 from trawl.envs.parallel_worker import Facts
 from trawl.envs.seeding import check_seed, next_seed
 from trawl.envs.serial import arguments_of, check_alike, factories_of
 from trawl.envs.spaces import Array
 from trawl.envs.types import EnvKwargs, EnvSources
-from trawl.keys import Key, as_key, nested, show_key
+from trawl.keys import DONE_KEYS, Key, as_key, nested, show_key
 from trawl.tensordicts import new_tensordict
 
 Mask = NDArray[np.bool_]
@@ -197,7 +197,7 @@ class ParallelEnv(TensorDictEnv):
         ]
 
     @override
-    def spent(self) -> Tensor | None:
+    def autoreset_mask(self) -> Tensor | None:
         if not self._spends:
             return None
         return (
@@ -283,7 +283,7 @@ class ParallelEnv(TensorDictEnv):
         if self._eager:
             self._told = told
         if self._spends:
-            self._spent = torch.from_numpy(told & SPENT != 0).view(self.batch_size)
+            self._spent = torch.from_numpy(told & AUTORESET != 0).view(self.batch_size)
         if told.tobytes() == self._nothing:
             flags = dict.fromkeys(DONE_KEYS, self._no_flags)
         else:

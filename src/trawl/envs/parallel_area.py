@@ -17,7 +17,7 @@ from trawl.memory import aligned
 Array = NDArray[Any]
 
 # Bits in the flags of a row.
-TERMINATED, TRUNCATED, RESET, SPENT = 1, 2, 4, 8
+TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8
 
 # Size in bytes of the largest dtype of an action: a policy may write its actions in another dtype
 # than the environment's.
@@ -65,7 +65,7 @@ class Area:
         masks: action masks for the next step; 2 where an environment gives none.
         masked: True for rows whose environment gives masks.
         flags: one byte for each row, a combination of ``TERMINATED``, ``TRUNCATED``, ``RESET``
-            (the row was reset after the step) and ``SPENT`` (the step was spent on a reset).
+            (the row was reset after the step) and ``AUTORESET`` (the step was a reset).
         actions: the actions, by key.
         action_dtypes: dtypes of the actions, by key.
         cut: True for rows to be reset after the step even if their episode has not ended.

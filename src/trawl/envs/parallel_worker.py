@@ -26,7 +26,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.own_process import take_process
-from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED, Area, AreaPlan
+from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED, Area, AreaPlan
 from trawl.envs.spaces import Array, SpaceCodec
 from trawl.errors import add_note
 from trawl.keys import Key, as_key
@@ -263,7 +263,7 @@ class EnvService(Service):
             ``info``.
         """
         following = self.env.step(tensordict).get("next")
-        spent = self.env.spent() if isinstance(self.env, TensorDictEnv) else None
+        spent = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, spent, self._masks()
 
     def _masks(self) -> Array | None:
@@ -283,7 +283,7 @@ def _facts(env: Any) -> Facts:
         action_spec_unbatched=env.action_spec_unbatched,
         fixed=fixed,
         cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
-        spends=own and env.spent() is not None,
+        spends=own and env.autoreset_mask() is not None,
         fake=None if fixed else env.fake_tensordict(),
     )
 
@@ -317,7 +317,7 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
     masked, show_masks = _mask_writer(env, area, rows)
 
     def begin() -> None:
-        seeds = env.take_seeds()
+        seeds = env.pop_seeds()
         try:
             obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
             write_begun(obs)
@@ -421,9 +421,9 @@ def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], Non
             _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
         )
         told = terminated * TERMINATED | truncated * TRUNCATED
-        spent = env.spent()
+        spent = env.autoreset_mask()
         if spent is not None:
-            told |= _numbers(spent).ravel() * SPENT
+            told |= _numbers(spent).ravel() * AUTORESET
         ended = terminated | truncated | cut
         if eager and ended.any():
             mask = torch.from_numpy(ended).reshape(*batch, 1)

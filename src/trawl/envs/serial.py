@@ -125,8 +125,8 @@ class SerialEnv(TensorDictEnv):
         return [vector for env in self._own for vector in env.vectors]
 
     @override
-    def spent(self) -> Tensor | None:
-        parts = {env: env.spent() for env in self._own}
+    def autoreset_mask(self) -> Tensor | None:
+        parts = {env: env.autoreset_mask() for env in self._own}
         if all(part is None for part in parts.values()):
             return None
         nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)

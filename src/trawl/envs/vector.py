@@ -120,7 +120,7 @@ class VectorAdapter:
             self._check.others(before, leaves, mask)
         return leaves
 
-    def spent(self) -> Mask | None:
+    def autoreset_mask(self) -> Mask | None:
         """Returns a mask of the rows whose last step was a reset and no experience, or None."""
         return None
 
@@ -270,7 +270,7 @@ class StepResetVector(VectorAdapter):
         return self._shown
 
     @override
-    def spent(self) -> Mask | None:
+    def autoreset_mask(self) -> Mask | None:
         return self._resetting
 
 

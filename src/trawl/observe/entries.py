@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trawl.keys import Key
-
-IDS: Key = ("collector", "traj_ids")
-MASK: Key = ("collector", "mask")
-REWARD: Key = ("next", "reward")
-DONE: Key = ("next", "done")
+from trawl.keys import REWARD, Key
 
 
 def reward_keys(keys: Iterable[Key]) -> list[Key]:

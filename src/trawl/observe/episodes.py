@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from trawl.keys import Key, as_key, next_of, show_key
-from trawl.observe.entries import DONE, IDS, MASK, REWARD, done_keys, reward_keys
+from trawl.keys import DONE, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.observe.entries import done_keys, reward_keys
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _columns(batch: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray
     """
     following = batch.get("next", None)
     keys = [] if following is None else [next_of(as_key(key)) for key in following.keys(True, True)]
-    ids = _column(batch, IDS)[:, 0].numpy()
+    ids = _column(batch, TRAJ_IDS)[:, 0].numpy()
     # Several values for one frame are those of agents, in one group or in several.
     agents = [_column(batch, key).double() for key in reward_keys(keys) or [REWARD]]
     rewards = torch.cat(agents, -1).mean(-1).numpy()
@@ -235,7 +235,7 @@ def _column(batch: TensorDictBase, key: Key) -> Tensor:
     """Returns the values of an entry, with one row for each frame."""
     value = batch.get(key, None)
     if value is None:
-        hint = " (track_traj_ids=True gives it)" if key == IDS else ""
+        hint = " (track_traj_ids=True gives it)" if key == TRAJ_IDS else ""
         raise KeyError(
             f"the statistics of episodes need {show_key(key)}, which the batch does not have{hint}"
         )

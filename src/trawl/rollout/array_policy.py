@@ -12,12 +12,12 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
 from trawl.keys import Key, as_key, show_key
+from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.block import Array, Block, as_array
-from trawl.rollout.frames import ActFn
+from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
-from trawl.rollout.record import following, split_rows
 
 # Size in bytes of the largest row that numpy copies. For larger rows, the time saved is not worth
 # the memory for copies of a whole chunk of rows.
@@ -49,7 +49,7 @@ class PolicyBinder:
         policy: the policy.
         leaves: entries that the policy writes.
         readable: keys of the environment's data that the policy can read.
-        carry: the row after the last one of a batch, for each entry that a step passes on to the
+        next_obs: the row after the last one of a batch, for each entry that a step passes on to the
             next.
     """
 
@@ -59,14 +59,14 @@ class PolicyBinder:
         policy: Policy,
         leaves: PolicyLeaves,
         readable: set[Key],
-        carry: dict[Key, Array],
+        next_obs: dict[Key, Array],
     ) -> None:
         self.env = env
         self.policy = policy
         self.leaves = leaves
         self.batch = tuple(env.batch_size)
         self._readable = {*readable, *leaves.states, *leaves.memories}
-        self._carry = carry
+        self._next_obs = next_obs
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns the function that acts in row ``start + t``; None if all rows have actions."""
@@ -135,7 +135,7 @@ class PolicyBinder:
         for key in self.leaves.states:
             block.rows[key][start + 1 : stop + 1] = 0
         for key in (*self.leaves.states, *self.leaves.memories):
-            self._carry[key][:] = 0
+            self._next_obs[key][:] = 0
 
     def _inputs(
         self, block: Block, keys: Sequence[Key], start: int, stop: int
@@ -162,7 +162,7 @@ class PolicyBinder:
 
     def _memory(self, key: Key) -> Tensor:
         leaf = self.leaves.written[key]
-        tensor = torch.from_numpy(self._carry[key]).view(leaf.dtype)
+        tensor = torch.from_numpy(self._next_obs[key]).view(leaf.dtype)
         return tensor.reshape((*self.batch, *leaf.shape))
 
     def _writer(self, block: Block, key: Key, start: int, stop: int) -> Callable[[int, Any], None]:
@@ -199,11 +199,11 @@ class PolicyBinder:
     ) -> list[Array] | None:
         """Returns further rows for a value that the policy reads at the next step, or None."""
         if key[0] == "next":
-            carry = self._carry[key[1:]].reshape(shape)
+            next_obs = self._next_obs[key[1:]].reshape(shape)
             rows = split_rows(block.rows[key[1:]][start + 1 : stop + 1])
-            return following(rows, stop - start, carry)
+            return following(rows, stop - start, next_obs)
         if key in self.leaves.memories:
-            return [self._carry[key].reshape(shape)] * (stop - start)
+            return [self._next_obs[key].reshape(shape)] * (stop - start)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Stepper on arrays that rebuilds its environment when it fails."""
+"""Stepper on arrays that rebuilds its environment when it fails, and the choice of steppers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,37 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
-from trawl.rollout.array_stepper import DONE, TRUNCATED, ArrayStepper, leaf_stepper
-from trawl.rollout.frames import StepFn
-from trawl.rollout.record import MASK, Episodes, View
-from trawl.rollout.restarts import Restarts, Watch
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.serial import SerialEnv
+from trawl.keys import DONE, MASK, TRUNCATED
+from trawl.rollout.array_stepper import (
+    ArrayStepper,
+    SerialStepper,
+    SingleStepper,
+    VectorStepper,
+)
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.parallel_stepper import ParallelStepper
+from trawl.rollout.restarts import FailureCounter, Restarts
+
+
+def make_stepper(env: Any, restarts: Restarts | None) -> ArrayStepper:
+    """Returns the stepper of an environment of fixed layout.
+
+    Args:
+        env: the environment.
+        restarts: the collector's record of failures; None to raise errors.
+    """
+    if isinstance(env, SerialEnv):
+        return SerialStepper([make_stepper(child, restarts) for child in env.envs])
+    return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
+
+
+def _unguarded_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
+    if isinstance(env, ParallelEnv):
+        return ParallelStepper(env)
+    return SingleStepper(env) if env.vector is None else VectorStepper(env)
 
 
 class RestartingStepper(ArrayStepper):
@@ -25,76 +52,81 @@ class RestartingStepper(ArrayStepper):
 
     def __init__(self, env: GymEnv, restarts: Restarts) -> None:
         self.env = env
-        self._stepper = leaf_stepper(env)
-        self.lanes = self._stepper.lanes
+        self._stepper = _unguarded_stepper(env)
+        self.num_envs = self._stepper.num_envs
         self._restarts = restarts
-        self._watch: Watch | None = None
+        self._watch: FailureCounter | None = None
 
     @override
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         self._stepper.reset(view, mask, **kwargs)
 
     @override
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         if self._watch is None:
-            self._watch = Watch(self._restarts, view.first, self.lanes)
+            self._watch = FailureCounter(self._restarts, view.first, self.num_envs)
         watch = self._watch
-        take = self._stepper.bind(view, episodes, start, stop)
+        step_env = self._stepper.bind(view, episodes, start, stop)
 
         def step(t: int) -> None:
-            nonlocal take
+            nonlocal step_env
             try:
-                take(t)
+                step_env(t)
             except Exception as error:
                 self._recover(watch, error, view, episodes, start + t)
                 # The old function is bound to the old environment.
-                take = self._stepper.bind(view, episodes, start, stop)
+                step_env = self._stepper.bind(view, episodes, start, stop)
             else:
                 watch.failures = 0
 
         return step
 
     def _recover(
-        self, watch: Watch, error: Exception, view: View, episodes: Episodes, row: int
+        self,
+        watch: FailureCounter,
+        error: Exception,
+        view: StepArrays,
+        episodes: EpisodeTracker,
+        row: int,
     ) -> None:
         # Flags are written after a step and before its reset: if there are any, the step succeeded
         # and the reset failed.
         taken = bool(view.arrays[DONE][row].any())
         watch.restart(error, row, lambda: self._rebuild(view), taken)
         if taken:
-            _break_off_after(view, episodes, row)
+            _end_episodes(view, episodes, row)
         else:
-            _take_back(view, episodes, row, self.lanes)
+            _discard_step(view, episodes, row, self.num_envs)
         for leaf in self.env.observation_codec.leaves:
             rows = view.arrays[leaf.key]
             if row + 1 < len(rows):
-                rows[row + 1] = view.carry[leaf.key]
+                rows[row + 1] = view.next_obs[leaf.key]
 
-    def _rebuild(self, view: View) -> None:
+    def _rebuild(self, view: StepArrays) -> None:
         self.env.rebuild()
-        self._stepper = leaf_stepper(self.env)
+        self._stepper = _unguarded_stepper(self.env)
         self._stepper.reset(view, None)
 
 
-def _break_off_after(view: View, episodes: Episodes, row: int) -> None:
+def _end_episodes(view: StepArrays, episodes: EpisodeTracker, row: int) -> None:
     """Ends the episodes that were still running after ``row``, whose step succeeded."""
     done, mask = view.arrays[DONE], view.arrays[MASK]
-    for lane in np.flatnonzero(mask[row] & ~done[row, :, 0]):
-        _truncate(view, row, int(lane))
-        episodes.end(view.first + int(lane), row)
+    for index in np.flatnonzero(mask[row] & ~done[row, :, 0]):
+        _truncate(view, row, int(index))
+        episodes.end(view.first + int(index), row)
 
 
-def _take_back(view: View, episodes: Episodes, row: int, lanes: int) -> None:
+def _discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, num_envs: int) -> None:
     """Discards the step in ``row``, and ends the episodes with the frames before it."""
-    for lane in range(lanes):
-        if episodes.break_off(view.first + lane, row):
-            _truncate(view, row - 1, lane)
+    for index in range(num_envs):
+        if episodes.break_off(view.first + index, row):
+            _truncate(view, row - 1, index)
     view.arrays[MASK][row] = False
     for key, rows in view.arrays.items():
         if key[0] == "next":
             rows[row] = 0
 
 
-def _truncate(view: View, row: int, lane: int) -> None:
+def _truncate(view: StepArrays, row: int, index: int) -> None:
     for key in (TRUNCATED, DONE):
-        view.arrays[key][row, lane] = True
+        view.arrays[key][row, index] = True

@@ -17,19 +17,12 @@ from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import NO, flag_of, reward_of
-from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import next_seed
-from trawl.envs.serial import SerialEnv
 from trawl.envs.spaces import Array, SpaceCodec
 from trawl.errors import add_note
-from trawl.keys import Key, as_key, next_of
-from trawl.rollout.frames import StepFn
-from trawl.rollout.record import MASK, Episodes, View
-
-REWARD: Key = ("next", "reward")
-TERMINATED: Key = ("next", "terminated")
-TRUNCATED: Key = ("next", "truncated")
-DONE: Key = ("next", "done")
+from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_of
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 _RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
 
@@ -38,65 +31,48 @@ class ArrayStepper(Protocol):
     """Steps an environment, or several, on the arrays of a batch.
 
     Attributes:
-        lanes: number of environments.
+        num_envs: number of environments.
     """
 
-    lanes: int
+    num_envs: int
 
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        """Begins episodes everywhere or where ``mask`` is True; observations go to the carry."""
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+        """Begins episodes everywhere or where ``mask`` is True; fills ``view.next_obs``."""
 
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         """Returns the function that takes the step of row ``start + t``, ``t < stop - start``."""
-
-
-def make_stepper(env: Any, leaf: Callable[[GymEnv], ArrayStepper]) -> ArrayStepper:
-    """Returns the stepper of an environment of fixed layout, composed of those of its parts."""
-    if isinstance(env, SerialEnv):
-        return SerialStepper([make_stepper(child, leaf) for child in env.envs])
-    return leaf(env)
-
-
-def leaf_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
-    """Returns the stepper of an environment that isn't a list of others."""
-    if isinstance(env, ParallelEnv):
-        # Imported here, because that module imports this one.
-        from trawl.rollout.parallel_stepper import ParallelStepper
-
-        return ParallelStepper(env)
-    return SingleStepper(env) if env.vector is None else VectorStepper(env)
 
 
 class SingleStepper(ArrayStepper):
     """Steps one Gymnasium environment."""
 
-    lanes = 1
+    num_envs = 1
 
     def __init__(self, env: GymEnv) -> None:
         self.env = env
         self._observed = _Observations(env.observation_codec, ())
 
     @override
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is not None and not mask[0]:
             return
-        seeds = self.env.take_seeds()
+        seeds = self.env.pop_seeds()
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
         try:
             obs, info = self.env.env.reset(**kwargs)
             self.env.see(info)
             for index, value in enumerate(self._observed.encode(obs)):
-                view.carry[self._observed.keys[index]][0] = self._observed.checked(index, value)
+                view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
         except Exception as error:
             add_note(error, f"while resetting {self.env!r}; {_RESET_GIVES}")
             raise
 
     @override
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         env = self.env
         gym_step, gym_reset = env.env.step, env.env.reset
-        lane, view = view.first, view.lane()
+        index, view = view.first, view.single()
         keys = self._observed.keys
         next_rows = [view.rows(next_of(key), start, stop) for key in keys]
         root_rows = [view.following(key, start, stop) for key in keys]
@@ -106,7 +82,7 @@ class SingleStepper(ArrayStepper):
         )
         # Unlike an array, a memoryview accepts only numbers, and assigning to it is faster.
         rewards: Any = view.arrays[REWARD][start:stop, 0].data
-        cutoff = episodes.cutoff(lane) - start
+        cutoff = episodes.cutoff(index) - start
 
         def restart(t: int, obs: Any, terminated: Any, truncated: Any) -> Any:
             """Ends the episode if step ``t`` ended it; returns the next step's observation."""
@@ -116,8 +92,8 @@ class SingleStepper(ArrayStepper):
             if not (terminated or truncated):
                 return obs
             terminations[t], truncations[t], dones[t] = terminated, truncated, True
-            episodes.end(lane, start + t)
-            cutoff = episodes.cutoff(lane) - start
+            episodes.end(index, start + t)
+            cutoff = episodes.cutoff(index) - start
             return gym_reset()[0]
 
         if self._observed.is_array:
@@ -173,28 +149,28 @@ class SerialStepper(ArrayStepper):
 
     def __init__(self, children: Sequence[ArrayStepper]) -> None:
         self.children = list(children)
-        self.lanes = sum(child.lanes for child in children)
+        self.num_envs = sum(child.num_envs for child in children)
 
     def _parts(self) -> list[tuple[ArrayStepper, int]]:
         parts, first = [], 0
         for child in self.children:
             parts.append((child, first))
-            first += child.lanes
+            first += child.num_envs
         return parts
 
     @override
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         for child, first in self._parts():
-            part = None if mask is None else mask[first : first + child.lanes]
-            child.reset(view.part(first, child.lanes), part, **kwargs)
+            part = None if mask is None else mask[first : first + child.num_envs]
+            child.reset(view.part(first, child.num_envs), part, **kwargs)
             if kwargs.get("seed") is not None:
                 # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
 
     @override
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         steps = [
-            child.bind(view.part(first, child.lanes), episodes, start, stop)
+            child.bind(view.part(first, child.num_envs), episodes, start, stop)
             for child, first in self._parts()
         ]
 
@@ -218,25 +194,25 @@ class VectorStepper(ArrayStepper):
             raise TypeError(f"{env!r} is no vector environment")
         self.env = env
         self.vector = env.vector
-        self.lanes = env.vector.num_envs
-        self._observed = _Observations(env.observation_codec, (self.lanes,))
+        self.num_envs = env.vector.num_envs
+        self._observed = _Observations(env.observation_codec, (self.num_envs,))
 
     @override
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is None or mask.all():
-            leaves = self.vector.reset(self.env.take_seeds(), **kwargs)
-            mask = np.ones(self.lanes, dtype=np.bool_)
+            leaves = self.vector.reset(self.env.pop_seeds(), **kwargs)
+            mask = np.ones(self.num_envs, dtype=np.bool_)
         elif mask.any():
             leaves = self.vector.restart(mask, **kwargs)
         else:
             return
         for index, value in enumerate(leaves):
-            view.carry[self._observed.keys[index]][mask] = self._observed.checked(index, value)[
+            view.next_obs[self._observed.keys[index]][mask] = self._observed.checked(index, value)[
                 mask
             ]
 
     @override
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         vector, first = self.vector, view.first
         keys = self._observed.keys
         write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
@@ -253,11 +229,11 @@ class VectorStepper(ArrayStepper):
             row = start + t
             write_next(t, leaves)
             rewards[t] = reward
-            spent = vector.spent() if masks is not None else None
-            if spent is not None and masks is not None:
-                masks[row] = ~spent
-                for lane in np.flatnonzero(spent):
-                    episodes.skip(first + int(lane), row)
+            autoresets = vector.autoreset_mask() if masks is not None else None
+            if autoresets is not None and masks is not None:
+                masks[row] = ~autoresets
+                for index in np.flatnonzero(autoresets):
+                    episodes.skip(first + int(index), row)
             if limited:
                 truncated = truncated | _at_limit(episodes, first, row, len(reward))
             done = terminated | truncated
@@ -265,16 +241,16 @@ class VectorStepper(ArrayStepper):
                 terminations[t] = terminated
                 truncations[t] = truncated
                 dones[t] = done
-                for lane in np.flatnonzero(done):
-                    episodes.end(first + int(lane), row)
+                for index in np.flatnonzero(done):
+                    episodes.end(first + int(index), row)
                 leaves = vector.restart(done)
             write_root(t, leaves)
 
         return step
 
 
-def _at_limit(episodes: Episodes, first: int, row: int, lanes: int) -> Array:
-    return np.array([row >= episodes.cutoff(first + lane) for lane in range(lanes)])
+def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> Array:
+    return np.array([row >= episodes.cutoff(first + index) for index in range(num_envs)])
 
 
 class _Observations:
@@ -317,7 +293,9 @@ def from_bfloat16(array: Array) -> Array:
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
 
 
-def _action_reader(codec: SpaceCodec, view: View, start: int, stop: int) -> Callable[[int], Any]:
+def _action_reader(
+    codec: SpaceCodec, view: StepArrays, start: int, stop: int
+) -> Callable[[int], Any]:
     """Returns a function that reads row ``t``'s actions in the form that the environment takes."""
     keys = [as_key(leaf.key) for leaf in codec.leaves]
     rows = [view.rows(key, start, stop) for key in keys]

@@ -34,7 +34,7 @@ class Block:
     Attributes:
         lease: the memory that will be delivered.
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
-        lanes: these arrays with the batch as one dimension, ``(steps, lanes, *leaf)``, by key.
+        flat_rows: these arrays with the batch as one dimension, ``(steps, num_envs, *leaf)``.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -51,7 +51,7 @@ class Block:
         }
         self.rows: dict[Key, Array] = {key: as_array(t) for key, t in self._tensors.items()}
         lead = (layout.steps, math.prod(layout.batch))
-        self.lanes: dict[Key, Array] = {
+        self.flat_rows: dict[Key, Array] = {
             key: rows.reshape(*lead, *layout.leaves[key].shape) for key, rows in self.rows.items()
         }
 
@@ -74,10 +74,10 @@ class Block:
             hidden: keys to leave out.
             device: device to which the TensorDict is moved; None leaves it without a device.
         """
-        self.settle()
+        self.flush()
         return as_batch(self.lease, hidden, device)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Copies the entries in separate memory to their places in the leased memory."""
         axis = len(self.lease.layout.batch)
         for key, staged in self._staged.items():
@@ -99,7 +99,7 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
     return batch if device is None else batch.to(device)
 
 
-def put(batch: TensorDictBase, lease: Lease) -> bool:
+def copy_into(batch: TensorDictBase, lease: Lease) -> bool:
     """Copies a batch to leased memory if their layouts are equal; returns True if it did."""
     if layout_of(batch) != lease.layout:
         return False

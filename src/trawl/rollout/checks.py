@@ -55,13 +55,13 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
             )
 
 
-def doubts_of_actions(env: Any, found: dict[Key, Any]) -> list[str]:
+def action_warnings(env: Any, found: dict[Key, Any]) -> list[str]:
     """Returns warnings about the actions for an environment that isn't Trawl's own.
 
     They are no errors: the environment decides how to interpret an action, and something other
     than the policy may write it.
     """
-    doubts = []
+    warnings = []
     for name in env.action_keys:
         value, spec = found.get(as_key(name)), env.full_action_spec[name]
         if not isinstance(value, Tensor) or value.shape == spec.shape:
@@ -80,8 +80,8 @@ def doubts_of_actions(env: Any, found: dict[Key, Any]) -> list[str]:
             )
         else:
             text += ". What becomes of it is up to the environment"
-        doubts.append(text)
-    return doubts
+        warnings.append(text)
+    return warnings
 
 
 def _hint(spec: Any) -> str:
@@ -94,8 +94,8 @@ def _hint(spec: Any) -> str:
     return ""
 
 
-def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
-    """Returns True if the environment spends steps on resets, so that frames need a mask.
+def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:
+    """Returns True if some steps of the environment are resets, so that frames need a mask.
 
     Raises:
         ValueError: if there is a limit on episodes, but the environment can't cut them off.
@@ -106,12 +106,12 @@ def spends_steps(env: TensorDictEnv, limit: int | None) -> bool:
                 f"max_frames_per_traj={limit} needs an environment that can restart some of its "
                 f"sub-environments, and {type(vector.env).__name__} can't; use {RESTARTABLE}"
             )
-    return env.spent() is not None
+    return env.autoreset_mask() is not None
 
 
-def _first_nan(values: NDArray[Any], lane: int) -> int | None:
+def _first_nan(values: NDArray[Any], index: int) -> int | None:
     """Returns the first row in which an environment's values have a NaN, or None."""
-    own = values[:, lane] if lane < values.shape[1] else values
+    own = values[:, index] if index < values.shape[1] else values
     if not np.issubdtype(own.dtype, np.floating):
         return None
     rows = np.flatnonzero(np.isnan(own.reshape(len(own), -1)).any(-1))
@@ -124,8 +124,8 @@ def check_rewards(
     """Refuses rewards that are NaN.
 
     Args:
-        rewards: ``(steps, lanes)``.
-        actions: returns the actions of these steps, ``(steps, lanes, ...)``. If one of them is
+        rewards: ``(steps, num_envs)``.
+        actions: returns the actions of these steps, ``(steps, num_envs, ...)``. If one of them is
             NaN at or before the first such reward, the error names it as the cause.
 
     Raises:
@@ -135,10 +135,10 @@ def check_rewards(
     with np.errstate(all="ignore"):
         if not np.isnan(rewards.sum()):
             return
-    for row, lane in np.argwhere(np.isnan(rewards)):
-        which = f" of environment {lane}" if rewards.shape[1] > 1 else ""
+    for row, index in np.argwhere(np.isnan(rewards)):
+        which = f" of environment {index}" if rewards.shape[1] > 1 else ""
         for key, values in actions().items():
-            cause = _first_nan(values[: row + 1], lane)
+            cause = _first_nan(values[: row + 1], index)
             if cause is not None:
                 raise ValueError(
                     f"policy wrote nan to {show_key(key)}{which} at step {cause} of this batch, "

@@ -22,15 +22,15 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from trawl.envs.base import TensorDictEnv
 from trawl.errors import add_note
-from trawl.rollout.array_frames import ArrayFrames
+from trawl.rollout.array_batch_writer import ArrayBatchWriter
+from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
-from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
 from trawl.rollout.policy import Policy
 from trawl.rollout.rng import RandomStream
-from trawl.rollout.tensordict_frames import TensorDictFrames
+from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
-_STRETCH = 512
+_CHUNK = 512
 # Number of steps timed in each chunk: reading the clock is cheap, but not free.
 _TIMED = 8
 _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
@@ -57,13 +57,13 @@ class Rollout:
     """
 
     def __init__(
-        self, env: Any, policy: Policy, options: FrameOptions, exploration: InteractionType
+        self, env: Any, policy: Policy, options: BatchOptions, exploration: InteractionType
     ) -> None:
         self.options = options
         self.exploration = exploration
         # The first call of the policy, which finds out what it writes, must be like later ones.
         with set_interaction_type(exploration):
-            self.frames = _choose(env, policy, options)
+            self.writer = _choose(env, policy, options)
         self.steps_done = 0
         self.filled = 0
         self.stream: RandomStream | None = None
@@ -72,7 +72,7 @@ class Rollout:
     @property
     def env(self) -> Any:
         """The environment; after a failure it may be another one than at first."""
-        return self.frames.env
+        return self.writer.env
 
     @property
     def env_share(self) -> float:
@@ -120,10 +120,10 @@ class Rollout:
             self.options.restarts.steps_done = self.steps_done
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
-            self.frames.begin(block)
+            self.writer.begin(block)
             self.filled = self._fill(random, stopped)
             try:
-                batch = self.frames.finish(self.filled)
+                batch = self.writer.finish(self.filled)
             except ValueError as error:
                 first = self.steps_done
                 add_note(error, f"in a batch of {self.env!r} that began with its step {first}")
@@ -133,21 +133,21 @@ class Rollout:
 
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         steps = self.options.steps
-        for start in range(0, steps, _STRETCH):
-            stop = min(start + _STRETCH, steps)
+        for start in range(0, steps, _CHUNK):
+            stop = min(start + _CHUNK, steps)
             before = perf_counter()
-            act, step = self.frames.bind(start, stop, random)
+            act, step = self.writer.bind(start, stop, random)
             if act is None:
                 # Binding draws random actions for the whole chunk; only the share of the steps
                 # timed below counts.
                 timed = min(_TIMED, stop - start) / (stop - start)
                 self._act_time += (perf_counter() - before) * timed
-            done = self._stretch(act, step, start, stop - start, stopped)
+            done = self._run_chunk(act, step, start, stop - start, stopped)
             if done < stop - start:
                 return start + done
         return steps
 
-    def _stretch(
+    def _run_chunk(
         self,
         act: ActFn | None,
         step: StepFn,
@@ -202,17 +202,19 @@ class Rollout:
         """Begins new trajectories in all environments, or where ``mask`` is True."""
         turn = nullcontext() if self.stream is None else self.stream.turn()
         with turn:
-            self.frames.reset(mask, **kwargs)
+            self.writer.reset(mask, **kwargs)
 
 
-def _choose(env: Any, policy: Policy, options: FrameOptions) -> Frames:
+def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     """Returns the fast way to fill batches if environment and policy allow it, or the other."""
     if not isinstance(env, TensorDictEnv):
         why = f"{type(env).__name__} is no Gymnasium environment, but steps TensorDicts itself"
-        return TensorDictFrames(env, policy, options, why)
+        return TensorDictBatchWriter(env, policy, options, why)
     if not getattr(env, "fixed_layout", False):
-        return TensorDictFrames(env, policy, options, "its spaces have no fixed shape and dtype")
+        return TensorDictBatchWriter(
+            env, policy, options, "its spaces have no fixed shape and dtype"
+        )
     try:
-        return ArrayFrames(env, policy, options)
-    except NotFixed as why:
-        return TensorDictFrames(env, policy, options, str(why))
+        return ArrayBatchWriter(env, policy, options)
+    except NoFixedLayout as why:
+        return TensorDictBatchWriter(env, policy, options, str(why))

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl import keys
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.parallel_area import RESET, SPENT, TERMINATED, TRUNCATED
-from trawl.keys import Key, next_of
-from trawl.rollout import array_stepper as keys
+from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED
+from trawl.keys import MASK, Key, next_of
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
-from trawl.rollout.frames import StepFn
-from trawl.rollout.record import MASK, Array, Episodes, View
+from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.episodes import Array, EpisodeTracker, StepArrays
 
 
 class ParallelStepper(ArrayStepper):
@@ -29,21 +29,21 @@ class ParallelStepper(ArrayStepper):
 
     def __init__(self, env: ParallelEnv) -> None:
         self.env = env
-        self.lanes = env.batch_size.numel()
+        self.num_envs = env.batch_size.numel()
 
     @override
-    def reset(self, view: View, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
+    def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is not None and not mask.any():
             return
-        chosen = np.ones(self.lanes, dtype=np.bool_) if mask is None else mask
+        chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
         self.env.begin(mask, **kwargs)
         assert self.env.area is not None
         for key, begun in self.env.area.begun.items():
-            view.carry[key][chosen] = begun[chosen]
+            view.next_obs[key][chosen] = begun[chosen]
 
     @override
-    def bind(self, view: View, episodes: Episodes, start: int, stop: int) -> StepFn:
-        area, first, lanes = self.env.area, view.first, self.lanes
+    def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
+        area, first, num_envs = self.env.area, view.first, self.num_envs
         assert area is not None
         settle, advance = self.env.settle, self.env.advance
         actions = self._actions(view, start, stop)
@@ -60,10 +60,10 @@ class ParallelStepper(ArrayStepper):
         )
         masks = view.arrays.get(MASK)
         flags, given = area.flags, area.rewards
-        nothing = bytes(lanes)
+        nothing = bytes(num_envs)
 
         def cutoffs() -> list[int]:
-            return [episodes.cutoff(first + lane) - start for lane in range(lanes)]
+            return [episodes.cutoff(first + index) - start for index in range(num_envs)]
 
         limits = cutoffs()
         nearest = min(limits)
@@ -71,18 +71,18 @@ class ParallelStepper(ArrayStepper):
         def note(t: int) -> None:
             """Handles the flags of step ``t``."""
             nonlocal limits, nearest
-            told = flags.copy()
-            spent = np.flatnonzero(told & SPENT)
-            if masks is not None and spent.size:
-                masks[start + t, first + spent] = False
-                for lane in spent:
-                    episodes.skip(first + int(lane), start + t)
+            bits = flags.copy()
+            autoresets = np.flatnonzero(bits & AUTORESET)
+            if masks is not None and autoresets.size:
+                masks[start + t, first + autoresets] = False
+                for index in autoresets:
+                    episodes.skip(first + int(index), start + t)
             late = np.array([t >= limit for limit in limits])
-            terminations[t] = told & TERMINATED
-            truncations[t] = (told & TRUNCATED).astype(np.bool_) | late
-            dones[t] = done = (told & RESET).astype(np.bool_)
-            for lane in np.flatnonzero(done):
-                episodes.end(first + int(lane), start + t)
+            terminations[t] = bits & TERMINATED
+            truncations[t] = (bits & TRUNCATED).astype(np.bool_) | late
+            dones[t] = done = (bits & RESET).astype(np.bool_)
+            for index in np.flatnonzero(done):
+                episodes.end(first + int(index), start + t)
             for _, begun, rows in roots:
                 rows[t][done] = begun[done]
             limits = cutoffs()
@@ -108,7 +108,7 @@ class ParallelStepper(ArrayStepper):
 
         return step
 
-    def _actions(self, view: View, start: int, stop: int) -> list[tuple[Array, Any]]:
+    def _actions(self, view: StepArrays, start: int, stop: int) -> list[tuple[Array, Any]]:
         """Returns each action's array in the shared memory, and the rows to be copied there."""
         assert self.env.area is not None
         rows: dict[Key, list[Array]] = {}

@@ -36,26 +36,26 @@ class Restarts:
         self.steps_done = 0
 
 
-class Watch:
+class FailureCounter:
     """Tracks the failures of one environment, or of several that are rebuilt together.
 
     Args:
         restarts: record of all failures.
         first: index of the first environment in the batch.
-        lanes: number of environments.
+        num_envs: number of environments.
 
     Attributes:
-        lanes: number of environments.
+        num_envs: number of environments.
         failures: failures since the last good step.
     """
 
-    def __init__(self, restarts: Restarts, first: int, lanes: int) -> None:
+    def __init__(self, restarts: Restarts, first: int, num_envs: int) -> None:
         self.restarts = restarts
-        self.lanes = lanes
+        self.num_envs = num_envs
         self.failures = 0
         self._last_failed = -1
-        last = first + lanes - 1
-        self._which = f"environment {first}" if lanes == 1 else f"environments {first} to {last}"
+        last = first + num_envs - 1
+        self._which = f"environment {first}" if num_envs == 1 else f"environments {first} to {last}"
 
     def failed_in(self, row: int) -> bool:
         """Returns True if the last failure was in ``row`` of this batch."""

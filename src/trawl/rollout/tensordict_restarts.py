@@ -13,10 +13,11 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.keys import Key
-from trawl.rollout.restarts import Restarts, Watch
+from trawl.rollout.restarts import FailureCounter, Restarts
+from trawl.tensordicts import broadcastable
 
 
-class PartWatches:
+class PartFailures:
     """Tracks the failures of each part of one of Trawl's environments.
 
     Args:
@@ -27,12 +28,12 @@ class PartWatches:
     def __init__(self, env: TensorDictEnv, restarts: Restarts) -> None:
         self._batch = env.batch_size
         self._records: Sequence[TensorDictBase] = ()
-        self._watched: list[tuple[GymEnv, Watch]] = []
+        self._watched: list[tuple[GymEnv, FailureCounter]] = []
         first = 0
         for part in env.parts:
-            lanes = max(1, part.batch_size.numel())
-            self._watched.append((part, Watch(restarts, first, lanes)))
-            first += lanes
+            num_envs = max(1, part.batch_size.numel())
+            self._watched.append((part, FailureCounter(restarts, first, num_envs)))
+            first += num_envs
 
     def begin(self, records: Sequence[TensorDictBase]) -> None:
         """Restarts parts that fail from now on; ``records`` will be the frames of the batch."""
@@ -48,7 +49,7 @@ class PartWatches:
     def failed(self) -> Tensor:
         """Returns a bool mask of the last step's failures, of the environment's batch size."""
         flags = [
-            torch.full((watch.lanes,), part.step_failed, dtype=torch.bool)
+            torch.full((watch.num_envs,), part.step_failed, dtype=torch.bool)
             for part, watch in self._watched
         ]
         return torch.cat(flags).reshape(self._batch)
@@ -59,50 +60,49 @@ class PartWatches:
             if not part.step_failed and not watch.failed_in(len(self._records)):
                 watch.failures = 0
 
-    def _restart(self, part: GymEnv, watch: Watch, error: Exception, after_step: bool) -> None:
+    def _restart(
+        self, part: GymEnv, watch: FailureCounter, error: Exception, after_step: bool
+    ) -> None:
         watch.restart(error, len(self._records), part.restart, after_step)
 
 
-def break_off(frame: TensorDictBase, done_keys: Sequence[Key], lanes: Tensor) -> None:
-    """Marks the episodes in ``lanes`` as truncated by ``frame``, unless they ended there anyway.
+def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> None:
+    """Marks the episodes in ``mask`` as truncated by ``frame``, unless they ended anyway.
 
     It sets new tensors, because the next step shares the existing ones.
 
     Args:
         frame: a frame.
         done_keys: keys of the flags that mark the end of an episode.
-        lanes: mask of the environments; bool, of the frame's batch size.
+        mask: mask of the environments; bool, of the frame's batch size.
     """
     for key in done_keys:
         if key[-1] != "done":
             continue
         done = frame.get(key)
-        extra = [1] * (done.ndim - lanes.ndim)
-        cut = lanes.to(done.device).reshape(*lanes.shape, *extra) & ~done
+        cut = broadcastable(mask, done) & ~done
         for name in ("done", "truncated"):
             flags = frame.get((*key[:-1], name), None)
             if flags is not None:
                 frame.set((*key[:-1], name), flags | cut)
 
 
-def emptied(following: TensorDictBase, blank: TensorDictBase, lanes: Tensor) -> TensorDictBase:
-    """Returns ``following`` with blank entries in ``lanes``.
+def emptied(following: TensorDictBase, blank: TensorDictBase, mask: Tensor) -> TensorDictBase:
+    """Returns ``following`` with blank entries in ``mask``.
 
     Args:
         following: the TensorDict under ``"next"``.
         blank: the TensorDict under ``"next"`` of the environment's frame of zeros.
-        lanes: mask of the environments; bool, of the batch size.
+        mask: mask of the environments; bool, of the batch size.
     """
     keys = list(blank.keys(True, True, is_leaf=is_leaf_nontensor))
-    if lanes.all():
+    if mask.all():
         result = blank.copy()
     else:
-        here = lanes.to(following.device or "cpu")
+        here = mask.to(following.device or "cpu")
         result = torch.where(here, blank, following.select(*keys))
     for key in following.keys(True, True):
         if key not in keys:
             value: Any = following.get(key)
-            extra = [1] * (value.ndim - lanes.ndim)
-            mask = lanes.to(value.device).reshape(*lanes.shape, *extra)
-            result.set(key, value.masked_fill(mask, 0))
+            result.set(key, value.masked_fill(broadcastable(mask, value), 0))
     return result

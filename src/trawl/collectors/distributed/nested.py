@@ -16,7 +16,7 @@ from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
 from trawl.collectors.weights import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
-from trawl.rollout.record import TRAJ_IDS
+from trawl.keys import TRAJ_IDS
 
 
 def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
@@ -44,7 +44,7 @@ class NestedService(CollectorService):
             WorkerReady(
                 layout=None,
                 hidden=frozenset(),
-                lanes=1,
+                num_envs=1,
                 steps=collector.requested_frames_per_batch,
                 batch_size=(),
                 trajectory=self._next,

@@ -13,8 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from trawl.data.trajectories import join
-from trawl.keys import as_key, show_key
-from trawl.rollout.record import MASK
+from trawl.keys import MASK, as_key, show_key
 
 # TorchRL's RewardSum writes the sum of the rewards so far here.
 EPISODE_REWARD = ("next", "episode_reward")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
 
-from trawl.data.sinks.entries import IDS, Entry, check_alike, entries_of, flat_frames
+from trawl.data.sinks.entries import Entry, check_alike, entries_of, flat_frames
 from trawl.data.sinks.files import check_plain, create, sync, sync_tree, write_json
 from trawl.data.sinks.record import (
     FRAMES,
@@ -27,6 +27,7 @@ from trawl.data.sinks.record import (
     read_record,
     to_json,
 )
+from trawl.keys import TRAJ_IDS
 
 # Bytes that are reserved on the disk, so that closing still works if collection has filled it up.
 # Each entry needs two blocks.
@@ -196,12 +197,12 @@ class Sink(ABC):
 
     def _with_own_ids(self, rows: TensorDictBase) -> TensorDictBase:
         """Returns the frames with ids above those that a resumed dataset already has."""
-        ids = rows.get(IDS, None)
+        ids = rows.get(TRAJ_IDS, None)
         if ids is None:
             return rows
         if self._first_id:
             ids = ids + self._first_id
-            rows = rows.copy().set(IDS, ids)
+            rows = rows.copy().set(TRAJ_IDS, ids)
         self._next_id = max(self._next_id, int(ids.max()) + 1)
         return rows
 

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, stack
 from torch import Tensor
 
-from trawl.keys import Key, as_key, show_key, show_keys
-
-IDS, MASK = ("collector", "traj_ids"), ("collector", "mask")
-
+from trawl.keys import MASK, TRAJ_IDS, Key, as_key, show_key, show_keys
 
 # Names of dtypes in a record. Packed and quantized dtypes are left out: they are not plain numbers.
 _NAMES = (
@@ -226,7 +223,7 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
         A TensorDict of shape ``(frames,)``.
     """
     flat = batch.reshape(batch.batch_size.numel())
-    mask, ids = flat.get(MASK, None), flat.get(IDS, None)
+    mask, ids = flat.get(MASK, None), flat.get(TRAJ_IDS, None)
     keep = torch.ones(len(flat), dtype=torch.bool)
     if mask is not None:
         keep &= mask.cpu()

@@ -13,10 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from trawl.data.sinks.entries import Entry, from_numbers, from_texts, to_numbers, to_texts
 from trawl.envs.spaces import SpaceCodec, SpaceLeaf
-from trawl.keys import Key, nested, next_of, show_key
-
-_FLAGS = ("done", "terminated", "truncated")
-_REWARD = ("next", "reward")
+from trawl.keys import DONE, DONE_KEYS, REWARD, Key, nested, next_of, show_key
 
 
 class EpisodeCodec:
@@ -49,18 +46,18 @@ class EpisodeCodec:
                     f"an episode has the observation after its last step, but the frames have no "
                     f"{show_key(next_of(leaf.key))}: collect without compact_obs"
                 )
-        reward = self.entries.get(_REWARD)
+        reward = self.entries.get(REWARD)
         if reward is None or reward.size != 1:
             raise ValueError(
-                f"an episode has one reward a step, but {show_key(_REWARD)} "
+                f"an episode has one reward a step, but {show_key(REWARD)} "
                 f"{'is missing' if reward is None else f'has shape {reward.shape}'}"
             )
-        done = self.entries.get(("next", "done"))
+        done = self.entries.get(DONE)
         if done is None or done.size != 1:
             raise ValueError("an episode ends when ('next', 'done') says so, a flag of each frame")
         taken = {leaf.key for leaf in (*self.observations.leaves, *self.actions.leaves)}
         taken |= {next_of(leaf.key) for leaf in self.observations.leaves}
-        taken |= {_REWARD, *((name,) for name in _FLAGS), *(("next", name) for name in _FLAGS)}
+        taken |= {REWARD, *((name,) for name in DONE_KEYS), *(("next", name) for name in DONE_KEYS)}
         self.infos = [entry for entry in entries if entry.key not in taken and entry.size]
         self.empty = [entry for entry in entries if entry.key not in taken and not entry.size]
 
@@ -104,7 +101,7 @@ class EpisodeCodec:
         return {
             "observations": self.observations.decode(whole),
             "actions": self.actions.decode(acted),
-            "rewards": to_numbers(rows.get(_REWARD)).reshape(-1),
+            "rewards": to_numbers(rows.get(REWARD)).reshape(-1),
             "terminations": terminated,
             "truncations": truncated,
             "infos": {entry.column: self._info(entry, rows) for entry in self.infos} or None,
@@ -124,7 +121,7 @@ class EpisodeCodec:
 
     def _ends(self, rows: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Returns the flags done, terminated and truncated of each step."""
-        done = to_numbers(rows.get(("next", "done"))).reshape(-1).copy()
+        done = to_numbers(rows.get(DONE)).reshape(-1).copy()
         flags: dict[str, NDArray[Any]] = {}
         for name in ("terminated", "truncated"):
             value = rows.get(("next", name), None)
@@ -154,10 +151,10 @@ class EpisodeCodec:
         acted = self.actions.encode(episode.actions)
         for leaf, array in zip(self.actions.leaves, acted, strict=True):
             tensors[leaf.key] = self._column(leaf.key, array)
-        tensors[_REWARD] = self._column(_REWARD, episode.rewards)
+        tensors[REWARD] = self._column(REWARD, episode.rewards)
         ended = {"terminated": episode.terminations, "truncated": episode.truncations}
         ended["done"] = ended["terminated"] | ended["truncated"]
-        for name in _FLAGS:
+        for name in DONE_KEYS:
             for key, flags in (((name,), np.zeros(steps, bool)), (("next", name), ended[name])):
                 if key in self.entries:
                     tensors[key] = self._column(key, flags)
@@ -206,7 +203,7 @@ def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:
         ValueError: if there is no observation or no action, or no space fits one of them.
     """
     keys = {entry.key for entry in entries}
-    flags = {(name,) for name in _FLAGS}
+    flags = {(name,) for name in DONE_KEYS}
     observed = [e for e in entries if next_of(e.key) in keys and e.key not in flags]
     acted = [entry for entry in entries if entry.key[-1] == "action" and entry.key[0] != "next"]
     for name, found in (("observation", observed), ("action", acted)):

@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.data.sinks.base import Sink
-from trawl.data.sinks.entries import IDS, Entry, bytes_of
+from trawl.data.sinks.entries import Entry, bytes_of
 from trawl.data.sinks.episodes import EpisodeCodec, spaces_of
 from trawl.data.sinks.files import sync, sync_tree, write_json
 from trawl.data.sinks.record import Record
@@ -33,6 +33,7 @@ from trawl.data.sinks.stored_episodes import (
     import_minari,
     read,
 )
+from trawl.keys import TRAJ_IDS
 
 __all__ = ["MinariSink", "batches", "default_id", "read"]
 
@@ -142,7 +143,7 @@ class MinariSink(Sink):
 
     @override
     def _begin(self, entries: list[Entry]) -> None:
-        if IDS not in {entry.key for entry in entries}:
+        if TRAJ_IDS not in {entry.key for entry in entries}:
             raise ValueError(
                 "episodes can't be told apart without ('collector', 'traj_ids'): collect with "
                 "track_traj_ids"
@@ -208,7 +209,7 @@ class MinariSink(Sink):
     def _append(self, rows: TensorDictBase) -> None:
         pieces, ended = dict(self._open), []
         for start, stop in _runs(rows):
-            name, piece = int(rows.get(IDS)[start]), rows[start:stop]
+            name, piece = int(rows.get(TRAJ_IDS)[start]), rows[start:stop]
             whole = [*pieces.pop(name, []), piece]
             if bool(piece.get(("next", "done"))[-1].any()):
                 ended.append((whole, False))
@@ -357,7 +358,7 @@ def _check_spec(spec: EnvSpec) -> None:
 
 def _runs(rows: TensorDictBase) -> list[tuple[int, int]]:
     """Returns the start and stop of each run of equal trajectory ids."""
-    ids = rows.get(IDS).reshape(-1)
+    ids = rows.get(TRAJ_IDS).reshape(-1)
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     return list(pairwise([0, *cuts.tolist(), len(ids)]))
 

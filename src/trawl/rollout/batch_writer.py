@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 
 from trawl.keys import Key
 from trawl.rollout.block import Block
+from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
-from trawl.rollout.record import Episodes
 from trawl.rollout.restarts import Restarts
 
 ActFn = Callable[[int], None]
@@ -21,7 +21,7 @@ StepFn = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class FrameOptions:
+class BatchOptions:
     """Options of the batches that are filled.
 
     Attributes:
@@ -44,7 +44,7 @@ class FrameOptions:
     restarts: Restarts | None = None
 
 
-class Frames(Protocol):
+class BatchWriter(Protocol):
     """Fills batches with frames, step by step.
 
     A batch is begun, bound chunk by chunk to two functions of the row within the chunk (the
@@ -52,15 +52,15 @@ class Frames(Protocol):
 
     Attributes:
         env: the environment; another may replace it after a failure.
-        lanes: number of environments.
+        num_envs: number of environments.
         episodes: position of each environment in its episode.
-        doubts: warnings to the user about the environment and the policy.
+        warnings: warnings to the user about the environment and the policy.
     """
 
     env: Any
-    lanes: int
-    episodes: Episodes
-    doubts: Sequence[str]
+    num_envs: int
+    episodes: EpisodeTracker
+    warnings: Sequence[str]
 
     @property
     def layout(self) -> Layout | None:
@@ -95,5 +95,5 @@ class Frames(Protocol):
         """Describes the path in use, with the reason if there is a faster one."""
 
 
-class NotFixed(Exception):
+class NoFixedLayout(Exception):
     """Raised with the reason why a batch can't have a fixed layout."""

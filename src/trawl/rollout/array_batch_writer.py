@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,27 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.envs.base import DONE_KEYS, TensorDictEnv
-from trawl.keys import Key, as_key, next_of, show_key
-from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
-from trawl.rollout.array_restarts import RestartingStepper
-from trawl.rollout.array_stepper import REWARD, leaf_stepper, make_stepper
-from trawl.rollout.block import Block, zeros
-from trawl.rollout.checks import check_actions, check_rewards, spends_steps
-from trawl.rollout.frames import ActFn, FrameOptions, Frames, NotFixed, StepFn
-from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.policy import Policy
-from trawl.rollout.record import (
+from trawl.envs.base import TensorDictEnv
+from trawl.keys import (
+    DONE_KEYS,
     IS_INIT,
     MASK,
+    REWARD,
     STEP_COUNT,
     TRAJ_IDS,
-    Array,
-    Episodes,
-    Start,
-    View,
+    Key,
+    as_key,
+    next_of,
+    show_key,
 )
+from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
+from trawl.rollout.array_restarts import make_stepper
+from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
+from trawl.rollout.block import Block, zeros
+from trawl.rollout.checks import check_actions, check_rewards, has_autoreset_steps
+from trawl.rollout.episodes import Array, EpisodeTracker, StartValue, StepArrays
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.policy import Policy
 from trawl.rollout.slab import SlabPool
 
 _FLAG = Leaf((1,), torch.bool)
@@ -41,7 +41,7 @@ _ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
 _FLAGS = [*_ROOT_FLAGS, *map(next_of, _ROOT_FLAGS)]
 
 
-class ArrayFrames(Frames):
+class ArrayBatchWriter(BatchWriter):
     """Fills batches of an environment whose data has a fixed layout.
 
     Args:
@@ -50,40 +50,40 @@ class ArrayFrames(Frames):
         options: options of the batches.
 
     Raises:
-        NotFixed: if the policy writes something without a fixed layout.
+        NoFixedLayout: if the policy writes something without a fixed layout.
     """
 
-    def __init__(self, env: TensorDictEnv, policy: Policy, options: FrameOptions) -> None:
+    def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
         self.env = env
         self.policy = policy
         self.options = options
-        self.doubts: Sequence[str] = ()
+        self.warnings: Sequence[str] = ()
         self.batch = tuple(env.batch_size)
-        self.lanes = math.prod(self.batch)
-        restarts = options.restarts
-        leaf = leaf_stepper if restarts is None else partial(RestartingStepper, restarts=restarts)
-        self.stepper = make_stepper(env, leaf)
-        self.episodes = Episodes(self.lanes, options.limit)
-        self._masked = spends_steps(env, options.limit) or restarts is not None
+        self.num_envs = math.prod(self.batch)
+        self.stepper = make_stepper(env, options.restarts)
+        self.episodes = EpisodeTracker(self.num_envs, options.limit)
+        self._masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
         asked = policy.reads_is_init if options.is_init is None else options.is_init
         self._marks_starts = asked and IS_INIT not in self._observed
         self._roots = self._root_leaves()
-        self._carry = {key: self._new_carry(leaf) for key, leaf in self._observed.items()}
+        self._next_obs = {key: self._new_row(leaf) for key, leaf in self._observed.items()}
         if self._marks_starts:
-            self._carry[IS_INIT] = self._new_carry(_FLAG)
-            self._carry[IS_INIT][:] = True
-        self.stepper.reset(View({}, self._carry), None)
+            self._next_obs[IS_INIT] = self._new_row(_FLAG)
+            self._next_obs[IS_INIT][:] = True
+        self.stepper.reset(StepArrays({}, self._next_obs), None)
         self._policy_leaves = self._discover()
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
-        self._binder = PolicyBinder(env, policy, self._policy_leaves, set(self._roots), self._carry)
+        self._binder = PolicyBinder(
+            env, policy, self._policy_leaves, set(self._roots), self._next_obs
+        )
         layout = Layout(self._all_leaves(), self.batch, options.steps)
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
-        self._view = View({}, self._carry)
+        self._view = StepArrays({}, self._next_obs)
 
     # --- entries of a batch
 
@@ -109,8 +109,8 @@ class ArrayFrames(Frames):
             leaves[MASK] = Leaf((), torch.bool)
         return leaves
 
-    def _new_carry(self, leaf: Leaf) -> Array:
-        return zeros((self.lanes, *leaf.shape), leaf.dtype)
+    def _new_row(self, leaf: Leaf) -> Array:
+        return zeros((self.num_envs, *leaf.shape), leaf.dtype)
 
     def _discover(self) -> PolicyLeaves:
         """Calls the policy once to find out what it writes."""
@@ -123,16 +123,16 @@ class ArrayFrames(Frames):
         written = {key: self._leaf_of(key, value) for key, value in found.items()}
         for key in written.keys() & self._roots.keys():
             if written[key] != self._roots[key]:
-                raise NotFixed(f"the policy writes {show_key(key)} over with another layout")
+                raise NoFixedLayout(f"the policy writes {show_key(key)} over with another layout")
         states = [key[1:] for key in written if key[0] == "next"]
         known = {*self._roots, *states}
         memories = [
             key for key in self.policy.remembered(written) if key not in known and key[0] != "next"
         ]
         for key in states:
-            self._carry[key] = self._new_carry(written[next_of(key)])
+            self._next_obs[key] = self._new_row(written[next_of(key)])
         for key in memories:
-            self._carry[key] = self._new_carry(written[key])
+            self._next_obs[key] = self._new_row(written[key])
         convert = {key: converter(value) for key, value in found.items()}
         return PolicyLeaves(written, states, memories, convert)
 
@@ -140,15 +140,15 @@ class ArrayFrames(Frames):
         root = TensorDict({}, self.batch, device=self.env.device)
         for key, leaf in self._roots.items():
             shape = (*self.batch, *leaf.shape)
-            if key in self._carry:
-                root.set(key, torch.from_numpy(self._carry[key].copy()).reshape(shape))
+            if key in self._next_obs:
+                root.set(key, torch.from_numpy(self._next_obs[key].copy()).reshape(shape))
             else:
                 root.set(key, torch.zeros(shape, dtype=leaf.dtype))
         return root
 
     def _leaf_of(self, key: Key, value: Any) -> Leaf:
         if not isinstance(value, Tensor):
-            raise NotFixed(f"the policy writes {type(value).__name__} to {show_key(key)}")
+            raise NoFixedLayout(f"the policy writes {type(value).__name__} to {show_key(key)}")
         batch = len(self.batch)
         if tuple(value.shape[:batch]) != self.batch:
             raise ValueError(
@@ -163,24 +163,25 @@ class ArrayFrames(Frames):
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
         self._block = block = block or Block(self.pool.lease())
-        self._view = view = View(block.lanes, self._carry, bfloat16=self._bfloat16)
+        self._view = view = StepArrays(block.flat_rows, self._next_obs, bfloat16=self._bfloat16)
         for key in _FLAGS:
             view.arrays[key][...] = False
         if self._masked:
             view.arrays[MASK][...] = True
         memories = self._policy_leaves.memories
-        for key, carry in self._carry.items():
+        for key, next_obs in self._next_obs.items():
             if key not in memories:
-                view.arrays[key][0] = carry
+                view.arrays[key][0] = next_obs
         starts = [
-            Start(view.arrays[key], self._carry[key], 0) for key in self._policy_leaves.states
+            StartValue(view.arrays[key], self._next_obs[key], 0)
+            for key in self._policy_leaves.states
         ]
-        starts += [Start(None, self._carry[key], 0) for key in memories]
+        starts += [StartValue(None, self._next_obs[key], 0) for key in memories]
         if self._marks_starts:
             for rows in (view.arrays[IS_INIT][1:], view.arrays[next_of(IS_INIT)]):
                 rows[...] = False
-            self._carry[IS_INIT][:] = False
-            starts.append(Start(view.arrays[IS_INIT], self._carry[IS_INIT], True))
+            self._next_obs[IS_INIT][:] = False
+            starts.append(StartValue(view.arrays[IS_INIT], self._next_obs[IS_INIT], True))
         self.episodes.begin(view, starts)
 
     @override
@@ -193,23 +194,23 @@ class ArrayFrames(Frames):
     def finish(self, filled: int) -> TensorDictBase | None:
         assert self._block is not None
         block, self._block = self._block, None
-        self._view = View({}, self._carry)
+        self._view = StepArrays({}, self._next_obs)
         self.episodes.finish(filled)
         if filled < self.options.steps:
             self._carry_on_from(block, filled)
             block.clear_from(filled, but=TRAJ_IDS)
-        actions = {as_key(key): block.lanes[as_key(key)] for key in self.env.action_keys}
-        check_rewards(block.lanes[REWARD][:filled, :, 0], lambda: actions)
+        actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
+        check_rewards(block.flat_rows[REWARD][:filled, :, 0], lambda: actions)
         if self._given:
-            block.settle()
+            block.flush()
             return None
         return self._deliver(block)
 
     def _carry_on_from(self, block: Block, row: int) -> None:
         """Makes the row after the last step the first row of the next batch."""
-        for key, carry in self._carry.items():
+        for key, next_obs in self._next_obs.items():
             if key not in self._policy_leaves.memories:
-                carry[...] = block.lanes[key][row]
+                next_obs[...] = block.flat_rows[key][row]
 
     @property
     @override
@@ -229,14 +230,14 @@ class ArrayFrames(Frames):
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        self.stepper.reset(View({}, self._carry), mask, **kwargs)
-        chosen = np.ones(self.lanes, dtype=np.bool_) if mask is None else mask
-        for lane in np.flatnonzero(chosen):
-            self.episodes.restart(int(lane))
+        self.stepper.reset(StepArrays({}, self._next_obs), mask, **kwargs)
+        chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
+        for index in np.flatnonzero(chosen):
+            self.episodes.restart(int(index))
         for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
-            self._carry[key][chosen] = 0
+            self._next_obs[key][chosen] = 0
         if self._marks_starts:
-            self._carry[IS_INIT][chosen] = True
+            self._next_obs[IS_INIT][chosen] = True
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

@@ -1,0 +1,248 @@
+"""Arrays of a batch that is being filled, with its trajectory ids, step counts and ``is_init``.
+
+:class:`StepArrays` holds the arrays of a batch with time first, whatever the batch's shape.
+:class:`EpisodeTracker` knows the row in which each environment's episode began, and writes
+trajectory ids, step counts and ``is_init``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trawl.keys import NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, next_of
+
+Array = NDArray[Any]
+
+NEVER = 2**62
+
+
+class StepArrays:
+    """Arrays of a batch with time first: ``(steps, num_envs, *leaf)``.
+
+    Args:
+        arrays: the arrays, by key.
+        next_obs: the observations after the last step, ``(num_envs, *leaf)``, and all other entries
+            that a step passes on to the next. The next batch begins with them.
+        first: index of the first environment.
+        bfloat16: keys of bfloat16 entries. As numpy has no bfloat16, their arrays are int16.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[Key, Array],
+        next_obs: dict[Key, Array],
+        first: int = 0,
+        bfloat16: frozenset[Key] = frozenset(),
+    ) -> None:
+        self.arrays = arrays
+        self.next_obs = next_obs
+        self.first = first
+        self.bfloat16 = bfloat16
+
+    def part(self, first: int, count: int) -> StepArrays:
+        """Returns the arrays of ``count`` environments, from index ``first`` on."""
+        stop = first + count
+        return StepArrays(
+            {key: array[:, first:stop] for key, array in self.arrays.items()},
+            {key: array[first:stop] for key, array in self.next_obs.items()},
+            self.first + first,
+            self.bfloat16,
+        )
+
+    def rows(self, key: Key, start: int, stop: int) -> list[Array]:
+        """Returns an array of all environments for each step, so that the loop doesn't slice."""
+        return split_rows(self.arrays[key][start:stop])
+
+    def following(self, key: Key, start: int, stop: int) -> list[Array]:
+        """Returns for each step the row of the next step; for the last step, ``next_obs``."""
+        return following(self.rows(key, start + 1, stop + 1), stop - start, self.next_obs[key])
+
+    def single(self) -> StepArrays:
+        """Returns the arrays of the only environment without its dimension: ``(steps, *leaf)``."""
+        return StepArrays(
+            {key: array[:, 0] for key, array in self.arrays.items()},
+            {key: array[0, ...] for key, array in self.next_obs.items()},
+            self.first,
+            self.bfloat16,
+        )
+
+
+def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:
+    """Returns ``rows``, followed by ``next_obs`` if the batch ends before ``steps`` rows."""
+    return rows if len(rows) == steps else [*rows, next_obs]
+
+
+def split_rows(array: Array) -> list[Array]:
+    """Returns the rows of an array as arrays that can be written to, even if they are scalars."""
+    return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
+
+
+@dataclass(frozen=True)
+class StartValue:
+    """Entry that gets a value where an episode begins.
+
+    Attributes:
+        rows: ``(steps, num_envs, *leaf)``, or None if only ``next_obs`` is written.
+        next_obs: the entry after the last step of the batch, ``(num_envs, *leaf)``.
+        value: the value that is written.
+    """
+
+    rows: Array | None
+    next_obs: Array
+    value: Any
+
+
+class EpisodeTracker:
+    """Position of each environment in its episode.
+
+    Args:
+        num_envs: number of environments.
+        limit: steps after which an episode is cut off, or None.
+
+    Attributes:
+        next_id: id of the next new trajectory.
+        stride: difference between an id and the next.
+        counts_ahead: True if steps are numbered before they are taken, for a policy that reads
+            the count. Otherwise they are numbered when the episode or the batch ends, which costs
+            less.
+    """
+
+    def __init__(self, num_envs: int, limit: int | None) -> None:
+        self.limit = limit
+        self.counts_ahead = False
+        self.next_id = num_envs
+        self.stride = 1
+        self._ids = list(range(num_envs))
+        self._began = [0] * num_envs  # first row of this batch that is not yet numbered
+        self._steps = [0] * num_envs  # steps of the episode before that row
+        self._traj_ids: Array | None = None
+        self._counts: tuple[Array, Array] | None = None
+        self._starts: list[StartValue] = []
+
+    def begin(self, batch: StepArrays, starts: list[StartValue]) -> None:
+        """Begins a new batch.
+
+        Args:
+            batch: the arrays of the batch.
+            starts: other entries to write when an episode begins.
+        """
+        self._traj_ids = batch.arrays.get(TRAJ_IDS)
+        self._starts = starts
+        self._counts = None
+        if STEP_COUNT in batch.arrays:
+            self._counts = (
+                batch.arrays[STEP_COUNT][..., 0],
+                batch.arrays[next_of(STEP_COUNT)][..., 0],
+            )
+        for index in range(len(self._ids)):
+            self._count_ahead(index, 0)
+
+    def cutoff(self, index: int) -> int:
+        """Returns the row whose step brings the environment's episode to the limit."""
+        if self.limit is None:
+            return NEVER
+        return self._began[index] + self.limit - self._steps[index] - 1
+
+    def end(self, index: int, row: int) -> None:
+        """Ends the environment's episode with the step in ``row``, and begins another after it."""
+        self._write(index, row + 1)
+        self._renew(index)
+        self._start(index, row + 1)
+
+    def skip(self, index: int, row: int) -> None:
+        """Takes the step in ``row`` out of all episodes: it was an autoreset."""
+        if self._traj_ids is not None:
+            self._traj_ids[row, index] = NO_TRAJECTORY
+        self._start(index, row + 1)
+
+    def break_off(self, index: int, row: int) -> bool:
+        """Discards the failed step in ``row``, and ends the episode with the step before.
+
+        Returns:
+            True if the episode has a step before ``row`` in this batch.
+        """
+        frames = row - self._began[index]
+        # The failed row is numbered, too: the policy may have read its number.
+        self._write(index, row + 1)
+        if self._steps[index] + frames:
+            self._renew(index)
+        self.skip(index, row)
+        return frames > 0
+
+    def restart(self, index: int) -> None:
+        """Begins a new trajectory, after the environment was reset between two batches."""
+        self._renew(index)
+
+    def finish(self, steps: int) -> None:
+        """Writes the missing ids and counts of a batch of which ``steps`` rows were filled."""
+        for index, began in enumerate(self._began):
+            self._write(index, steps)
+            self._steps[index] += steps - began
+            self._began[index] = 0
+        if self._traj_ids is not None:
+            self._traj_ids[steps:] = NO_TRAJECTORY
+        self._traj_ids = self._counts = None
+        self._starts = []
+
+    def number(self, done: Array, skipped: Array) -> Array:
+        """Returns the trajectory ids of a whole batch.
+
+        Args:
+            done: True where a step ended an episode, ``(steps, num_envs)``.
+            skipped: True where a step is no experience, ``(steps, num_envs)``.
+        """
+        ids = np.empty(done.shape, dtype=np.int64)
+        self.begin(StepArrays({TRAJ_IDS: ids}, {}), [])
+        for row, index in np.argwhere(done | skipped):
+            end = self.break_off if skipped[row, index] else self.end
+            end(int(index), int(row))
+        self.finish(len(ids))
+        return ids
+
+    def load(self, next_id: int, stride: int | None = None) -> None:
+        """Continues from ``next_id``, with a new trajectory in every environment."""
+        self.next_id = next_id
+        self.stride = self.stride if stride is None else stride
+        for index in range(len(self._ids)):
+            self._renew(index)
+
+    def _renew(self, index: int) -> None:
+        self._ids[index] = self.next_id
+        self._steps[index] = 0
+        self.next_id += self.stride
+
+    def _write(self, index: int, stop: int) -> None:
+        began = self._began[index]
+        if self._traj_ids is not None:
+            self._traj_ids[began:stop, index] = self._ids[index]
+        if not self.counts_ahead:
+            self._count(index, began, stop)
+
+    def _count_ahead(self, index: int, row: int) -> None:
+        """Numbers the steps from ``row`` to the episode's limit, for a policy that reads them."""
+        if self.counts_ahead and self._counts is not None and self.limit is not None:
+            stop = min(row + self.limit - self._steps[index], len(self._counts[0]))
+            self._count(index, row, stop)
+
+    def _count(self, index: int, start: int, stop: int) -> None:
+        """Numbers the steps of the environment's episode in these rows."""
+        if self._counts is None or start >= stop:
+            return
+        before, after = self._counts
+        first = self._steps[index]
+        numbers = np.arange(first, first + stop - start)
+        before[start:stop, index] = numbers
+        after[start:stop, index] = numbers + 1
+
+    def _start(self, index: int, row: int) -> None:
+        """Makes ``row`` the first of an episode."""
+        self._began[index] = row
+        self._count_ahead(index, row)
+        for start in self._starts:
+            rows = start.rows
+            target = start.next_obs if rows is None or row == len(rows) else rows[row]
+            target[index] = start.value

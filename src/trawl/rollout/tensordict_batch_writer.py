@@ -1,0 +1,360 @@
+"""Batches of TensorDict frames, from TorchRL's environments and those without a fixed layout.
+
+BatchWriter are gathered as they come, and stacked at the end of the batch. If their layouts differ,
+the batch is a lazy stack.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl.envs.base import TensorDictEnv
+from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
+from trawl.rollout.block import Block, copy_into
+from trawl.rollout.checks import (
+    check_rewards,
+    has_autoreset_steps,
+)
+from trawl.rollout.episodes import EpisodeTracker
+from trawl.rollout.layout import Layout, layout_of
+from trawl.rollout.policy import Policy
+from trawl.rollout.restarts import FailureCounter
+from trawl.rollout.tensordict_policy import TensorDictPolicy
+from trawl.rollout.tensordict_restarts import PartFailures, break_off, emptied
+from trawl.tensordicts import (
+    broadcastable,
+    padded,
+    stack_frames,
+    tensors_at,
+    whole_key,
+)
+
+_COUNT = STEP_COUNT[0]
+
+
+class TensorDictBatchWriter(BatchWriter):
+    """Fills batches of an environment with the TensorDict interface.
+
+    Args:
+        env: the environment; the constructor resets it.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches.
+        why: reason why the array path can't be used.
+    """
+
+    def __init__(self, env: Any, policy: Policy, options: BatchOptions, why: str) -> None:
+        self.env = env
+        self.policy = policy
+        self.options = options
+        self.why = why
+        self.batch = tuple(env.batch_size)
+        self.num_envs = math.prod(self.batch)
+        # TorchRL's environments count steps and mark starts with their own transforms.
+        own = isinstance(env, TensorDictEnv)
+        self._limit = options.limit if own else None
+        asked = policy.reads_is_init if options.is_init is None else options.is_init
+        self._marks_starts = own and asked
+        self.episodes = EpisodeTracker(self.num_envs, None)
+        self._records: list[TensorDictBase] = []
+        self._block: Block | None = None
+        self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
+        self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
+        # One mask for each row, of the environments whose step was an autoreset or failed.
+        self._has_mask = own and has_autoreset_steps(env, self._limit)
+        self._masked_out: list[Tensor] = []
+        # Environments that fail are rebuilt: Trawl's own one by one, others as a whole.
+        self._parts: PartFailures | None = None
+        self._whole: FailureCounter | None = None
+        if options.restarts is not None:
+            self._has_mask = True
+            if own:
+                self._parts = PartFailures(env, options.restarts)
+            else:
+                self._whole = FailureCounter(options.restarts, 0, self.num_envs)
+        # Compared before the reset, which may change the mask of a spec.
+        self._draws_from_spec = policy.draws_from(env)
+        root = self._with_marks(env.reset())
+        self._caller = TensorDictPolicy(env, policy, root)
+        self.warnings = self._caller.warnings
+        self._states, self._memories = self._caller.states, self._caller.memories
+        self._first = self._caller.first
+        self._carrier = self._begun(root)
+
+    def _begun(self, root: TensorDictBase) -> TensorDictBase:
+        """Completes ``root`` as the beginning of an episode in all environments."""
+        self._with_marks(root)
+        for key in (*self._states, *self._memories):
+            if key not in root.keys(True):
+                root.set(key, self._first.get(key).clone())
+        return root
+
+    def _with_marks(self, root: TensorDictBase) -> TensorDictBase:
+        """Adds the step count and ``is_init`` of an episode's first frame."""
+        shape = (*self.batch, 1)
+        if self._limit is not None:
+            root.set(_COUNT, torch.zeros(shape, dtype=torch.int64))
+        if self._marks_starts:
+            root.set(IS_INIT, torch.ones(shape, dtype=torch.bool))
+        return root
+
+    @property
+    @override
+    def layout(self) -> Layout | None:
+        return layout_of(self.fake())
+
+    @property
+    @override
+    def hidden(self) -> set[Key]:
+        return set()
+
+    @override
+    def begin(self, block: Block | None = None) -> None:
+        self._block = block
+        self._records = []
+        self._masked_out = []
+        if self._parts is not None:
+            self._parts.begin(self._records)
+
+    @override
+    def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
+        records, env_step = self._records, self.env.step_and_maybe_reset
+        special = isinstance(self.env, TensorDictEnv) and bool(
+            self._limit is not None
+            or self._marks_starts
+            or self._has_mask
+            or self._states
+            or self._memories
+        )
+
+        def step(t: int) -> None:
+            frame, root = env_step(self._carrier)
+            if special:
+                root = self._follow(frame, root)
+            records.append(frame)
+            self._carrier = root
+
+        if self._whole is not None:
+            step = partial(self._step_or_remake, self._whole)
+        if self._caller.unwritten:
+            step = partial(self._step_without_action, step)
+        act_on = self._caller.bind(self.env, self._carrier, random or self._draws_from_spec)
+
+        def act(t: int) -> None:
+            self._carrier = act_on(self._carrier)
+
+        return act, step
+
+    def _step_without_action(self, step: StepFn, t: int) -> None:
+        """Takes a step, and explains the error if the policy still writes no action."""
+        try:
+            step(t)
+        except KeyError as error:
+            self._caller.explain(error, self._carrier)
+            raise
+
+    def _step_or_remake(self, watch: FailureCounter, t: int) -> None:
+        """Takes a step of an environment that is rebuilt as a whole if it fails."""
+        nowhere = torch.zeros(self.batch, dtype=torch.bool)
+        frame = self._carrier
+        try:
+            frame, root = self.env.step_and_maybe_reset(frame)
+        except Exception as error:
+            present = set(map(as_key, frame.keys(True)))
+            taken = present.issuperset(self._done_keys)
+            root = watch.restart(error, len(self._records), self._remake, taken)
+            if taken:
+                break_off(frame, self._done_keys, ~nowhere)
+            else:
+                frame.set("next", self._discard_step(frame.get("next", None), ~nowhere))
+            self._masked_out.append(nowhere if taken else ~nowhere)
+        else:
+            watch.failures = 0
+            self._masked_out.append(nowhere)
+        self._records.append(frame)
+        self._carrier = root
+
+    def _remake(self) -> TensorDictBase:
+        assert self.options.restarts is not None
+        self.env = self.options.restarts.remake()
+        return self._begun(self.env.reset())
+
+    def _discard_step(self, following: TensorDictBase | None, mask: Tensor) -> TensorDictBase:
+        """Discards the step where ``mask`` is True: episodes end with the step before.
+
+        Returns:
+            The TensorDict for ``"next"``, with blank entries in ``mask``.
+        """
+        if self._records:
+            break_off(self._records[-1], self._done_keys, mask & ~self._masked_out[-1])
+        blank = self.env.fake_tensordict().get("next").zero_()
+        return emptied(blank if following is None else following, blank, mask)
+
+    def _follow(self, frame: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """Counts steps, cuts off long episodes, and passes on or clears recurrent state."""
+        following = frame.get("next")
+        if self._limit is not None:
+            count = frame.get(_COUNT) + 1
+            following.set(_COUNT, count)
+            late = count >= self._limit
+            cut = late & ~following.get("done")
+            if self._parts is not None:
+                cut &= ~self._parts.failed().unsqueeze(-1).to(cut.device)
+            following.set("truncated", following.get("truncated") | late)
+            following.set("done", following.get("done") | late)
+            if cut.any():
+                root = self.env.reset(root.copy().set("_reset", cut))
+        failed = None if self._parts is None else self._parts.failed()
+        if failed is not None and failed.any():
+            following = self._discard_step(following, failed)
+            frame.set("next", following)
+            root = self.env.reset(root.copy().set("_reset", failed.unsqueeze(-1)))
+        done = following.get("done")
+        if self._limit is not None:
+            root.set(_COUNT, following.get(_COUNT).masked_fill(done, 0))
+        skipped = self.env.autoreset_mask() if self._has_mask else None
+        if failed is not None and self._parts is not None:
+            skipped = failed if skipped is None else skipped | failed
+            self._parts.forgive()
+        if skipped is not None:
+            self._masked_out.append(skipped)
+            done = done | skipped.unsqueeze(-1).to(done.device)
+        if self._marks_starts:
+            root.set(IS_INIT, done.clone())
+            following.set(IS_INIT, torch.zeros_like(done))
+        for key in self._states:
+            root.set(key, self._where(done, self._first, following, key))
+        for key in self._memories:
+            root.set(key, self._where(done, self._first, frame, key))
+        return root
+
+    def _where(
+        self, mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key
+    ) -> Tensor:
+        """Returns the entry of ``chosen`` where ``mask``, of shape ``(*batch, 1)``, is True."""
+        value = other.get(key)
+        ones = [1] * (value.ndim - len(self.batch))
+        return torch.where(mask.reshape((*self.batch, *ones)), chosen.get(key), value)
+
+    @override
+    def finish(self, filled: int) -> TensorDictBase | None:
+        if self._parts is not None:
+            self._parts.end()
+        axis = len(self.batch)
+        batch = stack_frames(self._records, axis)
+        self._records = []
+        batch.refine_names(*[None] * axis, "time")
+        for key in self._reward_keys:
+            for part, rows in tensors_at(batch, key, axis):
+                rewards = part.detach().cpu().numpy()
+                rewards = np.moveaxis(rewards, rows, 0).reshape(filled, -1)
+                check_rewards(rewards, partial(self._actions_of, batch))
+        ids = self._number(batch, filled)
+        if self.options.track_traj_ids:
+            batch.set(TRAJ_IDS, ids if batch.device is None else ids.to(batch.device))
+        if self._has_mask:
+            batch.set(MASK, ~torch.stack(self._masked_out, axis))
+        if filled < self.options.steps:
+            batch = self._padded(batch, filled)
+        batch = self._compact(batch)
+        block, self._block = self._block, None
+        return None if block is not None and copy_into(batch, block.lease) else batch
+
+    def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
+        """Returns a batch's actions, ``(steps, num_envs, ...)``, without those in lazy stacks."""
+        axis, actions = len(self.batch), {}
+        for key in map(as_key, self.env.action_keys):
+            if whole_key(batch, key) == key and isinstance(value := batch.get(key, None), Tensor):
+                rows = np.moveaxis(value.detach().cpu().float().numpy(), axis, 0)
+                actions[key] = rows.reshape(len(rows), self.num_envs, -1)
+        return actions
+
+    def _padded(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
+        """Returns the batch, padded at the end with zeros that belong to no trajectory."""
+        whole = padded(batch, self.options.steps - filled)
+        if self.options.track_traj_ids:
+            whole.get(TRAJ_IDS)[..., filled:] = NO_TRAJECTORY
+        return whole
+
+    def _compact(self, batch: TensorDictBase) -> TensorDictBase:
+        """Returns the batch, without the entries that steps pass on if ``compact`` is set."""
+        if not self.options.compact:
+            return batch
+        env = self.env
+        if isinstance(env, TensorDictEnv):
+            passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]
+        else:
+            passed = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
+        return batch.exclude(*[next_of(as_key(key)) for key in passed])
+
+    def _number(self, batch: TensorDictBase, filled: int) -> Tensor:
+        """Returns the trajectory ids of a batch, computed from its done flags."""
+        size = (*self.batch, filled)
+        done = torch.zeros(size, dtype=torch.bool)
+        for key in self._done_keys:
+            if key[-1] == "done":
+                flags = batch.get(key).cpu()
+                done |= flags.reshape(*size, -1).any(-1)
+        skipped = torch.stack(self._masked_out, -1) if self._has_mask else torch.zeros_like(done)
+        ids = self.episodes.number(
+            *(flags.reshape(self.num_envs, filled).numpy().T for flags in (done, skipped))
+        )
+        return torch.from_numpy(ids.T.copy()).reshape(size)
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        if mask is None or mask.all():
+            self._carrier = self._begun(self.env.reset(**kwargs))
+        else:
+            chosen = torch.from_numpy(mask).reshape(self.batch)
+            partly = self._carrier.copy()
+            for key, group in zip(self.env.reset_keys, self.env.done_keys_groups, strict=True):
+                flags = self.env.full_done_spec[group[0]].zero()
+                partly.set(key, broadcastable(chosen, flags).expand(flags.shape).clone())
+            fresh = self._begun(self.env.reset(partly, **kwargs))
+            if isinstance(self.env, TensorDictEnv):
+                self._restore_rows(chosen.unsqueeze(-1), fresh)
+            self._carrier = fresh
+        for index in range(self.num_envs):
+            if mask is None or mask[index]:
+                self.episodes.restart(index)
+
+    def _restore_rows(self, reset: Tensor, fresh: TensorDictBase) -> None:
+        """Restores entries other than observations in environments that were not reset."""
+        own: list[Any] = [*self._states, *self._memories]
+        own += [_COUNT] if self._limit is not None else []
+        own += [IS_INIT] if self._marks_starts else []
+        for key in own:
+            fresh.set(key, self._where(reset, fresh, self._carrier, key))
+
+    def fake(self) -> TensorDictBase:
+        """Returns a batch of zeros."""
+        frame = self.env.fake_tensordict().update(self._caller.written)
+        if self._limit is not None or self._marks_starts:
+            marks = self._begun(TensorDict({}, self.batch))
+            frame.update(marks)
+            frame.get("next").update(marks.clone())
+        if self.options.track_traj_ids:
+            frame.set(TRAJ_IDS, torch.zeros(self.batch, dtype=torch.int64))
+        if self._has_mask:
+            frame.set(MASK, torch.zeros(self.batch, dtype=torch.bool))
+        batch = stack_frames([frame] * self.options.steps, len(self.batch)).zero_()
+        batch.refine_names(*[None] * len(self.batch), "time")
+        return self._compact(batch)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {
+            "env_path": "tensordict",
+            "env_path_reason": self.why,
+            **self.policy.describe(),
+        }

@@ -1,0 +1,173 @@
+"""The policy's part of a step, on TensorDicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.errors import add_note
+from trawl.keys import Key, as_key, next_of
+from trawl.rollout.checks import action_warnings, check_actions
+from trawl.rollout.plan import Plan, unwrap
+from trawl.rollout.policy import Policy, missing_action
+from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
+
+#: Writes the actions to a TensorDict; returns it, or a copy in its place.
+TensorDictActFn = Callable[[TensorDictBase], TensorDictBase]
+
+
+class TensorDictPolicy:
+    """Calls a policy with the TensorDicts of an environment.
+
+    Args:
+        env: the environment.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        root: TensorDict of the environment's reset.
+
+    Attributes:
+        written: the entries that the policy wrote in its first call.
+        states: keys that it writes under ``"next"`` and reads one step later.
+        memories: keys that it writes and reads one step later under the same name.
+        first: zeros for the entries that it reads one step later.
+        warnings: warnings to the user about the actions.
+        unwritten: actions that it did not write in its first call.
+    """
+
+    def __init__(self, env: Any, policy: Policy, root: TensorDictBase) -> None:
+        self._policy = policy
+        self._batch = tuple(env.batch_size)
+        self.warnings: Sequence[str] = ()
+        self.memories: list[Key] = []
+        root = snapshot(root)
+        known = {as_key(key) for key in root.keys(True, True)}
+        with torch.no_grad():
+            found = policy.discover(root)
+        self.written = self._as_one(found).clone()
+        tensors = {k: v for k, v in found.items() if isinstance(v, Tensor) or is_lazy(v)}
+        self._blank = self._as_one(tensors, env.device).clone().zero_()
+        self._dtypes = {key: value.dtype for key, value in found.items() if _is_tensor(value)}
+        # Actions count even if the policy did not write them in its first call: it may later.
+        actions = [whole_key(root, as_key(key)) for key in env.action_keys]
+        self._outputs = list(dict.fromkeys([*found, *actions]))
+        self.unwritten = [key for key in actions if key not in found]
+        self.states = [
+            key[1:]
+            for key, value in found.items()
+            if key[:1] == ("next",) and key[1:] not in known and _is_tensor(value)
+        ]
+        if isinstance(env, TensorDictEnv):
+            check_actions(env, policy.module, found)
+            remembered = policy.remembered(found) - known - set(self.states)
+            self.memories = [
+                key for key in sorted(remembered) if key[0] != "next" and _is_tensor(found[key])
+            ]
+        else:
+            # An environment that isn't Trawl's own decides which actions it accepts.
+            self.warnings = action_warnings(env, found)
+        self.first = TensorDict({}, self._batch, device=env.device)
+        for key in self.states:
+            self.first.set(key, torch.zeros_like(found[next_of(key)]))
+        for key in self.memories:
+            self.first.set(key, torch.zeros_like(found[key]))
+
+    def _as_one(
+        self, entries: dict[Key, Any], device: torch.device | None = None
+    ) -> TensorDictBase:
+        """Returns the entries that the policy wrote as one TensorDict."""
+        whole: TensorDictBase | None = entries.get(())
+        return TensorDict(entries, self._batch, device=device) if whole is None else whole
+
+    def bind(self, env: Any, carrier: TensorDictBase, random: bool) -> TensorDictActFn:
+        """Returns the function that acts, for TensorDicts like ``carrier``.
+
+        Args:
+            env: the environment.
+            carrier: the TensorDict of the next step.
+            random: True to draw random actions instead of calling the policy.
+        """
+        if random:
+            return lambda carrier: self._act_randomly(env, carrier)
+        if self._policy.is_elsewhere(env.device):
+            return self._through_tensordict(env.device)
+        available: set[Key] = set()
+        if not has_lazy(carrier):
+            available = {as_key(key) for key in carrier.keys(True, True)}
+        plan = self._policy.direct(available)
+        return self._through_tensordict(env.device) if plan is None else self._directly(plan)
+
+    def _act_randomly(self, env: Any, carrier: TensorDictBase) -> TensorDictBase:
+        # The policy's other entries are zero, so that all batches have the same entries.
+        carrier.update(self._blank.clone())
+        env.rand_action(carrier)
+        for key in env.action_keys:
+            # A policy may write its actions in another dtype than the environment's.
+            dtype = self._dtypes.get(as_key(key))
+            if dtype is not None:
+                carrier.set(key, carrier.get(key).to(dtype))
+        return carrier
+
+    def _directly(self, plan: Plan) -> TensorDictActFn:
+        call, reads, writes = plan.call, plan.reads, plan.writes
+        guarded = not self._policy.leaves_inputs_alone
+
+        def act(carrier: TensorDictBase) -> TensorDictBase:
+            inputs = [carrier.get(key) for key in reads]
+            outputs = call(*(map(torch.clone, inputs) if guarded else inputs))
+            if len(writes) == 1:
+                outputs = (outputs,)
+            for key, value in zip(writes, outputs, strict=True):
+                value = value if isinstance(value, Tensor) else unwrap(value, key)
+                # A copy: the policy may reuse the memory of its outputs.
+                carrier.set(key, value.clone())
+            return carrier
+
+        return act
+
+    def _through_tensordict(self, home: torch.device | None) -> TensorDictActFn:
+        module, copy_outputs = self._policy.function, self._copy_outputs
+        device = self._policy.device
+        elsewhere = self._policy.is_elsewhere(home)
+        moved = device is not None and device != home
+        guarded = elsewhere or not self._policy.leaves_inputs_alone
+
+        def act(carrier: TensorDictBase) -> TensorDictBase:
+            # A copy, because the frame before shares tensors that the policy may change in place.
+            given = snapshot(carrier) if guarded else carrier
+            # The TensorDict gets the policy's device, even if its tensors are there already.
+            given = given.to(device) if moved else given
+            before = noted(given)
+            result = module(given)
+            if elsewhere:
+                return carrier.update(changes(before, result).to(home or "cpu"))
+            if result is not carrier:
+                carrier.update(changes(before, result))
+            return copy_outputs(carrier)
+
+        return act
+
+    def _copy_outputs(self, carrier: TensorDictBase) -> TensorDictBase:
+        """Copies what the policy wrote, because it may reuse the memory of its outputs."""
+        for key in self._outputs:
+            if not key:
+                carrier = carrier.clone()
+                continue
+            value: Any = carrier.get(key, None)
+            if value is not None:
+                carrier.set(key, value.clone())
+        return carrier
+
+    def explain(self, error: KeyError, carrier: TensorDictBase) -> None:
+        """Adds a note to the error of a step if the policy still wrote no action."""
+        for key in self.unwritten:
+            if carrier.get(key, None) is None:
+                wrote = set(self._policy.writes)
+                add_note(error, str(missing_action(key, self._policy.module, wrote).args[0]))
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
