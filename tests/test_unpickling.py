@@ -51,9 +51,9 @@ PLACES = {
     "collectors/worker.py: CollectorService.__init__": CARRIED,
     "collectors/worker.py: CollectorService.handle": CARRIED,
     "envs/build.py: EnvCopy.__call__": CARRIED,
-    "weight_update/board.py: _File.__init__": NAMELESS,
-    "weight_update/rpc_transport.py: RPCTransport.send_weights_async": RPC,
-    "weight_update/shared_transport.py: "
+    "weight_update/store.py: _File.__init__": NAMELESS,
+    "weight_update/framework_transports.py: RPCTransport.send_weights_async": RPC,
+    "weight_update/shared.py: "
     "SharedMemTransport.setup_connection_and_weights_on_receiver": SOCKET_PAIR,
     "weight_update/tensors.py: unpacked_extra": CARRIED,
 }
@@ -67,7 +67,7 @@ MAKERS = {
     "backends/remote.py: RemoteWorker.lose": OWN,
     "backends/remote_packing.py: pack": OWN,
     "backends/remote_packing.py: seal": OWN,
-    "weight_update/link_lines.py: LinkLine._talk": OWN,
+    "weight_update/process_group.py: LinkChannel._send_all": OWN,
     # From what it has read.
     "backends/link.py: Link.receive": SEALED,
     "backends/order_line.py: Orders.next": SEALED,

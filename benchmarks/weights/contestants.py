@@ -75,21 +75,20 @@ class Reading:
     """What new weights cost a worker, beside its collecting: taking them, and looking for them."""
 
     def __init__(self, make_policy: Callable[[], nn.Module]) -> None:
-        from trawl.weight_update.board import Board
-        from trawl.weight_update.packing import Live
-        from trawl.weight_update.scheme import load_slot
+        from trawl.weight_update.layout import ModuleWeights
+        from trawl.weight_update.store import WeightStore
 
         policy = make_policy()
-        source, live = Live(policy), Live(copy.deepcopy(policy))
-        board = Board(2)
-        self._reader = board.reader(0)
+        source, live = ModuleWeights(policy), ModuleWeights(copy.deepcopy(policy))
+        store = WeightStore(2)
+        self._reader = store.reader(0)
         self._memcpy = memcpy(numel(policy))
 
         def post() -> None:
-            board.post(source.packing, source.write, b"", 1, [0, 1])
+            store.publish(source.layout, source.write, b"", 1, [0, 1])
 
         def take() -> None:
-            self._reader.take(lambda posted: load_slot(live, posted))
+            self._reader.receive(lambda update: update.load(live))
 
         self._post, self._calls = post, {"take": take}
         self.facts: dict[str, float] = {}
@@ -101,7 +100,7 @@ class Reading:
     def turn(self, seconds: float) -> dict[str, float]:
         """Milliseconds to take new weights, and in copies; microseconds to see there are none."""
         tidy()
-        self._post()
+        self._publish()
         measured = alternating(self._memcpy, self._calls, seconds, self._post)
         self._calls["take"]()
         looks = 10_000

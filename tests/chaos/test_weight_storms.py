@@ -404,10 +404,10 @@ def test_updates_that_nobody_takes_need_no_memory(tmp_path: Path, sync: bool) ->
     crew, policy = Crew(tmp_path), Wide()
     with collector_of(crew, sync, policy) as collector:
         collector.next()
-        board = collector._sender.policy_scheme._boards[0][0]
+        store = collector._sender.policy_scheme._stores[0][0]
         for _ in range(100):
             collector.update_policy_weights_()
-        used = 512 * os.fstat(board._file._memory.fd).st_blocks
+        used = 512 * os.fstat(store._file._memory.fd).st_blocks
         nbytes = 4 * sum(parameter.numel() for parameter in policy.parameters())
         # The newest, one to write to, and what either worker may be reading.
         assert used < 4.5 * nbytes

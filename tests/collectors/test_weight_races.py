@@ -100,9 +100,9 @@ def test_weights_in_another_order_are_refused_or_right():
     scheme.send({0: {"a": one, "b": two}, 1: {"b": two, "a": one}})
     for worker in range(2):
         found = {}
-        scheme.receiver(worker).take(
-            lambda posted, found=found: found.update(
-                {name: tensor.clone() for name, tensor in posted.slot.named().items()}
+        scheme.receiver(worker).receive(
+            lambda update, found=found: found.update(
+                {name: tensor.clone() for name, tensor in update.slot.named().items()}
             )
         )
         assert found["a"].tolist() == [1, 1]

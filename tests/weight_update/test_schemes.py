@@ -22,7 +22,7 @@ from trawl.weight_update import (
     WeightStrategy,
     WeightSyncScheme,
 )
-from trawl.weight_update.board import Board
+from trawl.weight_update.store import WeightStore
 
 BOTH = pytest.mark.parametrize(
     "kind", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme], ids=["shared", "process"]
@@ -316,7 +316,7 @@ def test_each_receiver_may_get_weights_of_its_own(kind):
 
 def test_receivers_share_what_is_in_shared_memory_unless_they_are_to_differ():
     shared = sending(SharedMemWeightSyncScheme, num_workers=3)
-    assert isinstance(shared.shared_transport, Board)
+    assert isinstance(shared.shared_transport, WeightStore)
     assert not shared.per_worker_weights
     own = SharedMemWeightSyncScheme(per_worker_weights=True)
     own.init_on_sender(model=Uniform(), num_workers=3)

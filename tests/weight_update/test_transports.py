@@ -17,7 +17,7 @@ from torch import nn
 from weight_parts import PATIENCE, Uniform, Whole, answering, as_sent, numbers, other
 
 from trawl.weight_update import MPTransport, SharedMemTransport, WeightStrategy
-from trawl.weight_update.board import Board
+from trawl.weight_update.store import WeightStore
 
 
 def receive_as_told(connection: Any, transport: Any) -> None:
@@ -250,8 +250,8 @@ def test_each_end_of_shared_memory_does_its_own():
 
 
 def test_transports_may_share_a_board():
-    board = Board(2)
-    transports = [SharedMemTransport(board, index) for index in range(2)]
+    store = WeightStore(2)
+    transports = [SharedMemTransport(store, index) for index in range(2)]
     receivers = [as_sent(transport) for transport in transports]
     transports[0].send_weights(Uniform(1))
     assert numbers(receivers[0].receive_weights(0)) == {1}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trawl.weight_update.packing import Live
+from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 
 
@@ -20,7 +20,7 @@ class LocalModels:
 
     def __init__(self, find: Callable[[str], Any]) -> None:
         self._find = find
-        self._lives: dict[str, Live] = {}
+        self._lives: dict[str, ModuleWeights] = {}
 
     def find(self, model_id: str) -> Any:
         """Returns a model, by its name or path.
@@ -35,7 +35,7 @@ class LocalModels:
                 f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
             ) from None
 
-    def live(self, model_id: str) -> Live:
+    def live(self, model_id: str) -> ModuleWeights:
         """Returns the tensors of a model.
 
         Raises:
@@ -47,7 +47,7 @@ class LocalModels:
             raise TypeError(f"{model_id} {type(model).__name__} has no weights to update")
         known = self._lives.get(model_id)
         if known is None or known.module is not model:
-            known = self._lives[model_id] = Live(model)
+            known = self._lives[model_id] = ModuleWeights(model)
         return known
 
     def prepare(self, model_id: str, new: Any) -> Callable[[], None]:
@@ -58,7 +58,7 @@ class LocalModels:
                 :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
         """
         live, weights = self.live(model_id), weights_of(new)
-        matched = live.packing.match(weights.tensors, type(live.module).__name__)
+        matched = live.layout.match(weights.tensors, type(live.module).__name__)
         check_extra_state(live.module, weights.extra)
 
         def load() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from trawl.backends.failure import Failure
 from trawl.keys import Key
 from trawl.rollout.layout import BatchPartition, Layout
-from trawl.weight_update.mailbox import Packet
-from trawl.weight_update.packing import Packing
+from trawl.weight_update.channel import WeightMessage
+from trawl.weight_update.layout import FlatLayout
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NewWeights:
     """
 
     model_id: str
-    packet: Packet
+    message: WeightMessage
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WorkerReady:
         steps: number of steps of each environment in a batch.
         batch_size: batch size of the environment.
         trajectory: id of the next trajectory that begins.
-        packings: memory layouts of the models' weights, by model.
+        weight_layouts: memory layouts of the models' weights, by model.
         doubts: possible problems with the environment and the policy, which the driver warns of.
     """
 
@@ -94,7 +94,7 @@ class WorkerReady:
     steps: int
     batch_size: tuple[int, ...]
     trajectory: int
-    packings: Mapping[str, Packing] = field(default_factory=dict)
+    weight_layouts: Mapping[str, FlatLayout] = field(default_factory=dict)
     doubts: Sequence[str] = ()
 
 

@@ -48,8 +48,7 @@ from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
 from trawl.tensordicts import drop_private
-from trawl.weight_update.board import Posted
-from trawl.weight_update.scheme import Receiver, load_slot
+from trawl.weight_update.store import Receiver, WeightUpdate
 
 
 @describe(CollectorArguments)
@@ -545,18 +544,18 @@ class Collector(BaseCollector):
         return self._models.prepare(model_id, new)
 
     @override
-    def _take(self, model_id: str, receiver: Receiver) -> Posted:
-        def load(posted: Posted) -> None:
-            if posted.slot is not None:
-                load_slot(self._models.live(model_id), posted)
+    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+        def load(update: WeightUpdate) -> None:
+            if update.slot is not None:
+                update.load(self._models.live(model_id))
 
-        posted = receiver.take(load)
+        update = receiver.receive(load)
         if self._version is not None and model_id == POLICY:
-            if posted.version is None:
+            if update.version is None:
                 self._version.increment_version()
             else:
-                self._version.version = posted.version
-        return posted
+                self._version.version = update.version
+        return update
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state to continue from: counts, weights, and the environment's state.

@@ -17,15 +17,14 @@ from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weights import POLICY, WorkerIds
-from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.mailbox import Packet
-from trawl.weight_update.packing import Packing
-from trawl.weight_update.scheme import Receiver, WeightSyncScheme
-from trawl.weight_update.schemes import NoWeightSyncScheme
-from trawl.weight_update.shipments import Group
+from trawl.weight_update.channel import WeightMessage
+from trawl.weight_update.layout import FlatLayout
+from trawl.weight_update.messages import MessageWeightSyncScheme
+from trawl.weight_update.no_sync import NoWeightSyncScheme
+from trawl.weight_update.prepared import ReceiverGroup
+from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.store import Receiver, Version
 from trawl.weight_update.strategy import in_form
-
-Version = int | str | None
 
 
 @dataclass(frozen=True)
@@ -143,14 +142,14 @@ class WeightSender:
         """Sends weights for a scheme, as the collector's ``update_policy_weights_`` does."""
         self._host.update(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
-    def deliver(self, model_id: str, worker: int, message: Packet) -> None:
+    def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
         """Delivers a scheme's message to a worker."""
         self._host.deliver(worker, NewWeights(model_id, message))
 
-    def groups(self, model_id: str) -> list[Group]:
+    def groups(self, model_id: str) -> list[ReceiverGroup]:
         """Returns groups of workers with the same weights, each with their source here."""
         if model_id != POLICY:
-            return [Group.of(range(self._setups.count), None)]
+            return [ReceiverGroup.of(range(self._setups.count), None)]
         workers: dict[int, list[int]] = {}
         origins: dict[int, Any] = {}
         for index, policy in enumerate(self._setups.policies):
@@ -158,7 +157,7 @@ class WeightSender:
             origins[id(origin)] = policy
             workers.setdefault(id(origin), []).append(index)
         return [
-            Group.of(own, origins[key] if isinstance(origins[key], nn.Module) else None)
+            ReceiverGroup.of(own, origins[key] if isinstance(origins[key], nn.Module) else None)
             for key, own in workers.items()
         ]
 
@@ -168,10 +167,10 @@ class WeightSender:
         """Returns the receivers from which a worker takes new weights, by model."""
         return {model_id: scheme.receiver(worker) for model_id, scheme in self._to_workers.items()}
 
-    def know(self, worker: int, layouts: Mapping[str, Packing]) -> None:
-        """Tells the schemes the layouts of a worker's models."""
+    def set_layouts(self, worker: int, layouts: Mapping[str, FlatLayout]) -> None:
+        """Sets the layouts of a worker's models, which the schemes may not know."""
         for model_id, layout in layouts.items():
-            self._to_workers[model_id].know(worker, layout)
+            self._to_workers[model_id].set_layout(worker, layout)
 
     def count(self, worker: int) -> int:
         """Returns the number of updates of the policy that were sent to a worker."""
@@ -204,7 +203,7 @@ class WeightSender:
             assert isinstance(scheme, MessageWeightSyncScheme)
             alone = policy is not None and model_id == POLICY
             source = policy if isinstance(policy, nn.Module) else None
-            scheme.add_receiver(worker, Group.of([worker], source) if alone else None)
+            scheme.add_receiver(worker, ReceiverGroup.of([worker], source) if alone else None)
 
     def chosen(self, worker_ids: WorkerIds) -> list[int]:
         """Returns the numbers of workers that are named by number, or by their policy's device.
@@ -341,7 +340,7 @@ class WeightSender:
         if self._tracker is not None:
             for index in workers:
                 self.versions[index] = self._version
-            self.policy_scheme.post_version(self._version, workers)
+            self.policy_scheme.publish_version(self._version, workers)
 
     # --- weights that workers took through their handles
 

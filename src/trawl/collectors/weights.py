@@ -11,8 +11,8 @@ import torch
 
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion, next_version
-from trawl.weight_update.board import Posted
-from trawl.weight_update.scheme import Receiver, WeightSyncScheme
+from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.store import Receiver, WeightUpdate
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
 
 POLICY = "policy"
@@ -236,13 +236,9 @@ class WeightControl(ABC):
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
                 self._take(model_id, receiver)
-                scheme = self._receiver_schemes.get(model_id)
-                if scheme is not None:
-                    # The sender may wait for it.
-                    scheme.acknowledge()
 
     @abstractmethod
-    def _take(self, model_id: str, receiver: Receiver) -> Posted:
+    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         """Takes new weights for a model from its receiver."""
 
 

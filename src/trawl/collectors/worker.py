@@ -54,9 +54,9 @@ from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition
 from trawl.rollout.slab import Lease, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
-from trawl.weight_update.mailbox import Mailbox
-from trawl.weight_update.packing import Packing
-from trawl.weight_update.scheme import Receiver
+from trawl.weight_update.channel import Inbox
+from trawl.weight_update.layout import FlatLayout
+from trawl.weight_update.store import Receiver
 
 # Number of blocks that a worker keeps open. A user who holds many batches may need thousands.
 _MOST_BLOCKS = 256
@@ -167,7 +167,7 @@ class CollectorService(HandleCalls, Service):
                 steps=self.collector.frames_per_batch,
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
-                packings=self._packings(),
+                weight_layouts=self._weight_layouts(),
                 doubts=tuple(writer.warnings),
             )
         )
@@ -196,7 +196,7 @@ class CollectorService(HandleCalls, Service):
         count: int = self.collector._receivers[POLICY].count
         return count
 
-    def _packings(self) -> dict[str, Packing]:
+    def _weight_layouts(self) -> dict[str, FlatLayout]:
         """Returns the memory layout of the weights of each model that may receive some.
 
         Raises:
@@ -206,7 +206,7 @@ class CollectorService(HandleCalls, Service):
         for model_id in self.collector._receivers:
             model = self._model(model_id)
             if isinstance(model, nn.Module) and not any(map(is_lazy, model.parameters())):
-                found[model_id] = Packing.of(model)
+                found[model_id] = FlatLayout.of(model)
         return found
 
     def _model(self, model_id: str) -> Any:
@@ -240,8 +240,8 @@ class CollectorService(HandleCalls, Service):
             return
         if isinstance(content, NewWeights):
             receiver = self.collector._receivers[content.model_id]
-            assert isinstance(receiver, Mailbox)
-            receiver.put(content.packet)
+            assert isinstance(receiver, Inbox)
+            receiver.put(content.message)
             return
         if isinstance(content, MapBuffer):
             self._partitions[content.name] = content.partition

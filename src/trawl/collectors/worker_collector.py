@@ -35,9 +35,9 @@ from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.errors import WorkerError
-from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.schemes import SharedMemWeightSyncScheme
+from trawl.weight_update.shared import SharedMemWeightSyncScheme
 
 # Options that a worker needs to write into a replay buffer.
 _WRITERS = (
@@ -214,7 +214,7 @@ class WorkerCollector(WorkerControl):
         self._pool.add_workers(count)
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
-            self._sender.know(index, one.packings)
+            self._sender.set_layouts(index, one.weight_layouts)
         self._assembler = self._new_assembler(ready)
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)

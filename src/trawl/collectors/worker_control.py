@@ -33,8 +33,7 @@ from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 from trawl.weight_update import strategy
-from trawl.weight_update.board import Posted
-from trawl.weight_update.scheme import Receiver
+from trawl.weight_update.store import Receiver, WeightUpdate
 
 if TYPE_CHECKING:
     OptionAttributes = MultiConfig
@@ -199,24 +198,24 @@ class WorkerControl(BaseCollector, OptionAttributes):
                 self._sender.announce()
 
     @override
-    def _take(self, model_id: str, receiver: Receiver) -> Posted:
+    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         changes: list[Callable[[], None]] = []
 
-        def prepare(posted: Posted) -> None:
+        def prepare(update: WeightUpdate) -> None:
             # Weights that don't fit are not taken, so each call raises the error again.
-            if posted.slot is not None:
-                fresh = posted.version is None
-                changes.append(self._prepare_weights({model_id: posted.copy()}, None, fresh))
+            if update.slot is not None:
+                fresh = update.version is None
+                changes.append(self._prepare_weights({model_id: update.copy()}, None, fresh))
 
-        posted = receiver.take(prepare)
-        known = self._version is not None and posted.version is not None
-        if self._version is not None and posted.version is not None:
-            self._version.version = posted.version
+        update = receiver.receive(prepare)
+        known = self._version is not None and update.version is not None
+        if self._version is not None and update.version is not None:
+            self._version.version = update.version
         for change in changes:
             change()
         if known:
             self._announce_version()
-        return posted
+        return update
 
     # --- state
 

@@ -1,22 +1,18 @@
 """Schemes, transports and updaters that send weights from a learner to policies that collect."""
 
-from trawl.weight_update.distributed_transport import DistributedTransport
-from trawl.weight_update.process_group import (
-    DistributedWeightSyncScheme,
-    DistributedWeightUpdater,
-)
-from trawl.weight_update.ray import RayTransport, RayWeightSyncScheme
-from trawl.weight_update.ray_module import RayModuleTransformScheme
+from trawl.weight_update.framework_transports import DistributedTransport, RPCTransport
+from trawl.weight_update.messages import RPCWeightSyncScheme
+from trawl.weight_update.no_sync import NoWeightSyncScheme
+from trawl.weight_update.process_group import DistributedWeightSyncScheme
+from trawl.weight_update.ray import RayModuleTransformScheme, RayWeightSyncScheme
+from trawl.weight_update.ray_transport import RayTransport
 from trawl.weight_update.ray_updater import RayWeightUpdater
-from trawl.weight_update.rpc import RPCWeightSyncScheme, RPCWeightUpdater
-from trawl.weight_update.rpc_transport import RPCTransport
 from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.schemes import (
+from trawl.weight_update.shared import (
     MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
+    SharedMemTransport,
     SharedMemWeightSyncScheme,
 )
-from trawl.weight_update.shared_transport import SharedMemTransport
 from trawl.weight_update.strategy import WeightStrategy
 from trawl.weight_update.transports import (
     InitialSyncTransport,
@@ -25,23 +21,13 @@ from trawl.weight_update.transports import (
     WeightSyncBackend,
 )
 from trawl.weight_update.updaters import (
+    DistributedWeightUpdater,
     MultiProcessedWeightUpdater,
     RemoteModuleWeightUpdater,
+    RPCWeightUpdater,
     VanillaWeightUpdater,
     WeightUpdaterBase,
 )
-
-BACKENDS = {
-    "none": NoWeightSyncScheme,
-    "direct": NoWeightSyncScheme,
-    "shared": SharedMemWeightSyncScheme,
-    "thread": SharedMemWeightSyncScheme,
-    "process": MultiProcessWeightSyncScheme,
-    "multiprocessing": MultiProcessWeightSyncScheme,
-    "ray": RayWeightSyncScheme,
-    "distributed": DistributedWeightSyncScheme,
-    "rpc": RPCWeightSyncScheme,
-}
 
 __all__ = [
     "DistributedTransport",

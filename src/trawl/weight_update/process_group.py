@@ -1,23 +1,61 @@
-"""Weights for workers that are reached over process groups."""
+"""Weights that travel through process groups: the scheme, and its channels."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
-from trawl.weight_update.distributed_transport import DistributedTransport
-from trawl.weight_update.lines import Inbox, Line, way_of
-from trawl.weight_update.mail import MessageWeightSyncScheme
+from trawl.backends.authentication import KEY_BYTES
+from trawl.backends.link import GONE, STATE, Address, Link, check_name, hosted_store
+from trawl.backends.remote_packing import MESSAGE, STOP, Packed, pack
+from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
+from trawl.weight_update.framework_transports import DistributedTransport
+from trawl.weight_update.messages import MessageWeightSyncScheme
+from trawl.weight_update.scheme import channel_of
 from trawl.weight_update.transports import TransportBackend
-from trawl.weight_update.updaters import RemoteWeightUpdater
 
-if TYPE_CHECKING:
-    from trawl.backends.link import Address
+# Seconds that a sender waits at shutdown until the last weights have been sent.
+_LAST = 5.0
 
 
-class DistributedWeightSyncScheme(MessageWeightSyncScheme):
+class GroupWeightSyncScheme(MessageWeightSyncScheme):
+    """Sends weights through a process group of two with each receiver, if it has no collector.
+
+    Args:
+        strategy: the form in which weights are returned.
+    """
+
+    def __init__(self, strategy: str = "tensordict") -> None:
+        super().__init__(strategy)
+        # Where the sender meets each receiver.
+        self._addresses: dict[int, Address] = {}
+
+    @abstractmethod
+    def _meeting(self) -> tuple[str, int, float]:
+        """Returns the host and port of the sender's store, and the time-out for connecting."""
+
+    @override
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
+        host, port, timeout = self._meeting()
+        store, port = hosted_store(host, port, timeout)
+        self._addresses = {
+            worker: Address(host, port, timeout, f"weights/{worker}", os.urandom(KEY_BYTES))
+            for worker in workers
+        }
+        return {w: LinkChannel(w, address, store) for w, address in self._addresses.items()}
+
+    @override
+    def _join(self, worker: int) -> Inbox:
+        return joined(channel_of(self._addresses, worker))
+
+
+class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed",)):
     """Sends weights over a network, by process groups.
 
     With a collector, weights travel over its connections to its ranks. Without a collector, the
@@ -50,8 +88,6 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        from trawl.backends.link import check_name
-
         super().__init__()
         check_name(backend)
         if not timeout > 0:
@@ -60,7 +96,10 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         self.sync = sync
         self.timeout = timeout
         self._place = address, port
-        self._addresses: dict[int, Address] = {}
+
+    @override
+    def _meeting(self) -> tuple[str, int, float]:
+        return (*self._place, self.timeout)
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
@@ -71,40 +110,80 @@ class DistributedWeightSyncScheme(MessageWeightSyncScheme):
         """
         return DistributedTransport(**{"sync": self.sync, **options})
 
-    @override
-    def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:
-        from trawl.weight_update.link_lines import Meeting
 
-        lines = Meeting(*self._place, self.timeout).lines(workers)
-        self._addresses = {worker: line.address for worker, line in lines.items()}
-        return {**lines}
-
-    @override
-    def _join(self, worker: int) -> Inbox:
-        from trawl.weight_update.link_lines import joined
-
-        return joined(way_of(self._addresses, worker))
-
-
-class DistributedWeightUpdater(RemoteWeightUpdater):
-    """Sends weights to the ranks of a collector; newer code uses a weight-sync scheme.
-
-    Workers are numbered from 0.
+class LinkChannel(Channel):
+    """Channel through a process group of two: the sender and one receiver.
 
     Args:
-        store: accepted for compatibility: the collector's connections are used.
-        policy_weights: weights to send if none are pushed; None for the collector's policy.
-        num_workers: number of workers; None for that of the collector.
-        sync: accepted for compatibility: sending never waits.
+        number: number of the receiver, for errors.
+        address: address at which sender and receiver meet.
+        store: the TCP store at that address, in this process.
     """
 
-    def __init__(
-        self,
-        store: Any = None,
-        policy_weights: Any = None,
-        num_workers: int | None = None,
-        sync: bool = True,
-    ) -> None:
-        super().__init__(policy_weights, num_workers)
-        self.store = store
-        self.sync = sync
+    def __init__(self, number: int, address: Address, store: Any) -> None:
+        self._address = address
+        self._store = store
+        self._outbox = Outbox(number)
+        self._thread = threading.Thread(target=self._send_all, daemon=True)
+        self._linked = False
+
+    @override
+    def connect_sender(self) -> None:
+        self._thread.start()
+
+    @override
+    def send(self, message: WeightMessage) -> None:
+        self._outbox.put(message)
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        self._outbox.wait_ack(timeout)
+
+    @override
+    def close(self) -> None:
+        self._outbox.close()
+        if not self._linked:
+            # Ends the wait for a receiver that has not come.
+            self._store.set(f"{self._address.prefix}/{STATE}", GONE)
+        if self._thread.is_alive():
+            self._thread.join(_LAST)
+
+    def _send_all(self) -> None:
+        # If the receiver does not come, or is gone, the last line ends all waits for it.
+        with contextlib.suppress(Exception):
+            link = self._address.link(0)
+            self._linked = True
+            threading.Thread(target=self._receive_all, args=(link,), daemon=True).start()
+            # The receiver expects this first message at once: earlier weights, or None.
+            link.send(pack(MESSAGE, self._outbox.next(wait=False)))
+            while (message := self._outbox.next()) is not None:
+                link.send(pack(MESSAGE, message))
+            link.send(Packed(STOP))
+            return
+        self._outbox.close(lost=True)
+
+    def _receive_all(self, link: Link) -> None:
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self._outbox.acknowledge(link.receive().content())
+        self._outbox.close(lost=True)
+
+
+def joined(address: Address) -> Inbox:
+    """Returns the receiver's end of a channel; waits for the sender."""
+    link = address.link(1)
+
+    def acknowledge(count: int) -> None:
+        # A sender that has ended needs no acknowledgement.
+        with contextlib.suppress(RuntimeError):
+            link.send(pack(MESSAGE, count))
+
+    def receive_all() -> None:
+        with contextlib.suppress(RuntimeError):
+            while (packed := link.receive()).verb != STOP:
+                inbox.put(packed.content())
+        inbox.end()
+
+    inbox = Inbox(link.receive().content(), acknowledge)
+    threading.Thread(target=receive_all, daemon=True).start()
+    return inbox

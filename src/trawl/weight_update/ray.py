@@ -1,38 +1,33 @@
-"""Weights for workers, and for other actors, in a Ray cluster."""
+"""Schemes for workers, and for other actors, in a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends.ray_cluster import import_ray
-from trawl.weight_update.board import Posted, Version
-from trawl.weight_update.lines import Inbox, Line, way_of
-from trawl.weight_update.mail import MessageWeightSyncScheme
-from trawl.weight_update.mailbox import Packet
-from trawl.weight_update.packing import Packing
-from trawl.weight_update.scheme import Receiver
-from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
-from trawl.weight_update.tensors import weights_of
+from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
+from trawl.weight_update.layout import FlatLayout
+from trawl.weight_update.prepared import PreparedUpdate
+from trawl.weight_update.process_group import GroupWeightSyncScheme
+from trawl.weight_update.store import Version
 from trawl.weight_update.transports import TransportBackend
-
-if TYPE_CHECKING:
-    from trawl.backends.link import Address
-    from trawl.weight_update.link_lines import LinkLine, Meeting
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
-# Number of receivers that may wait for their senders at one registry at the same time.
-_WAITING = 1000
+# Concurrent calls of the messenger for each receiver: one that waits for weights, one for an
+# acknowledgement, and one more.
+_CALLS = 3
 
 
-class RayPacket(Packet):
-    """Packet whose weights are in Ray's object store; :attr:`data` is a reference to them."""
+class RayMessage(WeightMessage):
+    """Message whose weights are in Ray's object store; :attr:`data` is a reference to them."""
 
     @override
     def opened(self) -> Any:
@@ -43,7 +38,7 @@ class RayPacket(Packet):
         return writable(ray.get(self.data))
 
 
-class RayWeightSyncScheme(MessageWeightSyncScheme):
+class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     """Puts weights once into Ray's object store, where all workers read them.
 
     The sender writes the weights once, however many workers there are. Ray copies them once to
@@ -54,10 +49,10 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
 
     Args:
         strategy: the form in which weights are returned.
-        backend: ``"object_store"``, or ``"gloo"`` for a process group of two with each receiver.
-            With ``"gloo"``, the sender sends to each receiver, and the store holds nothing.
-        timeout: with ``"gloo"``, seconds that a sender and a receiver wait for each other when
-            they connect.
+        backend: ``"object_store"``, or ``"gloo"`` to send the weights to each receiver: through the
+            collector's connection to it, or else through a process group of two.
+        timeout: with ``"gloo"`` and without a collector, seconds that a sender and a receiver wait
+            for each other when they connect.
 
     Raises:
         ValueError: for another ``backend``.
@@ -79,13 +74,8 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
             )
         self.backend = backend
         self.timeout = timeout
-        # With the object store, without a collector: the actor that keeps the newest packets.
-        self._desk: Any = None
-        # With process groups: their rendezvous; the addresses of the scheme's own channels; the
-        # channels to the workers of a collector.
-        self._meeting: Meeting | None = None
-        self._addresses: dict[int, Address] = {}
-        self._ways: dict[int, LinkLine] = {}
+        # With the object store, without a collector: the actor that keeps the newest messages.
+        self._messenger: Any = None
         self._written = np.empty(0, dtype=np.uint8)
 
     @property
@@ -112,80 +102,50 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         """
         actor = remote_collector if remote_actor is None else remote_actor
         own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
+        from trawl.weight_update.ray_transport import RayTransport
+
         return RayTransport(remote_actor=actor, worker_idx=worker_idx, **{**own, **options})
 
-    def _met(self) -> Meeting:
-        if self._meeting is None:
-            import ray
-
-            from trawl.weight_update.link_lines import Meeting
-
-            self._meeting = Meeting(ray.util.get_node_ip_address(), 0, self.timeout)
-        return self._meeting
+    @override
+    def _meeting(self) -> tuple[str, int, float]:
+        return import_ray().util.get_node_ip_address(), 0, self.timeout
 
     @override
-    def _new_lines(self, workers: Sequence[int]) -> dict[int, Line]:
-        if self.backend == _STORE:
-            from trawl.weight_update.ray_lines import RayLine, desk_of
-
-            self._desk = desk_of(workers)
-            return {worker: RayLine(worker, self._desk) for worker in workers}
-        lines = self._met().lines(workers)
-        self._addresses = {worker: line.address for worker, line in lines.items()}
-        return {**lines}
+    def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
+        if self.backend != _STORE:
+            return super()._new_channels(workers)
+        calls = _CALLS * len(workers) + 1
+        # The actor ends with the sender.
+        options = {"num_cpus": 0, "max_concurrency": calls, "max_restarts": 0}
+        actor = import_ray().remote(_Messenger).options(**options)
+        self._messenger = actor.remote(list(workers))
+        return {worker: RayChannel(worker, self._messenger) for worker in workers}
 
     @override
     def _join(self, worker: int) -> Inbox:
-        if self.backend == _STORE:
-            from trawl.weight_update.ray_lines import joined
-
-            return joined(self._desk, worker)
-        from trawl.weight_update.link_lines import joined as joined_by_link
-
-        return joined_by_link(way_of(self._addresses, worker))
-
-    @override
-    def receiver(self, worker: int) -> Receiver:
-        if self.backend == _STORE:
-            return super().receiver(worker)
-        from trawl.weight_update.tickets import TicketMailbox, ticket
-
-        before = self._ways.pop(worker, None)
-        if before is not None:
-            # This channel led to a worker that died.
-            before.close()
-        self._ways[worker] = line = self._met().line(worker)
-        line.begin()
-        latest = self._latest.get(worker)
-        if latest is not None:
-            line.send(latest)
-        return TicketMailbox(line.address, None if latest is None else ticket(latest))
-
-    @override
-    def _carry(self, worker: int, packet: Packet) -> None:
         if self.backend != _STORE:
-            from trawl.weight_update.tickets import ticket
+            return super()._join(worker)
+        ray, messenger = import_ray(), self._messenger
 
-            if packet.packing is not None:
-                self._ways[worker].send(packet)
-            packet = ticket(packet)
-        super()._carry(worker, packet)
+        def receive_all() -> None:
+            with contextlib.suppress(Exception):
+                while (message := ray.get(messenger.next.remote(worker, True))) is not None:
+                    inbox.put(message)
+            inbox.end()
+
+        first = ray.get(messenger.next.remote(worker, False))
+        inbox = Inbox(first, lambda count: messenger.acknowledge.remote(worker, count))
+        threading.Thread(target=receive_all, daemon=True).start()
+        return inbox
 
     @override
     def shutdown(self) -> None:
-        for line in self._ways.values():
-            line.close()
-        self._ways, self._meeting, self._desk = {}, None, None
         super().shutdown()
+        self._messenger = None
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "_meeting": None,
-            "_ways": {},
-            "_written": np.empty(0, dtype=np.uint8),
-        }
+        return {**super().__getstate__(), "_written": np.empty(0, dtype=np.uint8)}
 
     @override
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
@@ -198,211 +158,190 @@ class RayWeightSyncScheme(MessageWeightSyncScheme):
         return self._written
 
     @override
-    def _packet(self, packing: Packing, buffer: Any, extra: bytes) -> Packet:
+    def _message(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
         if self.backend != _STORE:
-            return super()._packet(packing, buffer, extra)
-        import ray
-
-        # The packets hold the reference, so Ray keeps the weights as long as they may be read.
-        return RayPacket(0, None, packing, ray.put(buffer), extra)
+            return super()._message(layout, buffer, extra)
+        # The messages hold the reference, so Ray keeps the weights as long as they may be read.
+        return RayMessage(0, None, layout, import_ray().put(buffer), extra)
 
 
-class RayTransport:
-    """Sends weights to an actor of a Ray cluster.
-
-    If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
-    this method with the weights. Any other actor makes a transport of its own, with the same
-    ``connection_info_name``, ``worker_idx`` and ``model_id``, and calls ``receive_weights``.
+class _Messenger:
+    """Actor that keeps the newest message to each receiver.
 
     Args:
-        remote_actor: handle of the actor, on the sender's side.
-        worker_idx: number of the receiver; 0 by default.
-        backend: ``"gloo"`` sends weights by a process group of the two, ``"object_store"`` by Ray's
-            store.
-        connection_info_name: name of the actor by which sender and receiver find each other.
-        model_id: name of the model that the weights belong to.
-
-    Raises:
-        ImportError: if Ray is not installed.
-        ValueError: for another ``backend``.
-
-    Example:
-        >>> from trawl.weight_update import RayTransport
-        >>> def learner(actor, weights):
-        ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)
-        >>> def actor(policy):
-        ...     RayTransport(worker_idx=0).receive_weights(timeout=10, model=policy)
+        numbers: numbers of the receivers.
     """
 
-    def __init__(
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._outboxes = {number: Outbox(number) for number in numbers}
+
+    def put(self, number: int, message: WeightMessage) -> None:
+        """Sets the message that a receiver gets next, unless it is older than the last one."""
+        self._outboxes[number].put(message)
+
+    def next(self, number: int, wait: bool) -> WeightMessage | None:
+        """Returns the message that a receiver gets next, or None; see :meth:`Outbox.next`."""
+        return self._outboxes[number].next(wait)
+
+    def acknowledge(self, number: int, count: int) -> None:
+        """Notes that a receiver has received the messages up to number ``count``."""
+        self._outboxes[number].acknowledge(count)
+
+    def wait_ack(self, number: int, count: int, timeout: float | None) -> bool:
+        """Waits until a receiver has received messages up to ``count``; False on a time-out."""
+        try:
+            self._outboxes[number].wait_ack(timeout, count)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Notes that nothing more will be sent."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+
+class RayChannel(Channel):
+    """Channel through an actor, with the weights in Ray's object store.
+
+    Args:
+        number: number of the receiver.
+        messenger: handle of the actor.
+    """
+
+    def __init__(self, number: int, messenger: Any) -> None:
+        self._number = number
+        self._messenger = messenger
+        self._newest: WeightMessage | None = None
+
+    @override
+    def connect_sender(self) -> None:
+        pass
+
+    @override
+    def send(self, message: WeightMessage) -> None:
+        # Ray may reorder calls, so each message includes the newest weights.
+        self._newest = message.after(self._newest)
+        self._messenger.put.remote(self._number, self._newest)
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        if self._newest is None:
+            return
+        ref = self._messenger.wait_ack.remote(self._number, self._newest.count, timeout)
+        if not import_ray().get(ref):
+            raise TimeoutError(f"receiver {self._number} took no weights within {timeout:.3g} s")
+
+    @override
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            # The connection to Ray may be gone.
+            import_ray().get(self._messenger.close.remote())
+
+
+class RayModuleTransformScheme(RayWeightSyncScheme):
+    """Sends weights to the module of TorchRL's ``RayModuleTransform``, which has its own actor.
+
+    Pass the scheme to the transform, which connects it to its actor::
+
+        scheme = RayModuleTransformScheme()
+        transform = RayModuleTransform(module=module, weight_sync_scheme=scheme, ...)
+        env = TransformedEnv(base_env, transform)
+        collector = Collector(
+            env, policy, weight_sync_schemes={"transform_module": scheme}, frames_per_batch=100
+        )
+        collector.update_policy_weights_(new_weights, model_id="transform_module")
+
+    Each update must include the weights, because only the actor has the module. An update returns
+    once the actor has taken the weights.
+
+    Args:
+        strategy: the form in which weights are returned.
+        backend: as in :class:`RayWeightSyncScheme`.
+    """
+
+    model_is_elsewhere: ClassVar[bool] = True
+
+    def __init__(self, strategy: str = "tensordict", backend: str = "object_store") -> None:
+        super().__init__(strategy, backend)
+        self._transform: Any = None
+
+    def _set_transform(self, transform: Any) -> None:
+        # TorchRL's transform calls this method, then init_on_sender() and connect().
+        self._transform = transform
+
+    @override
+    def init_on_sender(
         self,
         *,
-        remote_actor: Any = None,
-        worker_idx: int | None = None,
-        backend: str = "gloo",
-        connection_info_name: str = "connection_info",
-        model_id: str | None = None,
+        model_id: str = "transform_module",
+        context: Any = None,
+        model: Any = None,
+        weights: Any = None,
+        devices: Sequence[Any] | None = None,
+        params_map: Any = None,
+        device_map_fn: Any = None,
+        num_workers: int | None = None,
+        ray_transform: Any = None,
     ) -> None:
-        import_ray()
-        self.remote_actor = remote_actor
-        self.worker_idx = worker_idx or 0
-        self.backend = backend
-        self.connection_info_name = connection_info_name
-        self.model_id = model_id
-        #: Version of the weights that were received last; None if they had none.
-        self.model_version: Version = None
-        self._scheme = RayWeightSyncScheme(backend=backend)
-        self._model: Any = None
-        self._next_version: Version = None
-        self._call: Any = None
-        self._registry: Any = None
+        """Makes this scheme the sender's end; the transform's actor is its only receiver.
+
+        Args:
+            model_id: name of the module.
+            context: not used.
+            model: a module whose weights are sent if an update has none.
+            weights: weights that are sent if an update has none.
+            devices: not used.
+            params_map: not used.
+            device_map_fn: not used.
+            num_workers: not used: there is one receiver.
+            ray_transform: the transform, if it was not made with this scheme.
+
+        Raises:
+            ValueError: if there is no transform.
+            RuntimeError: if the scheme was initialised before.
+        """
+        if ray_transform is not None:
+            self._transform = ray_transform
+        if self._transform is None:
+            raise ValueError(
+                "RayModuleTransformScheme needs a transform: make RayModuleTransform with "
+                "weight_sync_scheme=, or give ray_transform="
+            )
+        super().init_on_sender(model_id=model_id, model=model, weights=weights, num_workers=1)
+
+    @override
+    def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
+        if not self.initialized_on_sender:
+            super().connect(worker_idx=worker_idx, weights=weights)
+            return
+        super().connect(worker_idx=worker_idx)
+        import_ray().get(self._actor._init_weight_sync_scheme.remote(self, self._model_id))
+        if weights is not None:
+            self.send(weights)
 
     @property
-    def _key(self) -> tuple[str | None, int]:
-        return self.model_id, self.worker_idx
+    def _actor(self) -> Any:
+        return self._transform._actor
 
-    def _found_registry(self) -> Any:
-        if self._registry is None:
-            options = {"num_cpus": 0, "max_concurrency": _WAITING, "get_if_exists": True}
-            remote = import_ray().remote(_Registry)
-            self._registry = remote.options(name=self.connection_info_name, **options).remote()
-        return self._registry
-
-    # --- the sender
-
-    def set_model_version(self, model_version: Version) -> None:
-        """Sets the version that is sent with the next weights."""
-        self._next_version = model_version
-
-    def send_weights(self, weights: Any) -> None:
-        """Sends weights, in any form, and waits until the actor has taken them.
-
-        Raises:
-            ConnectionError: if the receiver has ended.
-            Exception: any error that the actor's ``update_policy_weights_`` raises.
-        """
-        self.send_weights_async(weights)
-        self.wait_ack()
-
-    def send_weights_async(self, weights: Any) -> None:
-        """Sends weights, in any form; :meth:`wait_ack` waits until the actor has taken them."""
-        if hasattr(self.remote_actor, "update_policy_weights_"):
-            sent = import_ray().put(in_form(weights_of(weights), "tensordict"))
-            self._call = self.remote_actor.update_policy_weights_.remote(sent)
-            return
-        scheme = self._scheme
-        if not scheme.initialized_on_sender:
-            first = in_form(weights_of(weights), "tensordict")
-            scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
-            import_ray().get(self._found_registry().put.remote(self._key, scheme))
-            scheme.connect()
-        version, self._next_version = self._next_version, None
-        scheme.commit(scheme.prepare(weights, [0]), version)
-
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits until the actor has taken the last weights.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Raises:
-            RuntimeError: if nothing was sent.
-            TimeoutError: if the actor does not take them in time.
-        """
-        if self._call is not None:
-            ready, _ = import_ray().wait([self._call], timeout=timeout)
-            if not ready:
-                raise TimeoutError(f"the actor took no weights within {timeout:.3g} s")
-            call, self._call = self._call, None
-            import_ray().get(call)
-        elif self._scheme.synchronized_on_sender:
-            self._scheme.wait_async(timeout)
-        else:
-            raise RuntimeError("wait_ack() before send_weights_async()")
-
-    def setup_connection_and_weights_on_sender(self) -> None:
-        """Does nothing: sender and receiver connect when the first weights are sent."""
-
-    # --- the receiver
-
-    def set_model(self, model: Any) -> None:
-        """Sets the module that weights are loaded into, if a call names no other."""
-        self._model = model
-
-    def setup_connection_and_weights_on_receiver(
+    @override
+    def init_on_receiver(
         self,
         *,
-        worker_idx: int,
-        strategy: WeightStrategy | None = None,
+        model_id: str = "transform_module",
+        context: Any = None,
         model: Any = None,
-        weights: Any = None,
-    ) -> Any:
-        """Waits for the sender, then receives and returns the first weights.
+        worker_idx: int | None = None,
+    ) -> None:
+        module = getattr(context, "module", None) if model is None else model
+        super().init_on_receiver(model_id=model_id, model=module, worker_idx=0)
 
-        Args:
-            worker_idx: number of the receiver.
-            strategy: determines how weights are loaded, and in which form they are returned.
-            model: a module to load the weights into.
-            weights: tensors to copy the weights into.
-        """
-        self.worker_idx = worker_idx
-        return self.receive_weights(weights=weights, model=model, strategy=strategy)
+    @override
+    def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
+        super().commit(prepared, version)
+        if prepared:
+            import_ray().get(self._actor._receive_weights_scheme.remote())
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
-        """Receives and returns the newest weights, or None if none arrive in time.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-            weights: tensors to copy the weights into.
-            model: a module to load the weights into.
-            strategy: determines how weights are loaded, and in which form they are returned.
-
-        Raises:
-            ConnectionError: if the sender has ended, and all its weights were taken.
-        """
-        if not self._scheme.initialized_on_receiver:
-            found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
-            if found is None:
-                return None
-            self._scheme = found
-            found.init_on_receiver(model_id=self.model_id or "policy", worker_idx=0)
-            found.connect()
-        inbox = self._scheme.inbox
-        if not inbox.wait(timeout):
-            return None
-        into = next((one for one in (model, weights, self._model) if one is not None), None)
-        taken: list[Any] = []
-
-        def use(posted: Posted) -> None:
-            self.model_version = posted.version
-            taken.append(take_in(posted.copy(), into, strategy))
-
-        inbox.take(use)
-        return taken[0]
-
-
-class _Registry:
-    """Actor from which each receiver gets its end of a scheme."""
-
-    def __init__(self) -> None:
-        self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
-        """Stores the end for a receiver, in place of the end of an earlier sender."""
-        with self._changed:
-            self._ends[key] = end
-            self._changed.notify_all()
-
-    def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
-        """Returns the end for a receiver; None if there is none in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._ends, timeout)
-            return self._ends.get(key)
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_transform": None}

@@ -7,61 +7,40 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast, get_args
 
 import numpy as np
 from torch import Tensor
 
 from trawl.paths import get_path
-from trawl.weight_update.board import Posted, Version
-from trawl.weight_update.mailbox import Packet
-from trawl.weight_update.packing import Live, Packing
-from trawl.weight_update.shipments import (
-    Group,
-    Shipment,
+from trawl.weight_update.channel import WeightMessage
+from trawl.weight_update.layout import FlatLayout, ModuleWeights
+from trawl.weight_update.prepared import (
+    PreparedUpdate,
+    ReceiverGroup,
     by_worker,
     groups_of,
     receivers_of,
-    shipment_of,
 )
+from trawl.weight_update.store import Receiver, Version, WeightUpdate
 from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
-from trawl.weight_update.tensors import Weights, set_extra_state
+from trawl.weight_update.tensors import Weights
 from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 
-
-class Receiver(Protocol):
-    """Source of new weights for a worker.
-
-    Attributes:
-        count: number of updates that the worker has taken, including those that newer updates
-            replaced.
-    """
-
-    count: int
-
-    @property
-    def newer(self) -> bool:
-        """True if there is an update that was not taken. It is read before each batch."""
-
-    def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes and returns the newest update.
-
-        Args:
-            use: called with the update, which can't change during the call.
-        """
+# Classes of schemes, by the backends that they are for.
+_by_backend: dict[str, Any] = {}
 
 
 class WeightHost(Protocol):
     """Collector that sends weights to its workers through schemes."""
 
-    def groups(self, model_id: str) -> list[Group]:
+    def groups(self, model_id: str) -> list[ReceiverGroup]:
         """Returns groups of workers whose models have the same weights."""
 
     def update(self, model_id: str, weights: Any, worker_ids: Any) -> None:
         """Sends weights, as the collector's ``update_policy_weights_`` does."""
 
-    def deliver(self, model_id: str, worker: int, message: Packet) -> None:
+    def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
         """Delivers a message with weights to a worker."""
 
 
@@ -91,6 +70,10 @@ class WeightSyncScheme(ABC):
     # True if neither the collector that has the scheme nor its workers have the model.
     model_is_elsewhere: ClassVar[bool] = False
 
+    def __init_subclass__(cls, backends: Sequence[str] = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _by_backend.update(dict.fromkeys(backends, cls))
+
     def __init__(self, strategy: str = "tensordict") -> None:
         check_strategy("strategy", strategy)
         self._strategy = WeightStrategy(strategy)
@@ -98,10 +81,13 @@ class WeightSyncScheme(ABC):
         self._context: weakref.ref[Any] | None = None
         self._host: WeightHost | None = None
         self._update: Callable[..., None] | None = None
-        self._groups: list[Group] | None = None
-        self._connected_sender = self._connected_receiver = False
+        self._groups: list[ReceiverGroup] | None = None
+        self._connected_sender = False
+        # Senders' ends by receiver, and the receiver's end; none if a collector carries weights.
+        self._channels: dict[int, Any] = {}
+        self._inbox: Any = None
         self._worker_idx: int | None = None
-        self._live: Live | None = None
+        self._live: ModuleWeights | None = None
         self._model: Any = None
         self._owner = os.getpid()
 
@@ -117,32 +103,31 @@ class WeightSyncScheme(ABC):
         Raises:
             ValueError: for another backend.
         """
-        from trawl.weight_update import BACKENDS
-
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, but it is {backend!r}")
-        scheme: WeightSyncScheme = BACKENDS[backend](**options)
+        if backend not in get_args(WeightSyncBackend):
+            names = ", ".join(get_args(WeightSyncBackend))
+            raise ValueError(f"backend must be one of {names}, but it is {backend!r}")
+        scheme: WeightSyncScheme = _by_backend[backend](**options)
         return scheme
 
     # --- for subclasses; those that are not abstract are optional
 
     @abstractmethod
-    def _open(self, workers: int) -> None:
-        """Opens channels to receivers.
+    def _open(self, workers: Sequence[int]) -> None:
+        """Opens channels to receivers."""
 
-        Args:
-            workers: a number above that of every receiver.
-        """
+    @abstractmethod
+    def _join(self, worker: int) -> Any:
+        """Returns the receiver's end of a channel: a :class:`Receiver` that can also wait."""
 
-    def _check_shipment(self, shipment: Shipment) -> None:  # noqa: B027
+    def _check(self, update: PreparedUpdate) -> None:  # noqa: B027
         """Refuses weights that can't be sent, before any are sent."""
 
     @abstractmethod
-    def _post(self, shipment: Shipment, version: Version) -> None:
-        """Sends weights without waiting until they are taken."""
+    def _publish(self, update: PreparedUpdate, version: Version) -> None:
+        """Sends weights without waiting until they are received."""
 
     @abstractmethod
-    def post_version(self, version: Version, workers: Iterable[int]) -> None:
+    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
         """Gives the weights that receivers were sent last another version."""
 
     @abstractmethod
@@ -157,24 +142,8 @@ class WeightSyncScheme(ABC):
         """Returns a copy of the weights that a worker was sent last; None before the first."""
         return None
 
-    def _connect_sender(self) -> None:  # noqa: B027
-        """Connects the sender's end; called once receivers have been started."""
-
-    def _connect_receiver(self, worker: int) -> None:  # noqa: B027
-        """Connects the end of a receiver in this process."""
-
-    def _wait(self, worker: int, timeout: float | None) -> None:  # noqa: B027
-        """Waits until a receiver has taken the last weights."""
-
     def _check_fork(self) -> None:  # noqa: B027
         """Refuses a receiver in a process forked from the sender's, if that is not supported."""
-
-    def _await(self, timeout: float | None) -> Receiver | None:
-        """Waits for new weights; returns their source, or None if none arrive in time."""
-        raise NotImplementedError(f"{type(self).__name__} has no receive()")
-
-    def acknowledge(self) -> None:  # noqa: B027
-        """Tells the sender that its weights were taken."""
 
     # --- the sender
 
@@ -227,7 +196,7 @@ class WeightSyncScheme(ABC):
             self._groups = groups_of(source, params_map, device_map_fn, count)
         self._model = model
         self._owner = os.getpid()
-        self._open(1 + max((i for group in self._groups for i in group.workers), default=-1))
+        self._open(self.workers)
 
     def attach(self, host: WeightHost, model_id: str, collector: Any) -> None:
         """Makes this scheme the sender's end for the workers of a collector, and connects it."""
@@ -260,19 +229,19 @@ class WeightSyncScheme(ABC):
                 raise RuntimeError(f"worker_idx={worker_idx} is for receivers; this is the sender")
             if self._connected_sender:
                 raise RuntimeError("this weight-sync scheme was connected already")
-            self._connect_sender()
+            for channel in self._channels.values():
+                channel.connect_sender()
             self._connected_sender = True
             if weights is not None:
                 self.send(weights)
             return
         if not self.initialized_on_receiver:
             raise RuntimeError("connect() before init_on_sender() or init_on_receiver()")
-        if self._connected_receiver:
+        if self._inbox is not None:
             raise RuntimeError("this weight-sync scheme was connected already")
         if worker_idx is not None:
             self._worker_idx = worker_idx
-        self._connect_receiver(self._worker_idx or 0)
-        self._connected_receiver = True
+        self._inbox = self._join(self._worker_idx or 0)
 
     def send(self, weights: Any = None, worker_ids: int | Sequence[int] | None = None) -> None:
         """Sends weights without waiting until they are taken; :meth:`wait_async` waits for that.
@@ -327,9 +296,11 @@ class WeightSyncScheme(ABC):
             raise RuntimeError("wait_async() before connect()")
         deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self.chosen(worker_ids):
-            self._wait(worker, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if worker in self._channels:
+                self._channels[worker].wait_ack(left)
 
-    def prepare(self, weights: Any, workers: Sequence[int]) -> list[Shipment]:
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[PreparedUpdate]:
         """Checks weights, and returns them ready for :meth:`commit`. Sends and changes nothing.
 
         Raises:
@@ -345,16 +316,16 @@ class WeightSyncScheme(ABC):
                 raise ValueError(
                     f"there are weights for workers {sorted(own)} only: nobody gets any"
                 )
-        shipments = []
+        prepared = []
         for group in self._groups or ():
             chosen = tuple(i for i in group.workers if i in workers)
             sets = [((i,), own[i]) for i in chosen] if own else [(chosen, weights)] * bool(chosen)
-            packing = group.packing
+            layout = group.layout
             for workers_, given in sets:
-                shipments.append(shipment_of(group, packing, workers_, given))
-                packing = shipments[-1].packing
-                self._check_shipment(shipments[-1])
-        return shipments
+                prepared.append(group.prepare(workers_, given, layout))
+                layout = prepared[-1].layout
+                self._check(prepared[-1])
+        return prepared
 
     def create_transport(self, **options: Any) -> TransportBackend:
         """Returns a new transport to one receiver, of the kind that belongs to this scheme.
@@ -403,17 +374,17 @@ class WeightSyncScheme(ABC):
             )
         return form.extract_weights(weights)
 
-    def commit(self, shipments: Sequence[Shipment], version: Version) -> None:
+    def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
         """Sends prepared weights."""
-        for shipment in shipments:
-            self._post(shipment, version)
-            shipment.group.packing = shipment.packing
+        for update in prepared:
+            self._publish(update, version)
+            update.group.layout = update.layout
 
-    def know(self, worker: int, packing: Packing) -> None:
-        """Takes in the layout of a receiver's model, which the sender may not know."""
+    def set_layout(self, worker: int, layout: FlatLayout) -> None:
+        """Sets the layout of a receiver's model, which the sender may not know."""
         for group in self._groups or ():
             if worker in group.workers:
-                group.know(packing)
+                group.set_layout(layout)
 
     @property
     def workers(self) -> list[int]:
@@ -480,7 +451,7 @@ class WeightSyncScheme(ABC):
         self._model_id = model_id
         self._context = None if context is None else weakref.ref(context)
         self._model = model
-        self._live = None if model is None else Live(model)
+        self._live = None if model is None else ModuleWeights(model)
         config = getattr(context, "config", None)
         self._worker_idx = worker_idx if worker_idx is not None else _index_of(config)
 
@@ -501,25 +472,24 @@ class WeightSyncScheme(ABC):
         """
         if not self.initialized_on_receiver:
             raise RuntimeError("receive() before init_on_receiver()")
-        if not self._connected_receiver:
+        if self._inbox is None:
             raise RuntimeError("receive() before connect()")
-        source = self._await(timeout)
-        if source is None:
+        inbox = self._inbox
+        if not inbox.wait(timeout):
             return None
-        taken: list[Weights] = []
-        source.take(partial(self._take, taken))
-        self.acknowledge()
-        # The context may forward the weights, so it gets them once the source is released.
-        if taken and self.context is not None:
-            self.context.update_policy_weights_(taken[0], model_id=self._model_id)
-        return in_form(taken[0], self._strategy.extract_as) if taken else None
+        received: list[Weights] = []
 
-    def _take(self, taken: list[Weights], posted: Posted) -> None:
-        if posted.slot is None:
-            return
-        if self._live is not None:
-            load_slot(self._live, posted)
-        taken.append(posted.copy())
+        def use(update: WeightUpdate) -> None:
+            if update.slot is not None:
+                if self._live is not None:
+                    update.load(self._live)
+                received.append(update.copy())
+
+        inbox.receive(use)
+        # The context may forward the weights, so it gets them once the channel is released.
+        if received and self.context is not None:
+            self.context.update_policy_weights_(received[0], model_id=self._model_id)
+        return in_form(received[0], self._strategy.extract_as) if received else None
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Loads weights into the receiver's model.
@@ -596,7 +566,7 @@ class WeightSyncScheme(ABC):
     @property
     def synchronized_on_receiver(self) -> bool:
         """True if the receiver's end is connected."""
-        return self._connected_receiver
+        return self._inbox is not None
 
     @property
     def incoming(self) -> Receiver:
@@ -605,17 +575,20 @@ class WeightSyncScheme(ABC):
         Raises:
             RuntimeError: if the scheme is not connected.
         """
-        raise RuntimeError("incoming before connect()")
+        if self._inbox is None:
+            raise RuntimeError("incoming before connect()")
+        inbox: Receiver = self._inbox
+        return inbox
 
     @property
     def sender_transports(self) -> dict[int, Any]:
         """Channels to receivers, by number."""
-        return {}
+        return dict(self._channels) if self.initialized_on_sender else {}
 
     @property
     def receiver_transport(self) -> Any:
         """Receiver's end of the channel from the sender; None if there is none here."""
-        return None
+        return self._inbox
 
     @property
     def shared_transport(self) -> Any:
@@ -624,36 +597,31 @@ class WeightSyncScheme(ABC):
 
     def shutdown(self) -> None:
         """Releases all resources. May be called again."""
-        self._groups, self._worker_idx = None, None
-        self._connected_sender = self._connected_receiver = False
-        self._live = self._model = self._context = self._host = self._update = None
+        for channel in self._channels.values():
+            channel.close()
+        self._channels = {}
+        self.__dict__.update(_fresh())
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process, the scheme starts uninitialised, to become a receiver's end.
-        fresh = {
-            "_context": None,
-            "_host": None,
-            "_update": None,
-            "_groups": None,
-            "_live": None,
-            "_model": None,
-            "_worker_idx": None,
-            "_connected_sender": False,
-            "_connected_receiver": False,
-        }
-        return {**self.__dict__, **fresh}
+        return {**self.__dict__, **_fresh()}
 
 
-def load_slot(live: Live, posted: Posted) -> None:
-    """Loads posted weights into a module."""
-    slot = posted.slot
-    assert slot is not None
-    if live.fits(slot.packing):
-        live.load(slot.tensors(posted.since))
-    else:
-        model = type(live.module).__name__
-        live.load(live.packing.match(slot.named(posted.since), model))
-    set_extra_state(live.module, posted.extra_state())
+def _fresh() -> dict[str, Any]:
+    """Returns the attributes of a scheme that is not initialised."""
+    names = ("context", "groups", "host", "inbox", "live", "model", "update", "worker_idx")
+    return {**{f"_{name}": None for name in names}, "_connected_sender": False}
+
+
+def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
+    """Returns the channel to a receiver, or its address.
+
+    Raises:
+        ValueError: if the sender has no receiver of this number.
+    """
+    if worker not in channels:
+        raise ValueError(f"worker_idx is {worker}, but the sender has receivers {sorted(channels)}")
+    return channels[worker]
 
 
 def _index_of(config: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from trawl.weight_update.packing import Packing, load_weights
+from trawl.weight_update.layout import FlatLayout, load_weights
 from trawl.weight_update.tensors import EXTRA, Weights, check_dtype, set_extra_state, weights_of
 
 _FORMS = ("tensordict", "state_dict")
@@ -116,9 +116,9 @@ def take_in(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any
 
 
 def _swap(module: nn.Module, weights: Weights) -> None:
-    packing = Packing.of(module)
-    found = packing.match(weights.tensors, type(module).__name__)
-    for entry, value in zip(packing.entries, found, strict=True):
+    layout = FlatLayout.of(module)
+    found = layout.match(weights.tensors, type(module).__name__)
+    for entry, value in zip(layout.entries, found, strict=True):
         if value is None:
             continue
         # The new tensor replaces the old one under all of its names, so tied tensors stay tied.

@@ -1,9 +1,14 @@
-"""Interfaces of a transport of weights to one receiver, and the transport by queues."""
+"""Transports of weights to one receiver, for programs that send weights themselves."""
 
 from __future__ import annotations
 
 import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+from typing_extensions import override
 
 from trawl.weight_update.strategy import WeightStrategy, take_in
 from trawl.weight_update.tensors import Weights, weights_of
@@ -72,49 +77,28 @@ class InitialSyncTransport(Protocol):
         """
 
 
-class MPTransport:
-    """Transport to a receiver by queues of the user's own, such as ``multiprocessing.Queue``.
+class Transport(ABC):
+    """Base class of the transports."""
 
-    Args:
-        weight_queue: queue that carries weights to the receiver (``put`` and ``get``).
-        ack_queue: queue that carries acknowledgements back to the sender; None for none.
-        timeout: seconds to wait for weights or an acknowledgement, if a call gives no time-out.
-    """
-
-    def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0) -> None:
-        self.weight_queue = weight_queue
-        self.ack_queue = ack_queue
-        self.timeout = timeout
+    # Module that weights are loaded into, if a call names no other.
+    _model: Any = None
 
     def send_weights(self, weights: Any) -> None:
-        """Sends a copy of the weights, and waits for the acknowledgement if there is a queue."""
+        """Sends weights, in any form, and waits until the receiver has them."""
         self.send_weights_async(weights)
         self.wait_ack()
 
-    def send_weights_async(self, weights: Any, model_id: str = "policy") -> None:
-        """Sends a copy of the weights, and doesn't wait for the acknowledgement.
+    @abstractmethod
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, in any form; :meth:`wait_ack` waits until the receiver has them."""
 
-        Args:
-            weights: weights in any form.
-            model_id: accepted for compatibility: a queue carries the weights of one model.
-        """
-        given = weights_of(weights)
-        copies = {name: t.detach().cpu().clone() for name, t in given.tensors.items()}
-        self.weight_queue.put((copies, given.extra))
+    @abstractmethod
+    def wait_ack(self) -> None:
+        """Waits until the receiver has the last weights."""
 
-    def wait_ack(self, timeout: float | None = None) -> None:
-        """Waits for the receiver's acknowledgement; without an ``ack_queue``, returns at once.
-
-        Raises:
-            TimeoutError: if none arrives in time.
-        """
-        if self.ack_queue is None:
-            return
-        limit = self.timeout if timeout is None else timeout
-        try:
-            self.ack_queue.get(timeout=limit)
-        except queue.Empty:
-            raise TimeoutError(f"the receiver took no weights within {limit:g} s") from None
+    @abstractmethod
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        """Waits for weights, calls ``use`` with them if they arrive, and acknowledges them."""
 
     def receive_weights(
         self,
@@ -124,17 +108,24 @@ class MPTransport:
         model: Any = None,
         strategy: WeightStrategy | None = None,
     ) -> Any:
-        """Receives and returns the next weights, or None if none arrive in time."""
-        try:
-            found = self.weight_queue.get(timeout=self.timeout if timeout is None else timeout)
-        except queue.Empty:
-            return None
-        taken = take_in(Weights(*found), model if model is not None else weights, strategy)
-        self.send_ack()
-        return taken
+        """Receives and returns the newest weights, or None if none arrive in time.
 
-    def setup_connection_and_weights_on_sender(self) -> None:
-        """Does nothing: the queues exist already, and ``send_weights`` sends the first weights."""
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
+
+        Raises:
+            ConnectionError: if the sender has ended, and all its weights were received.
+        """
+        into = next((one for one in (model, weights, self._model) if one is not None), None)
+        found: list[Any] = []
+        self._receive(timeout, lambda given: found.append(take_in(given, into, strategy)))
+        return found[0] if found else None
+
+    def setup_connection_and_weights_on_sender(self) -> None:  # noqa: B027
+        """Does nothing: ``send_weights`` connects both sides, and sends the first weights."""
 
     def setup_connection_and_weights_on_receiver(
         self,
@@ -154,7 +145,64 @@ class MPTransport:
         """
         return self.receive_weights(weights=weights, model=model, strategy=strategy)
 
+
+class MPTransport(Transport):
+    """Transport to a receiver by queues of the user's own, such as ``multiprocessing.Queue``.
+
+    It delivers all weights, one after the other.
+
+    Args:
+        weight_queue: queue that carries weights to the receiver (``put`` and ``get``).
+        ack_queue: queue that carries acknowledgements back to the sender; None for none.
+        timeout: seconds to wait for weights or an acknowledgement, if a call gives no time-out.
+    """
+
+    def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0) -> None:
+        self.weight_queue = weight_queue
+        self.ack_queue = ack_queue
+        self.timeout = timeout
+
+    @override
+    def send_weights_async(self, weights: Any, model_id: str = "policy") -> None:
+        """Sends a copy of the weights, and doesn't wait for the acknowledgement.
+
+        Args:
+            weights: weights in any form.
+            model_id: accepted for compatibility: a queue carries the weights of one model.
+        """
+        given = weights_of(weights)
+        self.weight_queue.put((copies(given), given.extra))
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits for the receiver's acknowledgement; without an ``ack_queue``, returns at once.
+
+        Raises:
+            TimeoutError: if none arrives in time.
+        """
+        if self.ack_queue is None:
+            return
+        limit = self.timeout if timeout is None else timeout
+        try:
+            self.ack_queue.get(timeout=limit)
+        except queue.Empty:
+            raise TimeoutError(f"the receiver took no weights within {limit:g} s") from None
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        try:
+            found = self.weight_queue.get(timeout=self.timeout if timeout is None else timeout)
+        except queue.Empty:
+            return
+        use(Weights(*found))
+        self.send_ack()
+
     def send_ack(self) -> None:
-        """Tells the sender that weights were taken."""
+        """Tells the sender that weights were received."""
         if self.ack_queue is not None:
             self.ack_queue.put(True)
+
+
+def copies(weights: Weights) -> dict[str, Tensor]:
+    """Returns copies of tensors in CPU memory, which later changes of the tensors don't reach."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors.items()}

@@ -359,3 +359,52 @@ class RemoteWeightUpdater(WeightUpdaterBase):
     @override
     def _get_server_weights(self) -> Any:
         return super()._get_server_weights() if self.policy_weights is None else self.policy_weights
+
+
+class DistributedWeightUpdater(RemoteWeightUpdater):
+    """Sends weights to the ranks of a collector; newer code uses a weight-sync scheme.
+
+    Workers are numbered from 0.
+
+    Args:
+        store: accepted for compatibility: the collector's connections are used.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        num_workers: number of workers; None for that of the collector.
+        sync: accepted for compatibility: sending never waits.
+    """
+
+    def __init__(
+        self,
+        store: Any = None,
+        policy_weights: Any = None,
+        num_workers: int | None = None,
+        sync: bool = True,
+    ) -> None:
+        super().__init__(policy_weights, num_workers)
+        self.store = store
+        self.sync = sync
+
+
+class RPCWeightUpdater(RemoteWeightUpdater):
+    """Sends weights to the nodes of a collector; newer code uses a weight-sync scheme.
+
+    Args:
+        collector_infos: accepted for compatibility: the collector knows its nodes.
+        collector_class: accepted for compatibility.
+        collector_rrefs: accepted for compatibility.
+        policy_weights: weights to send if none are pushed; None for the collector's policy.
+        num_workers: number of workers; None for that of the collector.
+    """
+
+    def __init__(
+        self,
+        collector_infos: Sequence[Any] | None = None,
+        collector_class: Any = None,
+        collector_rrefs: Sequence[Any] | None = None,
+        policy_weights: Any = None,
+        num_workers: int | None = None,
+    ) -> None:
+        super().__init__(policy_weights, num_workers)
+        self.collector_infos = collector_infos
+        self.collector_class = collector_class
+        self.collector_rrefs = collector_rrefs

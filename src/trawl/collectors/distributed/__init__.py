@@ -12,9 +12,8 @@ from trawl.collectors.distributed.process_group import (
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
 from trawl.collectors.evaluation.ray_worker import RayEvalWorker
-from trawl.weight_update.process_group import DistributedWeightUpdater
 from trawl.weight_update.ray_updater import RayWeightUpdater
-from trawl.weight_update.rpc import RPCWeightUpdater
+from trawl.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
 
 __all__ = [
     "DEFAULT_SLURM_CONF",

@@ -48,7 +48,7 @@ class NestedService(CollectorService):
                 steps=collector.requested_frames_per_batch,
                 batch_size=(),
                 trajectory=self._next,
-                packings=self._packings(),
+                weight_layouts=self._weight_layouts(),
             )
         )
 

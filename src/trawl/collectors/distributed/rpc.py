@@ -18,8 +18,9 @@ from trawl.collectors.distributed.cluster import ClusterArguments
 from trawl.collectors.distributed.launchers import Meeting
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
-from trawl.weight_update.rpc import RPCWeightSyncScheme, RPCWeightUpdater
+from trawl.weight_update.messages import RPCWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
+from trawl.weight_update.updaters import RPCWeightUpdater
 
 __all__ = ["RPCCollector", "RPCOptions", "RPCWeightUpdater"]
 

@@ -32,7 +32,7 @@ _Places = list[Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor of a model.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Packing:
+class FlatLayout:
     """Layout of a model's tensors in a buffer; tensors of one dtype lie side by side.
 
     Args:
@@ -64,8 +64,8 @@ class Packing:
 
     Attributes:
         entries: the tensors, in their order in the buffer.
-        nbytes: size of the buffer. The buffer begins with an int64 for each entry: the number of
-            the update that brought the entry, or 0 if it is missing.
+        nbytes: size of the buffer. The buffer begins with an int64 for each entry, and one for
+            extra state: the number of the update that brought it, or 0 if it is missing.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], required: Collection[str]) -> None:
@@ -75,13 +75,13 @@ class Packing:
         firsts = [(tensors[own[0]], own) for own in names.values()]
         # Sorting is stable: within a dtype the order is the model's.
         firsts.sort(key=lambda pair: str(pair[0].dtype))
-        self.entries: list[Entry] = []
-        start = aligned(8 * len(firsts))
+        self.entries: list[TensorEntry] = []
+        start = aligned(8 * len(firsts) + 8)
         before: torch.dtype | None = None
         for tensor, own in firsts:
             if tensor.dtype != before:
                 start, before = aligned(start), tensor.dtype
-            entry = Entry(
+            entry = TensorEntry(
                 tuple(own),
                 tuple(tensor.shape),
                 tensor.dtype,
@@ -90,13 +90,12 @@ class Packing:
             )
             self.entries.append(entry)
             start += entry.nbytes
-        # A buffer can't be empty.
-        self.nbytes = max(start, 1)
+        self.nbytes = start
         self._numbers = {name: i for i, entry in enumerate(self.entries) for name in entry.names}
 
     @classmethod
-    def of(cls, module: nn.Module) -> Packing:
-        """Returns the packing of a module, with all of its parameters required."""
+    def of(cls, module: nn.Module) -> FlatLayout:
+        """Returns the layout of a module, with all of its parameters required."""
         parameters = dict(module.named_parameters(remove_duplicate=False))
         return cls(named_tensors(module), parameters)
 
@@ -139,8 +138,8 @@ class Packing:
             )
         return found
 
-    def difference(self, other: Packing) -> str:
-        """Describes why tensors of this packing don't fit another one; empty if they do."""
+    def difference(self, other: FlatLayout) -> str:
+        """Describes why tensors of this layout don't fit another one; empty if they do."""
         own, its = ({n: e for e in one.entries for n in e.names} for one in (self, other))
         differing = sorted(
             name
@@ -165,7 +164,7 @@ class Packing:
         return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Packing) and self.entries == other.entries
+        return isinstance(other, FlatLayout) and self.entries == other.entries
 
     def __hash__(self) -> int:
         return hash(tuple(self.entries))
@@ -181,7 +180,7 @@ def _hint(missing: Sequence[str], unknown: Sequence[str]) -> str:
     return ""
 
 
-def _check(name: str, value: Tensor, entry: Entry) -> None:
+def _check(name: str, value: Tensor, entry: TensorEntry) -> None:
     if value.shape != entry.shape:
         raise ValueError(
             f"weight {name!r} has shape {tuple(value.shape)}, but the policy's has {entry.shape}"
@@ -203,28 +202,29 @@ class Slot:
     """Buffer that holds the tensors of a model.
 
     Args:
-        packing: layout of the tensors.
-        buffer: memory of at least ``packing.nbytes`` bytes, aligned to 64.
+        layout: layout of the tensors.
+        buffer: memory of at least ``layout.nbytes`` bytes, aligned to 64.
     """
 
-    def __init__(self, packing: Packing, buffer: Any) -> None:
-        self.packing = packing
+    def __init__(self, layout: FlatLayout, buffer: Any) -> None:
+        self.layout = layout
         # A slot that is made in inference mode must be usable outside it, too.
         with torch.inference_mode(False):
             self._map(buffer)
 
     def _map(self, buffer: Any) -> None:
-        packing = self.packing
-        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=packing.nbytes)
-        self._updates = whole[: 8 * len(packing.entries)].view(torch.int64).numpy()
+        layout = self.layout
+        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=layout.nbytes)
+        numbers = whole[: 8 * len(layout.entries) + 8].view(torch.int64).numpy()
+        self._updates, self._extra = numbers[:-1], numbers[-1:]
         self.views = [
-            whole[e.start : e.start + e.nbytes].view(e.dtype).view(e.shape) for e in packing.entries
+            whole[e.start : e.start + e.nbytes].view(e.dtype).view(e.shape) for e in layout.entries
         ]
         self._flat = [
-            whole[packing.entries[a].start : _end(packing.entries[b - 1])].view(
-                packing.entries[a].dtype
+            whole[layout.entries[a].start : _end(layout.entries[b - 1])].view(
+                layout.entries[a].dtype
             )
-            for a, b in packing.runs()
+            for a, b in layout.runs()
         ]
 
     def tensors(self, since: int = 0) -> list[Tensor | None]:
@@ -240,7 +240,7 @@ class Slot:
 
     def named(self, since: int = 0) -> dict[str, Tensor]:
         """Returns :meth:`tensors` by name, tied tensors under each of their names."""
-        pairs = zip(self.packing.entries, self.tensors(since), strict=True)
+        pairs = zip(self.layout.entries, self.tensors(since), strict=True)
         return {n: tensor for entry, tensor in pairs if tensor is not None for n in entry.names}
 
     @property
@@ -249,9 +249,18 @@ class Slot:
         return bool(self._updates.all())
 
     @property
-    def update(self) -> int:
+    def newest(self) -> int:
         """Number of the newest update that brought a tensor; 0 if all are missing."""
         return int(self._updates.max(initial=0))
+
+    @property
+    def extra_number(self) -> int:
+        """Number of the update that brought the extra state; 0 if there is none."""
+        return int(self._extra[0])
+
+    @extra_number.setter
+    def extra_number(self, number: int) -> None:
+        self._extra[0] = number
 
     @torch.no_grad()
     def put(self, tensors: Sequence[Tensor | None], update: int = 1) -> None:
@@ -261,7 +270,10 @@ class Slot:
 
     @torch.no_grad()
     def complete_by(self, other: Slot) -> None:
-        """Copies missing tensors from another slot."""
+        """Copies missing tensors from another slot, and the number of missing extra state."""
+        self._extra[self._extra == 0] = other.extra_number
+        if other.layout != self.layout:
+            return
         missing = self._updates == 0
         given = [t if m else None for t, m in zip(other.tensors(), missing, strict=True)]
         self._updates[missing] = other._updates[missing]
@@ -290,7 +302,7 @@ def _copy(targets: Sequence[Tensor | None], sources: Sequence[Tensor | None]) ->
 Write = Callable[[Slot, int], None]
 
 
-class Live:
+class ModuleWeights:
     """Current tensors of a module.
 
     The tensors are looked up once. After that, only their identities are checked, and their
@@ -298,16 +310,16 @@ class Live:
 
     Args:
         module: the module.
-        packing: layout of its tensors; by default :meth:`Packing.of` the module.
+        layout: layout of its tensors; by default :meth:`FlatLayout.of` the module.
 
     Raises:
-        KeyError, ValueError: if the module doesn't fit the packing.
+        KeyError, ValueError: if the module doesn't fit the layout.
     """
 
-    def __init__(self, module: nn.Module, packing: Packing | None = None) -> None:
+    def __init__(self, module: nn.Module, layout: FlatLayout | None = None) -> None:
         self.module = module
-        self.packing = Packing.of(module) if packing is None else packing
-        self._fitting: Packing | None = None
+        self.layout = FlatLayout.of(module) if layout is None else layout
+        self._fitting: FlatLayout | None = None
         self._tables: list[Mapping[str, Any]] = []
         self._known: list[int] = []
         self._whole = False
@@ -334,7 +346,7 @@ class Live:
     def _look_up(self) -> None:
         self._whole = False
         own = named_tensors(self.module)
-        self._tensors = self.packing.match(own, type(self.module).__name__)
+        self._tensors = self.layout.match(own, type(self.module).__name__)
         self._tables = [
             table
             for part in self.module.modules()
@@ -347,7 +359,7 @@ class Live:
         """Checks the tensors, and returns a function that copies them to a slot.
 
         Raises:
-            KeyError, ValueError: if the module's tensors no longer fit the packing.
+            KeyError, ValueError: if the module's tensors no longer fit the layout.
             TypeError: if the module has weights that are not tensors.
         """
         tensors = self._checked()
@@ -365,31 +377,35 @@ class Live:
         places = [*map(_POINTER, whole), *map(_CONTIGUOUS, whole), *map(_SHAPE, whole)]
         known, flat = self._flat
         if places != known:
-            for entry, tensor in zip(self.packing.entries, tensors, strict=True):
+            for entry, tensor in zip(self.layout.entries, tensors, strict=True):
                 if tensor is not None:
                     _check(entry.names[0], tensor, entry)
-            flat = _flat_views(self.packing, tensors)
+            flat = _flat_views(self.layout, tensors)
             self._flat = places, flat
         return flat
-
-    def fits(self, packing: Packing) -> bool:
-        """Returns True if weights of a packing can be loaded without matching their names."""
-        # Usually this is the same object again. A full comparison takes as long as a copy.
-        if packing is not self._fitting:
-            if packing != self.packing:
-                return False
-            self._fitting = packing
-        return True
 
     @torch.no_grad()
     def load(self, tensors: Sequence[Tensor | None]) -> None:
         """Copies tensors, one for each entry, into the module."""
         _copy(self._checked(), tensors)
 
+    def load_slot(self, slot: Slot, since: int) -> None:
+        """Copies the tensors of a slot that are newer than update ``since`` into the module.
 
-def writer(packing: Packing, tensors: Sequence[Tensor | None]) -> Write:
+        Raises:
+            KeyError, ValueError: if the weights don't fit the module.
+        """
+        # Usually this is the same object again. A full comparison takes as long as a copy.
+        if slot.layout is self._fitting or slot.layout == self.layout:
+            self._fitting = slot.layout
+            self.load(slot.tensors(since))
+        else:
+            self.load(self.layout.match(slot.named(since), type(self.module).__name__))
+
+
+def writer(layout: FlatLayout, tensors: Sequence[Tensor | None]) -> Write:
     """Returns a function that copies tensors, one for each entry, to a slot."""
-    return _writer(tensors, _flat_views(packing, tensors))
+    return _writer(tensors, _flat_views(layout, tensors))
 
 
 def _writer(tensors: Sequence[Tensor | None], flat: Sequence[Sequence[Tensor]] | None) -> Write:
@@ -402,14 +418,14 @@ def _writer(tensors: Sequence[Tensor | None], flat: Sequence[Sequence[Tensor]] |
     return write
 
 
-def _flat_views(packing: Packing, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
+def _flat_views(layout: FlatLayout, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
     """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
-    pairs = zip(packing.entries, tensors, strict=True)
+    pairs = zip(layout.entries, tensors, strict=True)
     flat = [tensor.detach().view(-1) for entry, tensor in pairs if _is_plain(tensor, entry)]
-    return [flat[a:b] for a, b in packing.runs()] if len(flat) == len(tensors) else None
+    return [flat[a:b] for a, b in layout.runs()] if len(flat) == len(tensors) else None
 
 
-def _is_plain(tensor: Tensor | None, entry: Entry) -> TypeGuard[Tensor]:
+def _is_plain(tensor: Tensor | None, entry: TensorEntry) -> TypeGuard[Tensor]:
     """Returns True if a tensor can be copied byte for byte."""
     return (
         tensor is not None
@@ -435,8 +451,8 @@ def load_weights(module: nn.Module, source: Any) -> None:
     """
     check_whole(module)
     weights = weights_of(source)
-    live = Live(module)
-    live.load(live.packing.match(weights.tensors, type(module).__name__))
+    live = ModuleWeights(module)
+    live.load(live.layout.match(weights.tensors, type(module).__name__))
     set_extra_state(module, weights.extra)
 
 
@@ -444,5 +460,5 @@ def _identities(tables: Sequence[Mapping[str, Any]]) -> list[int]:
     return [id(value) for table in tables for value in table.values()]
 
 
-def _end(entry: Entry) -> int:
+def _end(entry: TensorEntry) -> int:
     return entry.start + entry.nbytes

@@ -10,12 +10,12 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trawl.weight_update.packing import Live, Packing, Write, writer
+from trawl.weight_update.layout import FlatLayout, ModuleWeights, Write, writer
 from trawl.weight_update.tensors import check_extra_state, extra_state, packed_extra, weights_of
 
 
 @dataclass
-class Group:
+class ReceiverGroup:
     """Receivers that get the same weights.
 
     Attributes:
@@ -23,20 +23,20 @@ class Group:
         live: model that provides the weights if none are given; or None.
         fixed: source of the weights in place of ``live``: a TensorDict, a dict, or a module whose
             tensors had no shapes yet; or None.
-        packing: layout of the receivers' models; None while it is not known.
+        layout: layout of the receivers' models; None while it is not known.
         model: name of the model, for errors.
         misfit: reason why the receivers can't take the weights of ``live``; empty if they can.
     """
 
     workers: tuple[int, ...]
-    live: Live | None = None
+    live: ModuleWeights | None = None
     fixed: Any = None
-    packing: Packing | None = None
+    layout: FlatLayout | None = None
     model: str = "of the receiver"
     misfit: str = ""
 
     @classmethod
-    def of(cls, workers: Iterable[int], source: Any) -> Group:
+    def of(cls, workers: Iterable[int], source: Any) -> ReceiverGroup:
         """Returns a group with weights from ``source``; with None, updates must include them."""
         if isinstance(source, nn.Module):
             model = type(source).__name__
@@ -44,33 +44,59 @@ class Group:
                 # Lazy parameters get their shapes in the first call. Until then, there is no
                 # layout.
                 return cls(tuple(workers), fixed=source, model=model)
-            live = Live(source)
-            return cls(tuple(workers), live, None, live.packing, model)
+            live = ModuleWeights(source)
+            return cls(tuple(workers), live, None, live.layout, model)
         group = cls(tuple(workers), fixed=source)
         if source is not None:
             tensors = weights_of(source).tensors
-            group.packing = Packing(tensors, tensors)
+            group.layout = FlatLayout(tensors, tensors)
         return group
 
-    def know(self, packing: Packing) -> None:
-        """Takes in the layout of a receiver's model."""
-        if self.packing is None:
-            self.packing = packing
-        elif difference := self.packing.difference(packing):
+    def set_layout(self, layout: FlatLayout) -> None:
+        """Sets the layout of a receiver's model, which the sender may not know."""
+        if self.layout is None:
+            self.layout = layout
+        elif difference := self.layout.difference(layout):
             # Weights have to fit the receivers' model.
-            self.packing = packing
+            self.layout = layout
             self.misfit = (
                 f"the {self.model} that is here is not like those of workers: {difference}"
             )
 
+    def prepare(
+        self, workers: tuple[int, ...], weights: Any, layout: FlatLayout | None
+    ) -> PreparedUpdate:
+        """Checks weights for receivers of this group: the given ones, or else the group's own.
+
+        Raises:
+            Exception: the errors of :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
+        """
+        if weights is None and self.misfit:
+            raise ValueError(f"{self.misfit}. Give weights that fit")
+        if weights is None and self.live is not None:
+            write, extra = self.live.writer(), packed_extra(extra_state(self.live.module))
+            return PreparedUpdate(self, workers, self.live.layout, write, extra)
+        source = self.fixed if weights is None else weights
+        if source is None:
+            raise RuntimeError(
+                "there are no weights to take: the policy is no module, or was made by a "
+                "policy_factory; give the weights"
+            )
+        given = weights_of(source)
+        if self.live is not None and not self.misfit:
+            check_extra_state(self.live.module, given.extra)
+        layout = layout or FlatLayout(given.tensors, given.tensors)
+        write = writer(layout, layout.match(given.tensors, self.model))
+        return PreparedUpdate(self, workers, layout, write, packed_extra(given.extra))
+
 
 @dataclass(frozen=True)
-class Shipment:
+class PreparedUpdate:
     """Checked weights for some receivers of a group."""
 
-    group: Group
+    group: ReceiverGroup
     workers: tuple[int, ...]
-    packing: Packing
+    layout: FlatLayout
     write: Write
     extra: bytes
 
@@ -82,46 +108,21 @@ def by_worker(weights: Any) -> dict[int, Any]:
     return dict(weights) if all(type(name) is int for name in weights) else {}
 
 
-def shipment_of(
-    group: Group, packing: Packing | None, workers: tuple[int, ...], weights: Any
-) -> Shipment:
-    """Checks weights for receivers of a group: the given ones, or else the group's own.
-
-    Raises:
-        as :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
-    """
-    if weights is None and group.misfit:
-        raise ValueError(f"{group.misfit}. Give weights that fit")
-    if weights is None and group.live is not None:
-        write = group.live.writer()
-        extra = packed_extra(extra_state(group.live.module))
-        return Shipment(group, workers, group.live.packing, write, extra)
-    source = group.fixed if weights is None else weights
-    if source is None:
-        raise RuntimeError(
-            "there are no weights to take: the policy is no module, or was made by a "
-            "policy_factory; give the weights"
-        )
-    given = weights_of(source)
-    if group.live is not None and not group.misfit:
-        check_extra_state(group.live.module, given.extra)
-    packing = packing or Packing(given.tensors, given.tensors)
-    matched = packing.match(given.tensors, group.model)
-    return Shipment(group, workers, packing, writer(packing, matched), packed_extra(given.extra))
-
-
 def groups_of(
     source: Any,
     params_map: Mapping[int, Any] | None,
     device_map_fn: Callable[[int, Any], Any] | None,
     count: int,
-) -> list[Group]:
+) -> list[ReceiverGroup]:
     """Returns the groups of receivers that a sender's arguments describe."""
     if params_map is not None:
-        return [Group.of([index], weights) for index, weights in params_map.items()]
+        alike: dict[int, list[int]] = {}
+        for index, weights in params_map.items():
+            alike.setdefault(id(weights), []).append(index)
+        return [ReceiverGroup.of(own, params_map[own[0]]) for own in alike.values()]
     if device_map_fn is not None:
-        return [Group.of([index], device_map_fn(index, source)) for index in range(count)]
-    return [Group.of(range(count), source)]
+        return [ReceiverGroup.of([i], device_map_fn(i, source)) for i in range(count)]
+    return [ReceiverGroup.of(range(count), source)]
 
 
 def receivers_of(
@@ -136,12 +137,10 @@ def receivers_of(
         ValueError: if the arguments contradict each other, or there are no receivers.
         TypeError: if a number is not an integer.
     """
-    given = {
-        "num_workers": num_workers,
-        "devices": None if devices is None else len(devices),
-        "params_map": None if params_map is None else len(params_map),
-    }
-    counts = {name: count for name, count in given.items() if count is not None}
+    counts: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
+    for name, given in (("devices", devices), ("params_map", params_map)):
+        if given is not None:
+            counts[name] = len(given)
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"{name} must be an integer, but it is {count!r}")

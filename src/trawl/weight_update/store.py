@@ -18,35 +18,33 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from mmap import PAGESIZE
-from typing import Any
+from typing import Any, Protocol
 
 from trawl.backends.memory import SharedMemory
-from trawl.weight_update.packing import Packing, Slot, Write
-from trawl.weight_update.tensors import Weights, unpacked_extra
+from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, Write
+from trawl.weight_update.tensors import Weights, set_extra_state, unpacked_extra
 
 Version = int | str | None
 
 # Words of the header, all int64: sizes and offsets, then a record for each reader.
-_TOTAL, _PACKING, _STRIDE, _FIRST = 0, 1, 2, 3
+_TOTAL, _LAYOUT, _STRIDE, _FIRST = 0, 1, 2, 3
 _RECORDS = 8
-# Words of a record: the newest post, the count last taken, and two version fields, used in turn.
-_NEWEST, _TAKEN, _VERSIONS = 0, 1, 2
+# Words of a record: the newest update, the count last received, and two version fields, used in
+# turn.
+_NEWEST, _RECEIVED, _VERSIONS = 0, 1, 2
 _VERSION_WORDS = 15
 _RECORD = _VERSIONS + 2 * _VERSION_WORDS
 _VERSION_BYTES = _VERSION_WORDS * 8
 
-# Bits of the word at ``_NEWEST``: the number of posts for this reader, then the slot of the last.
+# Bits of the word at ``_NEWEST``: the number of updates for this reader, then the slot of the last.
 _SLOT_BITS = 16
 _NO_SLOT = (1 << _SLOT_BITS) - 1
 
 # Room for extra state after the weights. Room that is not used takes no memory.
 _EXTRA_ROOM = 1 << 20
 
-# Bytes before the extra state, for the number of the update that brought it.
-_STAMP = 8
-
 # ``fcntl`` locks exclude other processes only; this lock excludes other threads of this one.
-# It is reentrant, so that a reader may post to a board of its own from within ``take``.
+# It is reentrant, so that a reader may publish in a store of its own from within ``receive``.
 _here = threading.RLock()
 
 
@@ -60,52 +58,68 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 
 @dataclass(frozen=True)
-class Posted:
-    """A post for one reader: weights and their version.
+class WeightUpdate:
+    """Weights and their version, as a receiver gets them.
 
     Attributes:
-        count: number of posts for this reader, including this one.
+        count: number of updates for this receiver, including this one.
         version: version of the weights; None without versions.
-        slot: the weights; None if the post has none.
+        slot: the weights; None if only the version is new.
         extra: extra state, pickled.
-        extra_update: number of the update that brought the extra state.
-        since: number of the newest update that the reader had before this post.
+        since: number of the newest update that the receiver had before.
     """
 
     count: int
-    version: Version
-    slot: Slot | None
-    extra: bytes
-    extra_update: int = 0
+    version: Version = None
+    slot: Slot | None = None
+    extra: bytes = b""
     since: int = 0
 
     @property
-    def update(self) -> int:
-        """Number of the newest update that the reader has with this post."""
-        return self.since if self.slot is None else max(self.slot.update, self.since)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Returns the extra state if it is newer than the reader's, else an empty dict."""
-        return unpacked_extra(self.extra) if self.extra_update > self.since else {}
+    def newest(self) -> int:
+        """Number of the newest update that the receiver has with this one."""
+        return self.since if self.slot is None else max(self.slot.newest, self.since)
 
     def copy(self) -> Weights:
-        """Returns copies of the weights that are newer than the reader's."""
-        named = {} if self.slot is None else self.slot.named(self.since)
-        copies = {name: tensor.clone() for name, tensor in named.items()}
-        return Weights(copies, self.extra_state())
+        """Returns copies of the weights that are newer than the receiver's."""
+        if self.slot is None:
+            return Weights({})
+        copies = {name: tensor.clone() for name, tensor in self.slot.named(self.since).items()}
+        return Weights(copies, self._extra_state(self.slot))
+
+    def load(self, module: ModuleWeights) -> None:
+        """Loads the weights that are newer than the receiver's into a module."""
+        if self.slot is not None:
+            module.load_slot(self.slot, self.since)
+            set_extra_state(module.module, self._extra_state(self.slot))
+
+    def _extra_state(self, slot: Slot) -> dict[str, Any]:
+        return unpacked_extra(self.extra) if slot.extra_number > self.since else {}
 
 
-def stamped(extra: bytes, update: int) -> bytes:
-    """Returns extra state after the number of its update; empty bytes stay empty."""
-    return update.to_bytes(_STAMP, "little") + extra if extra else b""
+class Receiver(Protocol):
+    """Source of new weights for a worker.
+
+    Attributes:
+        count: number of updates that the worker has received, including those that newer updates
+            replaced.
+    """
+
+    count: int
+
+    @property
+    def newer(self) -> bool:
+        """True if there is an update that was not received. It is read before each batch."""
+
+    def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
+        """Receives and returns the newest update.
+
+        Args:
+            use: called with the update, which can't change during the call.
+        """
 
 
-def unstamped(extra: bytes) -> tuple[bytes, int]:
-    """Returns the extra state, and the number of the update that brought it."""
-    return extra[_STAMP:], int.from_bytes(extra[:_STAMP], "little")
-
-
-class Board:
+class WeightStore:
     """Writer's side of the shared memory.
 
     Args:
@@ -119,29 +133,29 @@ class Board:
         for index in range(readers):
             self._words[_at(index)] = _NO_SLOT
         self._file: _File | None = None
-        self._packing: Packing | None = None
-        self._posts = 0
+        self._layout: FlatLayout | None = None
+        self._updates = 0
 
-    def reader(self, index: int) -> Reader:
+    def reader(self, index: int) -> StoreReader:
         """Returns a reader's side, which can be sent to another process."""
-        return Reader(self._header, index)
+        return StoreReader(self._header, index)
 
     @property
-    def packing(self) -> Packing | None:
-        """Layout of the weights; None before the first post of weights."""
-        return None if self._file is None else self._file.packing
+    def layout(self) -> FlatLayout | None:
+        """Layout of the weights; None before the first weights."""
+        return None if self._file is None else self._file.layout
 
     def count(self, index: int) -> int:
-        """Returns the number of posts for a reader."""
+        """Returns the number of updates for a reader."""
         return self._words[_at(index)] >> _SLOT_BITS
 
-    def taken(self, index: int) -> int:
-        """Returns the number of posts for a reader at the time when it last took one."""
-        return self._words[_at(index) + _TAKEN]
+    def received(self, index: int) -> int:
+        """Returns the number of updates for a reader at the time when it last received one."""
+        return self._words[_at(index) + _RECEIVED]
 
-    def post(
+    def publish(
         self,
-        packing: Packing,
+        layout: FlatLayout,
         write: Write,
         extra: bytes,
         version: Version,
@@ -150,7 +164,7 @@ class Board:
         """Publishes weights. Missing tensors are copied from each reader's previous weights.
 
         Args:
-            packing: layout of the weights; the same for all posts.
+            layout: layout of the weights; always the same.
             write: function that fills a slot.
             extra: extra state, pickled; empty to keep the previous one.
             version: version of the weights.
@@ -161,21 +175,21 @@ class Board:
         """
         record = _version_record(version)
         with _here:
-            self.check(packing, extra)
-            self._posts += 1
+            self.check(layout, extra)
+            self._updates += 1
             if self._file is None:
-                self._file = _File.make(self._header, packing, self.readers, len(extra))
-                self._packing = packing
+                self._file = _File.make(self._header, layout, self.readers, len(extra))
+                self._layout = layout
             left = list(readers)
             while left:
                 before = self._newest(left[0])
                 number, complete = self._fill(self._file, write, extra, before)
                 alike = [i for i in left if complete or self._newest(i) == before]
                 for index in alike:
-                    self._tell(index, record, number)
+                    self._announce(index, record, number)
                 left = [i for i in left if i not in alike]
 
-    def check(self, packing: Packing, extra: bytes) -> None:
+    def check(self, layout: FlatLayout, extra: bytes) -> None:
         """Refuses weights that can't be published.
 
         Raises:
@@ -184,16 +198,15 @@ class Board:
         """
         if self._file is None:
             return
-        if packing is not self._packing and packing != self._file.packing:
+        if layout is not self._layout and layout != self._file.layout:
             raise ValueError(
                 "these weights have other names, shapes or dtypes than those that were sent "
                 "before, or the same in another order"
             )
-        room = self._file.extra_room - _STAMP
-        if len(extra) > room:
+        if len(extra) > self._file.extra_room:
             raise ValueError(
                 f"the policy's extra state takes {len(extra)} bytes, but at first it was so small "
-                f"that only {room} were set aside for it"
+                f"that only {self._file.extra_room} were set aside for it"
             )
 
     def _fill(self, file: _File, write: Write, extra: bytes, before: int) -> tuple[int, bool]:
@@ -201,22 +214,23 @@ class Board:
         number = self._free(file)
         slot = file.slot(number)
         try:
-            write(slot, self._posts)
+            write(slot, self._updates)
+            slot.extra_number = self._updates if extra else 0
             more = b"" if extra or before == _NO_SLOT else file.extra(before)
             complete = slot.complete and not more
-            if not slot.complete and before != _NO_SLOT:
+            if not complete and before != _NO_SLOT:
                 slot.complete_by(file.slot(before))
-            file.put_extra(number, stamped(extra, self._posts) or more)
+            file.put_extra(number, extra or more)
         finally:
             file.unlock(number)
         return number, complete
 
-    def post_version(self, version: Version, readers: Iterable[int]) -> None:
+    def publish_version(self, version: Version, readers: Iterable[int]) -> None:
         """Publishes the current weights of readers under another version."""
         record = _version_record(version)
         with _here:
             for index in readers:
-                self._tell(index, record, self._newest(index))
+                self._announce(index, record, self._newest(index))
 
     def newest(self, index: int) -> Weights | None:
         """Returns a copy of the newest weights of a reader; None before the first."""
@@ -226,7 +240,7 @@ class Board:
                 return None
             # The slot needs no lock: only this process writes, and never without ``_here``.
             slot, extra = self._file.slot(number), self._file.extra(number)
-            return Posted(0, None, slot, *unstamped(extra)).copy()
+            return WeightUpdate(0, None, slot, extra).copy()
 
     def _newest(self, index: int) -> int:
         return self._words[_at(index)] & _NO_SLOT
@@ -237,9 +251,11 @@ class Board:
         for number in range(file.slots):
             if number not in newest and file.lock(number, fcntl.LOCK_EX):
                 return number
-        raise RuntimeError("all slots of the board are being read: who reads has forgotten to end")
+        raise RuntimeError(
+            "a reader is still holding each slot for weights: was a worker stopped by SIGSTOP?"
+        )
 
-    def _tell(self, index: int, record: bytes, slot: int) -> None:
+    def _announce(self, index: int, record: bytes, slot: int) -> None:
         at = _at(index)
         count = (self._words[at] >> _SLOT_BITS) + 1
         # The reader may be reading the other version field.
@@ -248,15 +264,15 @@ class Board:
         self._words[at] = count << _SLOT_BITS | slot
 
 
-class Reader:
+class StoreReader:
     """Reader's side; it can be sent to another process while that process is started.
 
     Args:
-        header: the board's header.
+        header: the store's header.
         index: number of this reader.
 
     Attributes:
-        count: number of posts for this reader at the time when it last took one.
+        count: number of updates for this reader at the time when it last received one.
     """
 
     def __init__(self, header: SharedMemory, index: int) -> None:
@@ -266,56 +282,51 @@ class Reader:
         self._words = memoryview(header.buffer).cast("q")
         self._at = _at(index)
         self._seen = _NO_SLOT
-        self._update = 0
+        self._since = 0
         self._file: _File | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Reader, (self._header, self.index)
+        return StoreReader, (self._header, self.index)
 
     @property
     def newer(self) -> bool:
-        """True if there is a post that was not taken."""
+        """True if there is an update that was not received."""
         return self._words[self._at] != self._seen
 
-    def take(self, use: Callable[[Posted], None]) -> Posted:
-        """Takes the newest post, and returns it.
+    def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
+        """Receives the newest update, and returns it.
 
         Args:
-            use: called with the post, which can't change during the call.
+            use: called with the update, which can't change during the call.
         """
         with _here:
-            while True:
-                word = self._words[self._at]
-                if self._take(word, use):
-                    break
-        return self._posted
+            update = None
+            while update is None:
+                update = self._read(self._words[self._at], use)
+        return update
 
-    def _take(self, word: int, use: Callable[[Posted], None]) -> bool:
-        """Takes the post that a word names; returns False if the word has changed since."""
+    def _read(self, word: int, use: Callable[[WeightUpdate], None]) -> WeightUpdate | None:
+        """Receives the update that a word names; returns None if the word has changed since."""
         count, number = word >> _SLOT_BITS, word & _NO_SLOT
         file = self._opened() if number != _NO_SLOT else None
         if file is not None and not file.lock(number, fcntl.LOCK_SH):
             # The slot is being written, so it is no longer the newest.
-            return False
+            return None
         try:
-            record = self._version_record(count)
+            first = (self._at + _VERSIONS + (count % 2) * _VERSION_WORDS) * 8
+            record = self._header.buffer[first : first + _VERSION_BYTES]
             if self._words[self._at] != word:
-                return False
-            version = _read_version(record)
+                return None
             slot, extra = (None, b"") if file is None else (file.slot(number), file.extra(number))
-            self._posted = Posted(count, version, slot, *unstamped(extra), self._update)
-            use(self._posted)
-            self._update = self._posted.update
+            update = WeightUpdate(count, _read_version(record), slot, extra, self._since)
+            use(update)
+            self._since = update.newest
         finally:
             if file is not None:
                 file.unlock(number)
         self._seen, self.count = word, count
-        self._words[self._at + _TAKEN] = count
-        return True
-
-    def _version_record(self, count: int) -> bytes:
-        first = (self._at + _VERSIONS + (count % 2) * _VERSION_WORDS) * 8
-        return self._header.buffer[first : first + _VERSION_BYTES]
+        self._words[self._at + _RECEIVED] = count
+        return update
 
     def _opened(self) -> _File:
         if self._file is None:
@@ -324,7 +335,7 @@ class Reader:
 
 
 class _File:
-    """Memory of a board, once the first weights have determined its size."""
+    """Memory of a store, once the first weights have determined its size."""
 
     def __init__(self, header: SharedMemory) -> None:
         words = memoryview(header.buffer).cast("q")
@@ -332,24 +343,26 @@ class _File:
         self._stride, self._first = words[_STRIDE], words[_FIRST]
         self.slots = (self._memory.nbytes - self._first) // self._stride
         start = header.nbytes
-        self.packing: Packing = pickle.loads(self._memory.buffer[start : start + words[_PACKING]])
+        self.layout: FlatLayout = pickle.loads(self._memory.buffer[start : start + words[_LAYOUT]])
         self._slots: dict[int, Slot] = {}
+        #: Bytes that a slot has for extra state.
+        self.extra_room = self._stride - _pages(self.layout.nbytes) - 8
 
     @classmethod
-    def make(cls, header: SharedMemory, packing: Packing, readers: int, extra: int) -> _File:
+    def make(cls, header: SharedMemory, layout: FlatLayout, readers: int, extra: int) -> _File:
         """Lays out the memory.
 
         A reader may be reading one slot while another is its newest. The memory therefore has two
         slots for each reader, and two more.
         """
-        pickled = pickle.dumps(packing)
+        pickled = pickle.dumps(layout)
         first = header.nbytes + _pages(len(pickled))
-        stride = _pages(packing.nbytes) + _pages(8 + 4 * extra + _EXTRA_ROOM)
+        stride = _pages(layout.nbytes) + _pages(8 + 4 * extra + _EXTRA_ROOM)
         total = first + stride * (2 * readers + 2)
         os.ftruncate(header.fd, total)
         os.pwrite(header.fd, pickled, header.nbytes)
         words = memoryview(header.buffer).cast("q")
-        words[_PACKING], words[_STRIDE], words[_FIRST] = len(pickled), stride, first
+        words[_LAYOUT], words[_STRIDE], words[_FIRST] = len(pickled), stride, first
         words[_TOTAL] = total
         return cls(header)
 
@@ -357,30 +370,25 @@ class _File:
         """Returns the weights in a slot."""
         if number not in self._slots:
             start = self._first + number * self._stride
-            buffer = memoryview(self._memory.buffer)[start : start + self.packing.nbytes]
-            self._slots[number] = Slot(self.packing, buffer)
+            buffer = memoryview(self._memory.buffer)[start : start + self.layout.nbytes]
+            self._slots[number] = Slot(self.layout, buffer)
         return self._slots[number]
 
     def extra(self, number: int) -> bytes:
-        """Returns the extra state in a slot, as :func:`stamped`."""
+        """Returns the extra state in a slot."""
         start = self._extra_at(number)
         size = int.from_bytes(self._memory.buffer[start : start + 8], "little")
         return self._memory.buffer[start + 8 : start + 8 + size]
 
-    @property
-    def extra_room(self) -> int:
-        """Bytes that a slot has for extra state, as :func:`stamped`."""
-        return self._stride - _pages(self.packing.nbytes) - 8
-
     def put_extra(self, number: int, extra: bytes) -> None:
-        """Writes extra state, as :func:`stamped`, to a slot."""
+        """Writes extra state to a slot."""
         start = self._extra_at(number)
         self._memory.buffer[start : start + 8 + len(extra)] = (
             len(extra).to_bytes(8, "little") + extra
         )
 
     def _extra_at(self, number: int) -> int:
-        return self._first + number * self._stride + _pages(self.packing.nbytes)
+        return self._first + number * self._stride + _pages(self.layout.nbytes)
 
     def lock(self, number: int, how: int) -> bool:
         """Tries to lock a slot without waiting; returns True on success."""

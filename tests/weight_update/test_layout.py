@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from weight_parts import Uniform, equal, tied
 
-from trawl.weight_update.packing import Live, Packing, Slot, load_weights
+from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, load_weights
 from trawl.weight_update.tensors import named_tensors, weights_of
 
 DTYPES = [
@@ -83,8 +83,8 @@ def modules(draw: st.DrawFn) -> nn.Module:
     return root
 
 
-def slot_of(packing: Packing) -> Slot:
-    return Slot(packing, bytearray(packing.nbytes))
+def slot_of(layout: FlatLayout) -> Slot:
+    return Slot(layout, bytearray(layout.nbytes))
 
 
 def blank(module: nn.Module) -> nn.Module:
@@ -100,8 +100,8 @@ def blank(module: nn.Module) -> nn.Module:
 
 @given(modules())
 def test_the_tensors_of_any_module_come_back_from_a_buffer(module):
-    live = Live(module)
-    slot = slot_of(live.packing)
+    live = ModuleWeights(module)
+    slot = slot_of(live.layout)
     live.write(slot)
     assert slot.complete
     found = slot.named()
@@ -110,19 +110,19 @@ def test_the_tensors_of_any_module_come_back_from_a_buffer(module):
 
 @given(modules())
 def test_any_module_can_be_loaded_from_a_buffer(module):
-    live, target = Live(module), blank(module)
-    slot = slot_of(live.packing)
+    live, target = ModuleWeights(module), blank(module)
+    slot = slot_of(live.layout)
     live.write(slot)
-    other = Live(target)
-    assert other.packing == live.packing
-    assert hash(other.packing) == hash(live.packing)
+    other = ModuleWeights(target)
+    assert other.layout == live.layout
+    assert hash(other.layout) == hash(live.layout)
     other.load(slot.tensors())
     assert equal(named_tensors(target), named_tensors(module))
 
 
 @given(modules())
 def test_each_tensor_is_packed_once_whatever_its_names(module):
-    entries = Packing.of(module).entries
+    entries = FlatLayout.of(module).entries
     named = named_tensors(module)
     assert len(entries) == len({id(tensor) for tensor in named.values()})
     assert sorted(name for entry in entries for name in entry.names) == sorted(named)
@@ -130,24 +130,24 @@ def test_each_tensor_is_packed_once_whatever_its_names(module):
 
 @given(modules())
 def test_tensors_of_one_dtype_lie_side_by_side_and_are_aligned(module):
-    packing = Packing.of(module)
-    end = len(packing.entries)
-    for a, b in packing.runs():
-        run = packing.entries[a:b]
+    layout = FlatLayout.of(module)
+    end = 8 * (len(layout.entries) + 1)
+    for a, b in layout.runs():
+        run = layout.entries[a:b]
         assert len({entry.dtype for entry in run}) == 1
         assert run[0].start % 64 == 0
         assert run[0].start >= end
         for one, next_one in pairwise(run):
             assert next_one.start == one.start + one.nbytes
         end = run[-1].start + run[-1].nbytes
-    assert packing.nbytes == max(end, 1)
+    assert layout.nbytes == max(end, 64)
 
 
 @given(modules(), st.data())
 def test_buffers_that_are_not_given_stay_as_they_are(module, data):
     optional = [
         entry
-        for entry in Packing.of(module).entries
+        for entry in FlatLayout.of(module).entries
         if not entry.required and all("own" in name for name in entry.names)
     ]
     absent = data.draw(st.lists(st.sampled_from(optional), unique=True)) if optional else []
@@ -194,8 +194,8 @@ def test_weights_are_cast_where_no_count_or_mask_is_lost(given_dtype, own):
 
 
 def test_a_module_may_have_no_tensors():
-    live = Live(nn.ReLU())
-    slot = slot_of(live.packing)
+    live = ModuleWeights(nn.ReLU())
+    slot = slot_of(live.layout)
     live.write(slot)
     assert slot.named() == {}
     assert slot.complete
@@ -206,13 +206,13 @@ def test_a_buffer_may_be_none_and_is_no_tensor():
     module = nn.Module()
     module.register_buffer("one", None)
     module.register_parameter("other", None)
-    assert Packing.of(module).entries == []
+    assert FlatLayout.of(module).entries == []
 
 
 def test_a_slot_is_completed_by_another():
     tensors = {name: torch.tensor([float(i)]) for i, name in enumerate("abc")}
-    packing = Packing(tensors, [])
-    first, second = slot_of(packing), slot_of(packing)
+    layout = FlatLayout(tensors, [])
+    first, second = slot_of(layout), slot_of(layout)
     first.put([torch.tensor([5.0]), torch.tensor([6.0]), None])
     second.put([None, torch.tensor([7.0]), None])
     assert not second.complete
@@ -285,8 +285,8 @@ def test_weights_for_a_tied_tensor_must_not_contradict_each_other():
 # --- modules that change
 
 
-def written(live: Live) -> dict[str, Tensor]:
-    slot = slot_of(live.packing)
+def written(live: ModuleWeights) -> dict[str, Tensor]:
+    slot = slot_of(live.layout)
     live.write(slot)
     return {name: tensor.clone() for name, tensor in slot.named().items()}
 
@@ -370,7 +370,7 @@ CHANGES = [
 @pytest.mark.parametrize("used", [False, True], ids=["before the first", "later"])
 def test_what_becomes_of_a_module_is_noticed(change, used):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    live = Live(module)
+    live = ModuleWeights(module)
     dtypes = {name: tensor.dtype for name, tensor in named_tensors(module).items()}
     if used:
         written(live)
@@ -392,8 +392,8 @@ def test_what_becomes_of_a_module_is_noticed(change, used):
 )
 def test_weights_are_loaded_into_what_has_become_of_a_module(change):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    live = Live(module)
-    slot = slot_of(live.packing)
+    live = ModuleWeights(module)
+    slot = slot_of(live.layout)
     live.write(slot)
     sent = {name: tensor.clone() for name, tensor in slot.named().items()}
     change(module)
@@ -406,7 +406,7 @@ def test_a_part_in_the_memory_of_the_one_before_is_noticed():
     # Objects are known by their addresses, which are given away again.
     for number in range(50):
         module = nn.Sequential(nn.Linear(2, 2))
-        live = Live(module)
+        live = ModuleWeights(module)
         del module._modules["0"]
         module._modules["0"] = nn.Linear(2, 2)
         with torch.no_grad():
@@ -474,8 +474,8 @@ def complex_(module: nn.Linear) -> None:
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature:UserWarning")
 def test_a_module_that_no_longer_fits_is_refused_before_anything_is_written(change, kind, match):
     module = nn.Linear(3, 2)
-    live = Live(module)
-    slot = slot_of(live.packing)
+    live = ModuleWeights(module)
+    slot = slot_of(live.layout)
     live.write(slot)
     before = {name: tensor.clone() for name, tensor in slot.named().items()}
     change(module)
@@ -489,7 +489,7 @@ def test_a_module_that_no_longer_fits_is_refused_before_anything_is_written(chan
 
 def test_a_module_whose_tie_was_undone_is_refused():
     module = tied()
-    live = Live(module)
+    live = ModuleWeights(module)
     module[1].weight = nn.Parameter(torch.zeros(3, 3))
     with pytest.raises(ValueError, match=r"'0.weight', '1.weight' are one and the same"):
         live.writer()
@@ -497,16 +497,16 @@ def test_a_module_whose_tie_was_undone_is_refused():
 
 def test_a_module_may_be_packed_as_another_one():
     first = Uniform(1)
-    live = Live(Uniform(2), Packing.of(first))
+    live = ModuleWeights(Uniform(2), FlatLayout.of(first))
     assert written(live).keys() == named_tensors(first).keys()
     with pytest.raises(KeyError, match="don't fit the policy Linear"):
-        Live(nn.Linear(1, 1), Packing.of(first))
+        ModuleWeights(nn.Linear(1, 1), FlatLayout.of(first))
 
 
 def test_gradients_have_no_part_in_it():
     module = nn.Linear(2, 2)
-    live = Live(module)
-    slot = slot_of(live.packing)
+    live = ModuleWeights(module)
+    slot = slot_of(live.layout)
     with torch.enable_grad():
         live.write(slot)
         live.load(slot.tensors())
@@ -532,7 +532,11 @@ def quantized() -> nn.Module:
 
 def test_a_module_with_weights_that_are_no_tensors_gets_and_gives_none():
     model = quantized()
-    for use in (Live(model).writer, lambda: weights_of(model), lambda: load_weights(model, {})):
+    for use in (
+        ModuleWeights(model).writer,
+        lambda: weights_of(model),
+        lambda: load_weights(model, {}),
+    ):
         with pytest.raises(TypeError, match=r"weights that are no tensors: 0\._packed_params"):
             use()
 

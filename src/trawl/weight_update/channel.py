@@ -1,0 +1,211 @@
+"""Channels that carry weights as messages, where memory can't be shared.
+
+The newest message wins: a message that is replaced before it could be sent is never sent. The
+receiver acknowledges a message by its number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trawl.weight_update.layout import FlatLayout, Slot
+from trawl.weight_update.store import Version, WeightUpdate
+
+
+@dataclass(frozen=True)
+class WeightMessage:
+    """A message with weights.
+
+    Attributes:
+        count: number of messages sent to this receiver, including this one.
+        version: version of the weights; None without versions.
+        layout: layout of the weights; None if only the version is new.
+        data: the weights as bytes, or an object that :meth:`opened` turns into bytes.
+        extra: extra state, pickled.
+    """
+
+    count: int
+    version: Version = None
+    layout: FlatLayout | None = None
+    data: Any = None
+    extra: bytes = b""
+
+    def opened(self) -> Any:
+        """Returns the weights as bytes."""
+        return self.data
+
+    def update(self, since: int = 0) -> WeightUpdate:
+        """Returns the weights, for a receiver that has those up to update ``since``."""
+        slot = None if self.layout is None else Slot(self.layout, self.opened())
+        return WeightUpdate(self.count, self.version, slot, self.extra, since)
+
+    def after(self, waiting: WeightMessage | None) -> WeightMessage:
+        """Returns the message to receive if this one follows ``waiting``, which was not."""
+        if waiting is None or self.layout is not None:
+            return self
+        return replace(waiting, count=self.count, version=self.version)
+
+
+class Channel(ABC):
+    """Sender's end of a channel to one receiver outside of a collector."""
+
+    @abstractmethod
+    def connect_sender(self) -> None:
+        """Starts the channel; called once the receiver's process has been started."""
+
+    @abstractmethod
+    def send(self, message: WeightMessage) -> None:
+        """Sends a message without waiting until it is received."""
+
+    @abstractmethod
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the receiver has received the last message.
+
+        Raises:
+            TimeoutError: if the receiver does not receive it in time.
+            ConnectionError: if the receiver has ended.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the channel after the last message has been sent."""
+
+
+class Outbox:
+    """Message to send next, and the numbers of the messages sent and acknowledged.
+
+    Args:
+        number: number of the receiver, for errors.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._changed = threading.Condition()
+        self._newest: WeightMessage | None = None
+        self._sent = self._received = 0
+        self._closed = self._lost = False
+
+    def put(self, message: WeightMessage) -> None:
+        """Sets the message to send next, unless it is older than the last one."""
+        with self._changed:
+            if message.count > self._sent:
+                self._newest = message.after(self._newest)
+                self._sent = message.count
+                self._changed.notify_all()
+
+    def next(self, wait: bool = True) -> WeightMessage | None:
+        """Returns the message to send next, or None.
+
+        Args:
+            wait: whether to wait for a message; None then means that the channel has ended.
+        """
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._newest or self._closed or self._lost)
+            message, self._newest = self._newest, None
+            return None if self._lost else message
+
+    def acknowledge(self, count: int) -> None:
+        """Notes that the receiver has received the messages up to number ``count``."""
+        with self._changed:
+            self._received = max(self._received, count)
+            self._changed.notify_all()
+
+    def close(self, lost: bool = False) -> None:
+        """Notes that nothing more will be sent, or that the receiver is lost."""
+        with self._changed:
+            self._closed, self._lost = True, self._lost or lost
+            self._changed.notify_all()
+
+    def wait_ack(self, timeout: float | None, count: int | None = None) -> None:
+        """Waits until messages up to ``count``, or all, are received.
+
+        Raises:
+            Exception: the errors of :meth:`Channel.wait_ack`.
+        """
+        with self._changed:
+            wanted = self._sent if count is None else count
+            self._changed.wait_for(lambda: self._received >= wanted or self._lost, timeout)
+            if self._received >= wanted:
+                return
+            if self._lost:
+                raise ConnectionError(f"receiver {self._number} has ended, and took no weights")
+            raise TimeoutError(f"receiver {self._number} took no weights within {timeout:.3g} s")
+
+
+class Inbox:
+    """Receiver's end of a channel, which keeps the newest message only.
+
+    Args:
+        message: message that was sent before the receiver started.
+        acknowledge: called with the number of each message that is received.
+
+    Attributes:
+        count: number of the message that was received last.
+    """
+
+    def __init__(
+        self,
+        message: WeightMessage | None = None,
+        acknowledge: Callable[[int], Any] = lambda count: None,
+    ) -> None:
+        self.count = 0
+        self._message = message
+        self._acknowledge = acknowledge
+        self._since = 0
+        self._changed = threading.Condition()
+        self._ended = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Inbox, (self._message,)
+
+    @property
+    def newer(self) -> bool:
+        """True if there is a message that was not received."""
+        return self._message is not None
+
+    def put(self, message: WeightMessage) -> None:
+        """Stores a message, unless it is older than the newest one."""
+        with self._changed:
+            if message.count > max(self.count, self._message.count if self._message else 0):
+                self._message = message.after(self._message)
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Notes that the sender has ended."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits for a new message; returns False if none arrives in time.
+
+        Raises:
+            ConnectionError: if the sender has ended, and all its messages were received.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self.newer:
+                left = None if deadline is None else deadline - time.monotonic()
+                if self._ended:
+                    raise ConnectionError("the sender of weights has ended")
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
+        """Receives and returns the newest weights; calls ``use`` with them, if there are any."""
+        with self._changed:
+            if self._message is None:
+                return WeightUpdate(self.count)
+            update = self._message.update(self._since)
+            use(update)
+            self._message, self.count, self._since = None, update.count, update.newest
+        self._acknowledge(update.count)
+        return update

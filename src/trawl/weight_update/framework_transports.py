@@ -1,0 +1,316 @@
+"""Transports of weights in a process group, or an RPC framework, that the user has started."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
+from trawl.weight_update.tensors import Weights, weights_of
+from trawl.weight_update.transports import Transport, copies
+
+# Time-out for calls of PyTorch that need one, where the caller wants none.
+_LONG = timedelta(days=365)
+# Weights for receivers of this RPC node that are not collectors, by the receiver's number.
+_inboxes: defaultdict[int, queue.Queue[Any]] = defaultdict(queue.Queue)
+
+
+class RPCTransport(Transport):
+    """Sends weights by ``torch.distributed.rpc``, in the framework that the user has started.
+
+    With a reference to a collector (``collector_rref``), the transport calls the collector's
+    ``update_policy_weights_``. Without one, the weights wait in the receiving node until a
+    transport there, with the same ``worker_rank``, calls ``receive_weights``.
+
+    Args:
+        collector_info: node of the receiver: its name, its number or its ``WorkerInfo``. None for
+            the node of ``collector_rref``.
+        collector_rref: reference (``RRef``) to the collector that gets the weights.
+        collector_class: class whose ``update_policy_weights_`` is called with the collector. None
+            for the collector's own class.
+        worker_rank: number of the receiver among those of its node.
+
+    Example:
+        >>> from trawl.weight_update import RPCTransport
+        >>> def learner(weights):
+        ...     RPCTransport("actor", worker_rank=0).send_weights(weights)
+        >>> def actor(policy):
+        ...     RPCTransport(worker_rank=0).receive_weights(timeout=10, model=policy)
+    """
+
+    def __init__(
+        self,
+        collector_info: Any = None,
+        collector_rref: Any = None,
+        collector_class: Any = None,
+        worker_rank: int | None = None,
+    ) -> None:
+        self.collector_info = collector_info
+        self.collector_rref = collector_rref
+        self.collector_class = collector_class
+        self.worker_rank = worker_rank
+        self._pending: Any = None
+
+    @override
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, in any form; :meth:`wait_ack` waits until the receiver has them.
+
+        The call first waits until earlier weights have arrived, because RPC may reorder calls.
+
+        Raises:
+            RuntimeError: if the transport has no receiver, or the receiver has ended.
+            Exception: any error that the collector raised for earlier weights.
+        """
+        from torch.distributed import rpc
+
+        self.wait_ack()
+        given = weights_of(weights)
+        # RPC sends the tensors later. Copies keep their present values until then.
+        sent = in_form(Weights(copies(given), given.extra), "state_dict")
+        to = self.collector_info
+        if self.collector_rref is not None:
+            to = self.collector_rref.owner() if to is None else to
+            arguments = (self.collector_rref, self.collector_class, sent)
+            self._pending = rpc.rpc_async(to, _update, args=arguments)
+        elif to is not None:
+            self._pending = rpc.rpc_async(to, _put, args=(self.worker_rank or 0, sent))
+        else:
+            raise RuntimeError(
+                "this transport has no receiver: give collector_info, collector_rref, or both"
+            )
+
+    @override
+    def wait_ack(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        inbox = _inboxes[self.worker_rank or 0]
+        try:
+            found = inbox.get(timeout=timeout) if timeout != 0 else inbox.get_nowait()
+            while not inbox.empty():
+                found = inbox.get_nowait()
+        except queue.Empty:
+            return
+        use(weights_of(found))
+
+    @override
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Returns the first weights if some have arrived already, and None otherwise.
+
+        Args:
+            worker_idx: number of the receiver, if the constructor got none.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
+        """
+        if self.worker_rank is None:
+            self.worker_rank = worker_idx
+        return self.receive_weights(0, weights=weights, model=model, strategy=strategy)
+
+
+class DistributedTransport(Transport):
+    """Sends weights by ``torch.distributed``, in the default process group of this process.
+
+    Each side makes a transport. The sender is rank 0, and passes the rank of the receiver; the
+    receiver passes no rank. The process group carries the tensors. Through the store, if there is
+    one, the receiver learns that weights were sent, and the sender that they were received. It
+    delivers all weights, one after the other.
+
+    Args:
+        weights_buffer: a TensorDict with the names, shapes and dtypes of the weights, the same on
+            both sides. Weights are sent from this buffer, and received into it.
+        store: a store of ``torch.distributed`` that both sides are connected to.
+        rank: rank of the receiver, on the sender's side.
+        sync: whether ``send_weights`` waits until the weights are received.
+
+    Raises:
+        RuntimeError: if this process has no process group.
+
+    Example:
+        >>> from trawl.weight_update import DistributedTransport
+        >>> def learner(weights, store):
+        ...     transport = DistributedTransport(weights_buffer=weights, store=store, rank=1)
+        ...     transport.send_weights(weights)
+        >>> def actor(weights, store, policy):
+        ...     transport = DistributedTransport(weights_buffer=weights, store=store)
+        ...     transport.receive_weights(timeout=10, model=policy)
+    """
+
+    def __init__(
+        self,
+        *,
+        weights_buffer: TensorDictBase,
+        store: Any = None,
+        rank: int | None = None,
+        sync: bool = True,
+    ) -> None:
+        if not torch.distributed.is_initialized():
+            raise RuntimeError(
+                "DistributedTransport needs a process group: call "
+                "torch.distributed.init_process_group() before"
+            )
+        self.weights_buffer = weights_buffer
+        self.rank = rank
+        self.sync = sync
+        self._store = store
+        receiver = torch.distributed.get_rank() if rank is None else rank
+        self._prefix = f"trawl/weights/{receiver}"
+        self._count = self._received = 0
+        self._pending: list[Any] = []
+
+    @override
+    def send_weights(self, weights: Any) -> None:
+        """Sends weights, in any form; with ``sync``, waits as :meth:`wait_ack` does."""
+        self.send_weights_async(weights)
+        if self.sync:
+            self.wait_ack()
+
+    @override
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights without waiting for the receiver.
+
+        Weights that were passed to an earlier call are sent completely first.
+        """
+        self._finish()
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/sent/{self._count}", b"")
+        self._count += 1
+        self._send(weights)
+
+    def send_initial_weights(self, weights: Any) -> None:
+        """Sends weights for :meth:`receive_initial_weights`, without the store."""
+        self._finish()
+        self._send(weights)
+        self._finish()
+
+    @override
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Sends the contents of the buffer as the first weights."""
+        self.send_initial_weights(self.weights_buffer)
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the receiver has the last weights; without a store, until they are sent.
+
+        Raises:
+            TimeoutError: if the receiver takes longer than ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._store is not None and self._received < self._count:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._was_set(f"{self._prefix}/taken/{self._received}", left):
+                raise TimeoutError(f"rank {self.rank} took no weights within {timeout:.3g} s")
+            self._received += 1
+        self._finish()
+
+    def _send(self, weights: Any) -> None:
+        WeightStrategy().apply_weights(self.weights_buffer, weights)
+        if self.rank is None:
+            raise RuntimeError("this end of the transport receives: give the sender's a rank")
+        for tensor in self._tensors():
+            # Keeps the tensor alive until it is sent.
+            sent = tensor.contiguous()
+            self._pending.append((torch.distributed.isend(sent, self.rank), sent))
+
+    def _finish(self) -> None:
+        for work, _ in self._pending:
+            work.wait()
+        self._pending = []
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        if self._store is None:
+            if timeout is not None:
+                raise ValueError(
+                    f"timeout={timeout} needs a store, by which the receiver hears of weights"
+                )
+        elif not self._was_set(f"{self._prefix}/sent/{self._count}", timeout):
+            return
+        count, self._count = self._count, self._count + 1
+        use(self._next())
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/taken/{count}", b"")
+
+    def receive_initial_weights(self) -> Any:
+        """Receives the first weights into the buffer, and returns them."""
+        return take_in(self._next(), None, None)
+
+    @override
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        weights: Any = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Receives and returns the first weights.
+
+        Args:
+            worker_idx: accepted for compatibility: the rank identifies the receiver.
+            weights: tensors to copy the weights into.
+            model: a module to load the weights into.
+            strategy: determines how weights are loaded, and in which form they are returned.
+        """
+        return take_in(self._next(), model if model is not None else weights, strategy)
+
+    def _next(self) -> Weights:
+        for tensor in self._tensors():
+            found = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            torch.distributed.recv(found, 0)
+            tensor.copy_(found)
+        return weights_of(self.weights_buffer.clone())
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors of the buffer, in the same order on both sides."""
+        named = weights_of(self.weights_buffer).tensors
+        return [named[name].data for name in sorted(named)]
+
+    def _was_set(self, key: str, timeout: float | None) -> bool:
+        """Waits for a key of the store, and deletes it; returns False if it is not set in time."""
+        store = self._store
+        assert store is not None
+        limit = _LONG if timeout is None else timedelta(seconds=max(timeout, 0.001))
+        # PyTorch prints each wait that fails, so a call that should not wait only checks.
+        if timeout == 0 and not store.check([key]):
+            return False
+        try:
+            store.wait([key], limit)
+        except torch.distributed.DistStoreError as error:
+            if "timeout" in str(error).lower():
+                return False
+            raise
+        store.delete_key(key)
+        return True
+
+
+def _update(rref: Any, kind: Any, weights: dict[str, Any]) -> None:
+    """Passes new weights to a collector; called in the collector's node."""
+    collector = rref.local_value()
+    if kind is None:
+        collector.update_policy_weights_(weights)
+    else:
+        kind.update_policy_weights_(collector, weights)
+
+
+def _put(number: int, weights: dict[str, Any]) -> None:
+    """Stores new weights for a receiver; called in the receiver's node."""
+    _inboxes[number].put(weights)
