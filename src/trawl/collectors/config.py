@@ -3,35 +3,133 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from inspect import getattr_static, isfunction
-from numbers import Real
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import torch
 from tensordict.nn import InteractionType
 from torch import nn
 
-from trawl.collectors.types import (
-    SupportsStop,
-    SupportsVersion,
-    SupportsWrite,
-    Switch,
+from trawl.collectors.options import (
+    DRIVER,
+    EACH,
+    LIST,
+    WHOLE,
+    at_least,
+    check_callable,
+    check_env_kwargs,
+    check_instance,
+    check_number,
+    check_switch,
+    one_of,
+    option,
+    validate,
 )
-from trawl.envs.types import DeviceLike, EnvKwargs, is_list
+from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
+from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.weight_update.scheme import WeightSyncScheme
 
 # Pyright takes the members of InteractionType for strings.
 ExplorationKind: TypeAlias = (
     InteractionType | Literal["mode", "median", "mean", "random", "deterministic"]
 )
-TRAJ_FORMATS = ("padded", "cat")
+
+
+# --- checks of single options
+
+
+def _total(_: str, value: Any) -> int:
+    """Returns a number of frames; -1 for no limit."""
+    endless = value is None or value == math.inf
+    number = -1 if endless else check_number("total_frames", value, least=-1)
+    if number == 0:
+        raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
+    return number
+
+
+def _count(name: str, value: Any) -> int:
+    """Returns a number of frames; 0 for none."""
+    return 0 if value is None else max(check_number(name, value, least=-1), 0)
+
+
+def _policy_factory(name: str, value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        raise TypeError(
+            f"{name} must be a function that makes the policy, but it is a module, "
+            f"{type(value).__name__}; give it as policy"
+        )
+    return check_callable(name, value)
+
+
+def _reset_when_done(name: str, value: Any) -> Any:
+    if not value:
+        raise ValueError(
+            f"{name}=False is not possible: an episode that ended is always followed by another; "
+            "leave the argument out"
+        )
+    return value
+
+
+def _postproc(name: str, value: Any) -> Any:
+    return check_callable(name, check_instance(name, value, "__init__"))
+
+
+def _interruptor(name: str, value: Any) -> Any:
+    if value is not None and not (callable(value) or hasattr(value, "collection_stopped")):
+        raise TypeError(
+            f"{name} must be a function, or have a method collection_stopped(), but it is "
+            f"{type(value).__name__}"
+        )
+    return value
+
+
+def _sink(name: str, value: Any) -> Any:
+    check_instance(name, value, "write")
+    for needed in ("write", "close"):
+        if value is not None and not callable(getattr(value, needed, None)):
+            raise TypeError(
+                f"{name} must have a method {needed}(), as trawl.data.MemmapSink has, but "
+                f"{type(value).__name__} has none"
+            )
+    return value
+
+
+def _ratio(name: str, value: Any) -> Any:
+    number = not isinstance(value, bool) and isinstance(value, (int, float))
+    if value is not None and not (number and value > 0):
+        raise ValueError(f"{name} must be a number above 0, but it is {value!r}")
+    return value
+
+
+def _schemes(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} must map models to weight-sync schemes, as {{'policy': scheme}}, but it is "
+            f"{type(value).__name__}: {value!r}"
+        )
+    for model, scheme in (value or {}).items():
+        if not isinstance(scheme, WeightSyncScheme):
+            raise TypeError(
+                f"{name}[{model!r}] must be a WeightSyncScheme, but it is "
+                f"{type(scheme).__name__}: {scheme!r}"
+            )
+    return value
+
+
+def _exploration(name: str, value: Any) -> InteractionType:
+    """Returns the value as an ``ExplorationType``; its name is accepted, and None for random."""
+    kind = value or InteractionType.RANDOM
+    with suppress(ValueError):
+        if isinstance(kind, str):
+            return InteractionType(kind)
+    raise TypeError(
+        f"{name} must be an ExplorationType, as trawl.ExplorationType.MEAN (or None for RANDOM), "
+        f"but it is {value!r}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,144 +210,65 @@ class CollectorConfig:
         post_collect_hook: function called with each batch as it is delivered.
     """
 
-    frames_per_batch: int
-    total_frames: int = -1
-    policy_factory: Callable[[], Any] | None = None
-    device: DeviceLike | None = None
-    storing_device: DeviceLike | None = None
-    env_device: DeviceLike | None = None
-    policy_device: DeviceLike | None = None
-    create_env_kwargs: EnvKwargs | None = None
-    max_frames_per_traj: int | None = None
-    init_random_frames: int | None = None
-    reset_at_each_iter: bool = False
-    reset_when_done: bool = True
-    postproc: Callable[[Any], Any] | None = None
-    split_trajs: bool | None = None
+    frames_per_batch: int = field(metadata={"check": at_least(1), "tags": (WHOLE,)})
+    total_frames: int = option(-1, _total, DRIVER, WHOLE)
+    policy_factory: Callable[[], Any] | None = option(None, _policy_factory, EACH, LIST)
+    device: DeviceLike | None = option(None, None, EACH, LIST)
+    storing_device: DeviceLike | None = option(None, None, DRIVER, LIST)
+    env_device: DeviceLike | None = option(None, None, EACH, LIST)
+    policy_device: DeviceLike | None = option(None, None, EACH, LIST)
+    create_env_kwargs: EnvKwargs | None = option(None, check_env_kwargs, EACH, LIST)
+    max_frames_per_traj: int | None = option(None, _count, EACH)
+    init_random_frames: int | None = option(None, _count, DRIVER)
+    reset_at_each_iter: bool = option(False, None, EACH)
+    reset_when_done: bool = option(True, _reset_when_done)
+    postproc: Callable[[Any], Any] | None = option(None, _postproc, DRIVER)
+    split_trajs: bool | None = option(None, lambda _, value: bool(value), DRIVER)
     track_traj_ids: bool = True
-    trajs_per_batch: int | None = None
-    traj_format: Literal["padded", "cat"] | None = None
-    trajs_per_write: int | None = None
-    exploration_type: ExplorationKind | None = InteractionType.RANDOM
+    trajs_per_batch: int | None = option(None, at_least(1), DRIVER, WHOLE)
+    traj_format: Literal["padded", "cat"] | None = option(
+        None, one_of("padded", "cat", None), DRIVER, WHOLE
+    )
+    trajs_per_write: int | None = option(None, at_least(1), DRIVER, WHOLE)
+    exploration_type: ExplorationKind | None = option(InteractionType.RANDOM, _exploration, EACH)
     return_same_td: bool = False
     compact_obs: bool = False
-    interruptor: SupportsStop | Callable[[], bool] | None = None
+    interruptor: SupportsStop | Callable[[], bool] | None = option(None, _interruptor)
     set_truncated: bool = False
     use_buffers: bool | None = None
-    replay_buffer: Any = None
-    sink: SupportsWrite | None = None
-    extend_buffer: bool = True
-    samples_per_insert: float | None = None
-    inserts_ahead: int | None = None
-    trust_policy: bool | None = None
-    compile_policy: Switch | None = None
-    cudagraph_policy: Switch | None = None
-    no_cuda_sync: bool = False
+    replay_buffer: Any = option(None, None, DRIVER)
+    sink: SupportsWrite | None = option(None, _sink, DRIVER)
+    extend_buffer: bool = option(True, None, DRIVER)
+    samples_per_insert: float | None = option(None, _ratio, DRIVER)
+    inserts_ahead: int | None = option(None, at_least(1), DRIVER)
+    trust_policy: bool | None = option(None, None, EACH)
+    compile_policy: Switch | None = option(None, check_switch, EACH)
+    cudagraph_policy: Switch | None = option(None, check_switch, EACH)
+    no_cuda_sync: bool = option(False, None, EACH)
     auto_register_policy_transforms: bool | None = None
     track_policy_version: bool | SupportsVersion | None = False
-    weight_updater: Callable[..., Any] | None = None
-    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
-    weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
-    on_env_error: Literal["raise", "restart"] = "raise"
+    weight_updater: Callable[..., Any] | None = option(None, None, DRIVER, WHOLE)
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = option(
+        None, _schemes, DRIVER, WHOLE
+    )
+    weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = option(
+        None, _schemes, DRIVER, WHOLE
+    )
+    on_env_error: Literal["raise", "restart"] = option("raise", one_of("raise", "restart"), EACH)
     worker_idx: int | None = None
-    pre_collect_hook: Callable[[], Any] | None = None
-    post_collect_hook: Callable[[Any], Any] | None = None
+    pre_collect_hook: Callable[[], Any] | None = option(None, check_callable, EACH)
+    post_collect_hook: Callable[[Any], Any] | None = option(None, check_callable, EACH)
 
     def __post_init__(self) -> None:
-        check_switches(self)
-        frames = check_number("frames_per_batch", self.frames_per_batch, least=1)
-        object.__setattr__(self, "frames_per_batch", frames)
-        for name in ("total_frames", "init_random_frames", "max_frames_per_traj"):
-            value = _check_count(name, getattr(self, name))
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "split_trajs", bool(self.split_trajs))
-        if self.total_frames == 0:
-            raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
-        if not self.reset_when_done:
-            raise ValueError(
-                "reset_when_done=False is not possible: an episode that ended is always followed "
-                "by another; leave the argument out"
-            )
-        object.__setattr__(self, "exploration_type", _check_exploration(self.exploration_type))
-        if self.on_env_error not in ("raise", "restart"):
-            raise ValueError(
-                f"on_env_error must be 'raise' or 'restart', but it is {self.on_env_error!r}"
-            )
-        self._check_instances()
-        self._check_callables()
-        self._check_mappings()
-        self._check_schemes()
+        validate(self)
+        if self.weight_updater is not None and self.weight_sync_schemes is not None:
+            raise TypeError("weight_updater and weight_sync_schemes can't both be given")
         self._check_trajectories()
         self._check_splitting()
         self._check_buffer()
-        self._check_sink()
         self._check_flow()
 
-    def _check_instances(self) -> None:
-        used = {"replay_buffer": "extend" if self.extend_buffer else "add", "sink": "write"}
-        for name, method in {**used, "postproc": "__init__"}.items():
-            value = getattr(self, name)
-            # A class is accepted if its method can be called without an instance.
-            if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
-                raise TypeError(
-                    f"{name} must be an object, but it is the class {value.__name__}: make one, "
-                    f"{name}={value.__name__}(...)"
-                )
-
-    def _check_callables(self) -> None:
-        for name in ("policy_factory", "postproc", "pre_collect_hook", "post_collect_hook"):
-            check_callable(name, getattr(self, name))
-        if isinstance(self.policy_factory, nn.Module):
-            raise TypeError(
-                "policy_factory must be a function that makes the policy, but it is a module, "
-                f"{type(self.policy_factory).__name__}; give it as policy"
-            )
-        stop = self.interruptor
-        if stop is not None and not (callable(stop) or hasattr(stop, "collection_stopped")):
-            raise TypeError(
-                "interruptor must be a function, or have a method collection_stopped(), but it "
-                f"is {type(stop).__name__}"
-            )
-
-    def _check_mappings(self) -> None:
-        for name in ("compile_policy", "cudagraph_policy"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, (bool, Mapping)):
-                raise TypeError(
-                    f"{name} must be a bool or a mapping of keyword arguments, but it is "
-                    f"{type(value).__name__}: {value!r}"
-                )
-        check_env_kwargs(self.create_env_kwargs)
-
-    def _check_schemes(self) -> None:
-        for name in ("weight_sync_schemes", "weight_recv_schemes"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, Mapping):
-                raise TypeError(
-                    f"{name} must map models to weight-sync schemes, as {{'policy': scheme}}, but "
-                    f"it is {type(value).__name__}: {value!r}"
-                )
-            for model, scheme in value.items():
-                if not isinstance(scheme, WeightSyncScheme):
-                    raise TypeError(
-                        f"{name}[{model!r}] must be a WeightSyncScheme, but it is "
-                        f"{type(scheme).__name__}: {scheme!r}"
-                    )
-        if self.weight_updater is not None and self.weight_sync_schemes is not None:
-            raise TypeError("weight_updater and weight_sync_schemes can't both be given")
-
     def _check_trajectories(self) -> None:
-        for name in ("trajs_per_batch", "trajs_per_write"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check_number(name, value, least=1))
-        if self.traj_format not in (None, *TRAJ_FORMATS):
-            raise ValueError(
-                f"traj_format must be {' or '.join(map(repr, TRAJ_FORMATS))}, but it is "
-                f"{self.traj_format!r}"
-            )
         count = self.trajs_per_batch
         if count is None:
             for name in ("traj_format", "trajs_per_write"):
@@ -306,6 +325,7 @@ class CollectorConfig:
         if buffer is None:
             return
         needed = "extend" if self.extend_buffer else "add"
+        check_instance("replay_buffer", buffer, needed)
         if not callable(getattr(buffer, needed, None)):
             raise TypeError(
                 f"replay_buffer must have a method {needed}(), but {type(buffer).__name__} has none"
@@ -329,27 +349,11 @@ class CollectorConfig:
                 f"storage of replay_buffer has ndim={ndim}: make it without ndim"
             )
 
-    def _check_sink(self) -> None:
-        for needed in ("write", "close"):
-            if self.sink is not None and not callable(getattr(self.sink, needed, None)):
-                raise TypeError(
-                    f"sink must have a method {needed}(), as trawl.data.MemmapSink has, but "
-                    f"{type(self.sink).__name__} has none"
-                )
-
     def _check_flow(self) -> None:
-        ratio, ahead = self.samples_per_insert, self.inserts_ahead
-        if ratio is not None:
-            if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not ratio > 0:
-                raise ValueError(
-                    f"samples_per_insert must be a number above 0, but it is {ratio!r}"
-                )
-            if self.replay_buffer is None:
-                raise ValueError("samples_per_insert needs a replay_buffer that is sampled from")
-        if ahead is not None:
-            object.__setattr__(self, "inserts_ahead", check_number("inserts_ahead", ahead, 1))
-            if ratio is None:
-                raise ValueError("inserts_ahead needs samples_per_insert")
+        if self.samples_per_insert is not None and self.replay_buffer is None:
+            raise ValueError("samples_per_insert needs a replay_buffer that is sampled from")
+        if self.inserts_ahead is not None and self.samples_per_insert is None:
+            raise ValueError("inserts_ahead needs samples_per_insert")
 
     @property
     def endless(self) -> bool:
@@ -359,14 +363,7 @@ class CollectorConfig:
 
 def option_names() -> list[str]:
     """Returns the names of all options."""
-    return [field.name for field in fields(CollectorConfig)]
-
-
-def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Suggests options with names close to unknown ones, for the end of an error message."""
-    close = [get_close_matches(name, sorted(known), 1) for name in unknown]
-    found = [name for names in close for name in names]
-    return f"; did you mean {', '.join(found)}?" if found else ""
+    return [one.name for one in fields(CollectorConfig)]
 
 
 _muted = False
@@ -402,70 +399,6 @@ def _user_level() -> int:
             break
         level, frame = level + 1, frame.f_back
     return level
-
-
-def check_switches(options: Any) -> None:
-    """Raises a ``TypeError`` for a string as a bool option, which would count as True."""
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, str) and field.type in ("bool", "bool | None"):
-            raise TypeError(f"{field.name} must be True or False, but it is the text {value!r}")
-
-
-def check_callable(name: str, value: Any) -> None:
-    """Raises a ``TypeError`` for an argument that is neither None nor callable."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
-
-
-def check_env_kwargs(kwargs: Any) -> None:
-    """Raises a ``TypeError`` unless these are None, a mapping, or a list of mappings or None."""
-    for value in kwargs if is_list(kwargs) else [kwargs]:
-        if value is not None and not isinstance(value, Mapping):
-            raise TypeError(
-                "create_env_kwargs must be a mapping of keyword arguments, or a list of such, "
-                f"but there is {type(value).__name__}: {value!r}"
-            )
-
-
-def check_number(name: str, value: Any, least: int) -> int:
-    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, but it is {number}")
-    return number
-
-
-def _check_exploration(value: Any) -> InteractionType:
-    """Returns the value as an ``ExplorationType``; its name is accepted, and None for random."""
-    kind = value or InteractionType.RANDOM
-    with suppress(ValueError):
-        if isinstance(kind, str):
-            return InteractionType(kind)
-    raise TypeError(
-        "exploration_type must be an ExplorationType, as trawl.ExplorationType.MEAN (or None for "
-        f"RANDOM), but it is {value!r}"
-    )
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """Returns the value as a number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
-    return float(value)
-
-
-def _check_count(name: str, value: int | None) -> int:
-    """Returns a number of frames; for no limit -1 if it is ``total_frames``, else 0."""
-    if name == "total_frames":
-        endless = value is None or value == math.inf
-        return -1 if endless else check_number(name, value, least=-1)
-    number = -1 if value is None else check_number(name, value, least=-1)
-    return max(number, 0)
 
 
 @dataclass(frozen=True)

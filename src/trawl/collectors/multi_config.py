@@ -8,49 +8,30 @@ from numbers import Real
 from typing import Any, Literal
 
 from trawl.backends.process import START_METHODS
-from trawl.collectors.config import (
-    CollectorConfig,
+from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.options import (
+    at_least,
+    check_callable,
     check_number,
     did_you_mean,
-    warn,
+    one_of,
+    option,
+    seconds_above_zero,
 )
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
 
 # "inline" is for tests and debuggers: workers are objects of this process, and take turns.
 METHODS = (*START_METHODS, "inline")
-# The driver assembles trajectories from the batches of all workers.
-TRAJECTORIES = ("trajs_per_batch", "traj_format", "trajs_per_write")
-# Options that may be lists, with an entry for each worker.
-PER_WORKER = frozenset(
-    {
-        "policy_factory",
-        "device",
-        "storing_device",
-        "env_device",
-        "policy_device",
-        "create_env_kwargs",
-    }
-)
-# Options that only the driver acts on. They are not passed to the workers' collectors.
-DRIVER_ONLY = frozenset(
-    {
-        "total_frames",
-        "init_random_frames",
-        "storing_device",
-        "postproc",
-        "split_trajs",
-        *TRAJECTORIES,
-        "replay_buffer",
-        "sink",
-        "extend_buffer",
-        "samples_per_insert",
-        "inserts_ahead",
-        "weight_updater",
-        "weight_sync_schemes",
-        "weight_recv_schemes",
-    }
-)
+
+
+def _share(name: str, value: Any) -> Any:
+    number = not isinstance(value, bool) and isinstance(value, Real)
+    if value is not None and not number:
+        raise TypeError(f"{name} must be a number, but it is {value!r}")
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, but it is {value!r}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,57 +70,18 @@ class MultiConfig(CollectorConfig):
     return_same_td: bool = field(default=False, init=False)
 
     num_workers: int | None = None
-    collector_class: Callable[..., Any] | None = None
-    cat_results: Literal["stack", 0, -1] | None = None
-    preemptive_threshold: float | None = None
+    collector_class: Callable[..., Any] | None = option(None, check_callable)
+    cat_results: Literal["stack", 0, -1] | None = option(None, one_of("stack", 0, -1, None))
+    preemptive_threshold: float | None = option(None, _share)
     update_at_each_batch: bool = False
-    max_policy_lag: int | None = None
-    num_threads: int | None = None
-    num_sub_threads: int = 1
-    init_fn: Callable[[], Any] | None = None
-    max_restarts: int = 10
-    max_total_restarts: int = 100
-    worker_timeout: float | None = None
-    start_method: Literal["forkserver", "spawn", "inline"] = "forkserver"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (
-            ("max_policy_lag", 0),
-            ("num_threads", 1),
-            ("num_sub_threads", 1),
-            ("max_restarts", 0),
-            ("max_total_restarts", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check_number(name, value, least))
-        for name in ("init_fn", "collector_class"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(f"{name} must be callable, but it is {value!r}")
-        for name in ("preemptive_threshold", "worker_timeout"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-                raise TypeError(f"{name} must be a number, but it is {value!r}")
-        self._check_choices()
-        timeout = self.worker_timeout
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"worker_timeout must be seconds above 0, but it is {timeout!r}")
-
-    def _check_choices(self) -> None:
-        if self.cat_results not in (None, "stack", 0, -1) or isinstance(self.cat_results, bool):
-            raise ValueError(
-                f"cat_results must be 'stack', 0 or -1, but it is {self.cat_results!r}"
-            )
-        share = self.preemptive_threshold
-        if share is not None and not 0 <= share <= 1:
-            raise ValueError(f"preemptive_threshold must be from 0 to 1, but it is {share!r}")
-        if self.start_method not in METHODS:
-            raise ValueError(
-                f"start_method must be one of {', '.join(map(repr, METHODS))}, but it is "
-                f"{self.start_method!r}"
-            )
+    max_policy_lag: int | None = option(None, at_least(0))
+    num_threads: int | None = option(None, at_least(1))
+    num_sub_threads: int = option(1, at_least(1))
+    init_fn: Callable[[], Any] | None = option(None, check_callable)
+    max_restarts: int = option(10, at_least(0))
+    max_total_restarts: int = option(100, at_least(0))
+    worker_timeout: float | None = option(None, seconds_above_zero)
+    start_method: Literal["forkserver", "spawn", "inline"] = option("forkserver", one_of(*METHODS))
 
     def check_sync(self, sync: bool) -> None:
         """Checks the options that depend on whether all workers contribute to each batch.
@@ -168,7 +110,7 @@ class MultiConfig(CollectorConfig):
 
 
 # Options of a collector that a collector with workers doesn't have.
-NOT_HERE = frozenset(option.name for option in fields(MultiConfig) if not option.init)
+NOT_HERE = frozenset(one.name for one in fields(MultiConfig) if not one.init)
 
 
 def check_names(kind: str, options: Mapping[str, Any]) -> None:
@@ -178,7 +120,7 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
         TypeError: for unknown options, with similar names that may have been meant; or if
             ``frames_per_batch`` is missing.
     """
-    known = {option.name for option in fields(MultiConfig)} - NOT_HERE
+    known = {one.name for one in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
     if unknown:
         raise TypeError(

@@ -13,15 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trawl.backends.parcel import Parcel
-from trawl.collectors.config import (
-    CollectorConfig,
-    Devices,
-    check_env_kwargs,
-    check_number,
-    resolve_devices,
-    warn,
-)
-from trawl.collectors.multi_config import DRIVER_ONLY, NOT_HERE, PER_WORKER, MultiConfig
+from trawl.collectors.config import CollectorConfig, Devices, resolve_devices, warn
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
+from trawl.collectors.options import DRIVER, LIST, check_env_kwargs, check_number, tagged
 from trawl.collectors.placing import tensors_of
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.worker import WorkerSpec
@@ -91,11 +85,11 @@ class WorkerSetups:
         self.count = len(sources)
         self.policies = self._each("policy", policy)
         self.given: dict[str, list[Any]] = {}
-        for name in sorted(PER_WORKER):
+        for name in sorted(tagged(CollectorConfig, LIST)):
             if is_list(options.get(name)):
                 self.given[name] = self._each(name, options.pop(name))
         for kwargs in self.given.get("create_env_kwargs", ()):
-            check_env_kwargs(kwargs)
+            check_env_kwargs("create_env_kwargs", kwargs)
         self._frames: list[int] | None = None
         if is_list(options["frames_per_batch"]):
             each = self._each("frames_per_batch", options["frames_per_batch"])
@@ -217,12 +211,9 @@ class WorkerSetups:
     def options(self, index: int) -> dict[str, Any]:
         """Returns the options of a worker's collector."""
         setup, config = self._setups[index], self.config
-        found = {
-            option.name: getattr(config, option.name)
-            for option in fields(CollectorConfig)
-            if option.name not in DRIVER_ONLY | NOT_HERE
-        }
-        found |= {name: own for name, own in setup.options.items() if name not in DRIVER_ONLY}
+        left_out = tagged(CollectorConfig, DRIVER) | NOT_HERE
+        names = [one.name for one in fields(CollectorConfig) if one.name not in left_out]
+        found = {name: setup.options.get(name, getattr(config, name)) for name in names}
         tracked = config.track_policy_version
         kind = getattr(tracked, "version_type", int)
         found["track_policy_version"] = PolicyVersion(kind) if tracked else False

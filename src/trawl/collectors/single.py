@@ -17,13 +17,7 @@ from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import BaseCollector, module_of
-from trawl.collectors.config import (
-    CollectorConfig,
-    did_you_mean,
-    option_names,
-    resolve_devices,
-    warn,
-)
+from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
 from trawl.collectors.delivery import Delivery, count_frames, experience
 from trawl.collectors.dispatch import (
     backend_arguments,
@@ -31,6 +25,7 @@ from trawl.collectors.dispatch import (
     elsewhere,
 )
 from trawl.collectors.local_models import LocalModels
+from trawl.collectors.options import did_you_mean
 from trawl.collectors.placing import compiler, on_device, tensors_of
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names

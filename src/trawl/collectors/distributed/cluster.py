@@ -10,13 +10,14 @@ from typing_extensions import override
 
 from trawl.collectors.arguments import MultiArguments
 from trawl.collectors.assembler import WorkerBatch
-from trawl.collectors.config import check_number, check_switches, warn
+from trawl.collectors.config import warn
 from trawl.collectors.distributed.nested import nested
 from trawl.collectors.distributed.sharing import share_options
 from trawl.collectors.multi import (
     MultiAsyncCollector,
     MultiSyncCollector,
 )
+from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import WorkerSlot
 from trawl.collectors.worker import WorkerSpec
@@ -26,6 +27,20 @@ from trawl.envs.types import is_list
 CollectorClass = Literal["single", "sync", "async"] | Callable[..., Any] | None
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+def _sync(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, but it is {value!r}")
+    return value
+
+
+def _collector_class(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value not in KINDS:
+        raise ValueError(
+            f"{name} must be a class, or one of {', '.join(map(repr, KINDS))}, but it is {value!r}"
+        )
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +64,15 @@ class ClusterOptions:
             policy's weights automatically. -1: never.
     """
 
-    sync: bool = False
-    collector_class: CollectorClass = "single"
-    num_workers_per_collector: int = 1
+    sync: bool = option(False, _sync)
+    collector_class: CollectorClass = option("single", _collector_class)
+    num_workers_per_collector: int = option(1, at_least(1))
     collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     update_after_each_batch: bool = False
-    max_weight_update_interval: int = -1
+    max_weight_update_interval: int = option(-1, at_least(-1))
 
     def __post_init__(self) -> None:
-        check_switches(self)
-        if not isinstance(self.sync, bool):
-            raise TypeError(f"sync must be a bool, but it is {self.sync!r}")
-        number = self.num_workers_per_collector
-        check_number("num_workers_per_collector", number, 1)
-        check_number("max_weight_update_interval", self.max_weight_update_interval, -1)
-        if isinstance(self.collector_class, str) and self.collector_class not in KINDS:
-            raise ValueError(
-                f"collector_class must be a class, or one of {', '.join(map(repr, KINDS))}, but it "
-                f"is {self.collector_class!r}"
-            )
+        validate(self)
 
     @property
     def kind(self) -> Any:

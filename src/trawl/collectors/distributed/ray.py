@@ -19,11 +19,11 @@ from trawl.backends.ray_cluster import (
     with_defaults,
 )
 from trawl.collectors.arguments import accepts, describe
-from trawl.collectors.config import check_number
 from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
+from trawl.collectors.options import check_number
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme

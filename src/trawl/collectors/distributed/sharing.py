@@ -7,29 +7,15 @@ from dataclasses import fields
 from typing import Any
 
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.multi_config import NOT_HERE, PER_WORKER, TRAJECTORIES
+from trawl.collectors.multi_config import NOT_HERE
+from trawl.collectors.options import EACH, LIST, WHOLE, tagged
 from trawl.envs.types import is_list
 
-# Options that the collector divides among its workers, or uses to send weights.
-OF_ALL = frozenset(
-    {
-        *("create_env_fn", "policy", "frames_per_batch", "total_frames", "num_workers"),
-        *TRAJECTORIES,
-        *("weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
-    }
-)
+# Arguments that the collector divides among its workers, or uses to send weights.
+OF_ALL = tagged(CollectorConfig, WHOLE) | {"create_env_fn", "policy", "num_workers"}
 # Options that a worker acts on by itself, so that they may differ between workers.
-OF_EACH = frozenset(
-    {
-        *("policy_factory", "create_env_kwargs", "device", "policy_device", "env_device"),
-        *("max_frames_per_traj", "reset_at_each_iter", "exploration_type", "trust_policy"),
-        *("compile_policy", "cudagraph_policy", "no_cuda_sync", "on_env_error"),
-        *("pre_collect_hook", "post_collect_hook"),
-    }
-)
-_DEFAULTS = {
-    field.name: field.default for field in fields(CollectorConfig) if field.name not in OF_ALL
-}
+OF_EACH = tagged(CollectorConfig, EACH)
+_DEFAULTS = {one.name: one.default for one in fields(CollectorConfig) if one.name not in OF_ALL}
 
 
 def share_options(
@@ -70,7 +56,7 @@ def share_options(
             options[name] = sum(max(value or 0, 0) for value in values)
         elif all(_same(value, values[0]) for value in values):
             options[name] = values[0]
-        elif name in PER_WORKER & OF_EACH:
+        elif name in tagged(CollectorConfig, LIST) & OF_EACH:
             options[name] = values
         elif name in OF_EACH:
             for own, value in zip(left, values, strict=True):

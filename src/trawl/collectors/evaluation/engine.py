@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.config import check_number, muted
+from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
 from trawl.collectors.evaluation.isolation import PrivateRandom, isolated, policy_seed
 from trawl.collectors.evaluation.options import check_env, single_key
@@ -21,6 +21,7 @@ from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.options import check_number
 from trawl.collectors.single import Collector
 from trawl.weight_update.tensors import Weights
 

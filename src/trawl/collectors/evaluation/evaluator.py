@@ -15,7 +15,6 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
-from trawl.collectors.config import check_callable, check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
     BUSY_POLICIES,
@@ -34,6 +33,7 @@ from trawl.collectors.evaluation.results import (
 )
 from trawl.collectors.evaluation.snapshot import snapshot, snapshots
 from trawl.collectors.evaluation.thread import EvaluationThread
+from trawl.collectors.options import check_callable, check_seconds
 from trawl.envs.seeding import check_seed
 from trawl.weight_update.tensors import Weights
 

@@ -1,0 +1,153 @@
+"""Declaration of options: each with its default, its check, and who acts on it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, fields
+from difflib import get_close_matches
+from inspect import getattr_static, isfunction
+from numbers import Real
+from typing import Any, Final
+
+from trawl.envs.types import is_list
+
+#: Returns the value of an option, perhaps converted. Takes the option's name and the given value.
+Check = Callable[[str, Any], Any]
+
+# Tags of an option, which say how collectors with workers treat it.
+DRIVER: Final = "only the driver acts on it; workers' collectors don't get it"
+EACH: Final = "a worker acts on it by itself, so collector_kwargs may differ between workers"
+LIST: Final = "it may be a list, with an entry for each worker"
+WHOLE: Final = "it concerns all workers together, so collector_kwargs can't have it"
+
+
+def option(default: Any, check: Check | None = None, *tags: str) -> Any:
+    """Declares an option, a field of a dataclass that calls :func:`validate`.
+
+    Args:
+        default: its default.
+        check: checks a given value, and may convert it.
+        *tags: :data:`DRIVER`, :data:`EACH`, :data:`LIST` or :data:`WHOLE`.
+    """
+    return field(default=default, metadata={"check": check, "tags": tags})
+
+
+def validate(options: Any) -> None:
+    """Checks and converts each option of a dataclass.
+
+    Raises:
+        TypeError: for a value of a wrong type, such as a string for a bool, which would count as
+            True.
+        ValueError: for a value that is out of range.
+    """
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if isinstance(value, str) and one.type in ("bool", "bool | None"):
+            raise TypeError(f"{one.name} must be True or False, but it is the text {value!r}")
+        check = one.metadata.get("check")
+        if check is not None:
+            checked = check(one.name, value)
+            if checked is not value:
+                object.__setattr__(options, one.name, checked)
+
+
+def tagged(cls: Any, tag: str) -> frozenset[str]:
+    """Returns the names of a dataclass's options that have a tag."""
+    return frozenset(one.name for one in fields(cls) if tag in one.metadata.get("tags", ()))
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Suggests options with names close to unknown ones, for the end of an error message."""
+    close = [get_close_matches(name, sorted(known), 1) for name in unknown]
+    found = [name for names in close for name in names]
+    return f"; did you mean {', '.join(found)}?" if found else ""
+
+
+# --- checks of one value
+
+
+def check_number(name: str, value: Any, least: int) -> int:
+    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, but it is {number}")
+    return number
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Returns the value as a number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
+    return float(value)
+
+
+def check_callable(name: str, value: Any) -> Any:
+    """Returns the value; raises a ``TypeError`` if it is neither None nor callable."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
+    return value
+
+
+def check_env_kwargs(name: str, value: Any) -> Any:
+    """Returns the value, which must be None, a mapping, or a list of mappings or None."""
+    for one in value if is_list(value) else [value]:
+        if one is not None and not isinstance(one, Mapping):
+            raise TypeError(
+                f"{name} must be a mapping of keyword arguments, or a list of such, but there is "
+                f"{type(one).__name__}: {one!r}"
+            )
+    return value
+
+
+def check_switch(name: str, value: Any) -> Any:
+    """Returns the value, which must be a bool or a mapping of keyword arguments."""
+    if value is not None and not isinstance(value, (bool, Mapping)):
+        raise TypeError(
+            f"{name} must be a bool or a mapping of keyword arguments, but it is "
+            f"{type(value).__name__}: {value!r}"
+        )
+    return value
+
+
+def at_least(least: int) -> Check:
+    """Returns a check for an integer that is at least ``least``, or None."""
+    return lambda name, value: None if value is None else check_number(name, value, least)
+
+
+def seconds_above_zero(name: str, value: Any) -> Any:
+    """Returns the value, which must be None or a number of seconds above 0."""
+    if value is not None and not check_seconds(name, value) > 0:
+        raise ValueError(f"{name} must be seconds above 0, but it is {value!r}")
+    return value
+
+
+def one_of(*choices: Any) -> Check:
+    """Returns a check for one of some values."""
+
+    def check(name: str, value: Any) -> Any:
+        if value in choices and not isinstance(value, bool):
+            return value
+        shown = [repr(choice) for choice in choices if choice is not None]
+        raise ValueError(
+            f"{name} must be {', '.join(shown[:-1])} or {shown[-1]}, but it is {value!r}"
+        )
+
+    return check
+
+
+def check_instance(name: str, value: Any, method: str) -> Any:
+    """Raises a ``TypeError`` for a class in place of an object.
+
+    A class is accepted if its method can be called without an instance.
+    """
+    if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
+        raise TypeError(
+            f"{name} must be an object, but it is the class {value.__name__}: make one, "
+            f"{name}={value.__name__}(...)"
+        )
+    return value
