@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from trawl.envs import GymEnv, SerialEnv
-from trawl.envs.build import build_env, is_tensordict_env
+from trawl.envs.build import is_tensordict_env
+from trawl.envs.serial import build_env
 from trawl.testing import NumberedEnv
 
 torchrl_envs = pytest.importorskip("torchrl.envs")

@@ -60,7 +60,7 @@ def parallel(opened):
 
 
 def pids(env):
-    return [worker.pid for worker in env._crew._workers]
+    return [worker.pid for worker in env._workers._workers]
 
 
 def gone(pid):
@@ -548,10 +548,10 @@ def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
     """Ctrl-C, when one process was told to step, and the others were not yet."""
     env = parallel()
     root = env.rand_action(env.reset())
-    write, crew = os.write, env._crew
+    write, workers = os.write, env._workers
 
     def interrupted(descriptor, data):
-        if descriptor == crew._bells[1]:
+        if descriptor == workers._wakeups[1]:
             raise KeyboardInterrupt
         return write(descriptor, data)
 
@@ -625,7 +625,7 @@ def test_nothing_is_left_when_its_process_ends(end):
         from trawl.envs import ParallelEnv
         env = ParallelEnv(2, "CartPole-v1")
         env.rollout(3)
-        print(*[worker.pid for worker in env._crew._workers], flush=True)
+        print(*[worker.pid for worker in env._workers._workers], flush=True)
         {end}
     """
     # The pipe of its standard output ends when the last process that has it is gone.

@@ -14,7 +14,7 @@ from trawl.cli.errors import CliError, describe
 from trawl.cli.policies import load_policy
 from trawl.cli.references import search_here
 from trawl.collectors import Collector, MultiCollector
-from trawl.envs.build import build_env
+from trawl.envs.serial import build_env
 
 _FRAMES_PER_BATCH = 1000
 

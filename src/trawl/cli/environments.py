@@ -15,8 +15,8 @@ from trawl.cli.arguments import Collect, Evaluate
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import build_env
 from trawl.envs.gym import GymEnv
+from trawl.envs.serial import build_env
 from trawl.keys import show_key
 
 

@@ -32,8 +32,9 @@ from trawl.collectors.torchrl import add_transforms, give_specs, is_random, name
 from trawl.collectors.weak import weak
 from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.build import build_env, check_rebuildable
+from trawl.envs.build import check_rebuildable
 from trawl.envs.seeding import check_seed, derive
+from trawl.envs.serial import build_env
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block

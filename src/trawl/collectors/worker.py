@@ -48,7 +48,7 @@ from trawl.collectors.requests import (
 )
 from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.weights import POLICY
-from trawl.envs.own_process import take_process
+from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition
@@ -125,7 +125,7 @@ class CollectorService(HandleCalls, Service):
         self._blocks: dict[int, Block] = {}
         self._own: tuple[Block, NDArray[np.uint8]] | None = None
         if spec.threads is not None:
-            take_process(spec.threads, spec.registry)
+            prepare_process(spec.threads, spec.registry)
             self._pass_warnings_on()
         if spec.init_fn is not None:
             spec.init_fn()

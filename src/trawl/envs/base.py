@@ -27,11 +27,13 @@ class TensorDictEnv(ABC):
         device: device of the returned TensorDicts; with None, their tensors are on the CPU and
             they have no device.
         is_closed: True once :meth:`close` was called.
+        has_processes: True if the environment steps in processes of its own.
     """
 
     batch_size: torch.Size
     device: torch.device | None
-    is_closed: bool
+    is_closed: bool = False
+    has_processes: bool = False
     full_observation_spec: Composite
     full_action_spec: Composite
 
@@ -43,19 +45,20 @@ class TensorDictEnv(ABC):
 
     @abstractmethod
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        """Takes a step and returns observations, reward, terminated and truncated."""
+        """Takes a step and returns observations, reward and flags."""
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the next reset; returns the seed for another environment."""
 
     @abstractmethod
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the environment.
+    def _close(self) -> None:
+        """Closes the environment, which is open."""
 
-        Raises:
-            RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
-        """
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the environment."""
 
     @property
     @abstractmethod
@@ -69,9 +72,9 @@ class TensorDictEnv(ABC):
 
     @abstractmethod
     def autoreset_mask(self) -> Tensor | None:
-        """Returns a mask of the environments whose last step was spent on a reset.
+        """Returns a mask of the environments whose last step was only a reset.
 
-        Such a step is no experience. None if the environment never spends steps on resets.
+        Such a step is no experience. None if the environment has no such steps.
         """
 
     def action_mask(self) -> NDArray[Any] | None:
@@ -229,10 +232,8 @@ class TensorDictEnv(ABC):
         Raises:
             KeyError: if an action is missing.
         """
-        following = self._step(tensordict)
-        following.set("done", following.get("terminated") | following.get("truncated"))
+        following = self._placed(self._step(tensordict))
         preset = tensordict.get("next", None)
-        following = self._placed(following)
         tensordict.set("next", following if preset is None else preset.update(following))
         return tensordict
 
@@ -306,6 +307,19 @@ class TensorDictEnv(ABC):
         return self.step(self.rand_action(tensordict))
 
     # --- the rest
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the environment.
+
+        Raises:
+            RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
+        """
+        if self.is_closed:
+            if raise_if_closed:
+                raise RuntimeError(f"environment {self.name} is closed already")
+            return
+        self.is_closed = True
+        self._close()
 
     def to(self, device: torch.device | str) -> TensorDictEnv:
         """Moves all further outputs to ``device``, and returns the environment."""

@@ -1,4 +1,4 @@
-"""Builds environments from anything that a user may pass as one."""
+"""Builds an environment from anything that a user may pass as one."""
 
 from __future__ import annotations
 
@@ -15,41 +15,18 @@ from torch import nn
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
-from trawl.envs.parallel import ParallelEnv
 from trawl.envs.seeding import derive
-from trawl.envs.serial import SerialEnv
-from trawl.envs.types import EnvKwargs, is_list
+from trawl.envs.types import is_list
 from trawl.envs.vector import is_vector_env
 
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
 
-def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
-    """Builds the environment that ``source`` describes.
+def build_one(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Builds the environment that ``source`` describes; ``source`` is not a list.
 
-    Args:
-        source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
-            environment (recognised by its protocol), a function that makes one of these, or a
-            list of any of these, stepped as one batch.
-        kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
-            is a list, they may be a list with one entry for each environment.
-
-    Returns:
-        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned as it
-        is, and a list of them as TorchRL's ``SerialEnv``.
-
-    Raises:
-        TypeError: if ``source`` is none of these, or if ``kwargs`` is a list and ``source`` is
-            not.
-        RuntimeError: if ``kwargs`` are given with an environment object that can't take them.
+    :func:`trawl.envs.serial.build_env` has the details.
     """
-    if is_list(source):
-        return _build_list(source, kwargs)
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(
-            "create_env_kwargs is a list, which needs a list of environments, but create_env_fn "
-            f"is {source!r}: give a mapping"
-        )
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
         return GymEnv(source, **kwargs)
@@ -95,7 +72,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
 
     Args:
         env: the environment.
-        source: the argument from which :func:`build_env` built it.
+        source: the argument from which the environment was built.
 
     Raises:
         ValueError: if a part of it was given as an environment object, or is a
@@ -108,7 +85,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
-        if isinstance(part, ParallelEnv):
+        if isinstance(part, TensorDictEnv) and part.has_processes:
             raise ValueError(
                 "on_env_error='restart' can't build the processes of a ParallelEnv anew, and "
                 f"there is {part!r}; use SerialEnv, or a list"
@@ -120,40 +97,6 @@ def check_rebuildable(env: Any, source: Any) -> None:
                 f"{which} was given made already: {part!r}. Give a Gymnasium id, or a function "
                 "that makes the environment"
             )
-
-
-def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
-    if not source:
-        raise ValueError("create_env_fn must not be an empty list")
-    source = distinct(source)
-    lanes = len(source)
-    each = [kwargs] * lanes if kwargs is None or isinstance(kwargs, Mapping) else list(kwargs)
-    if len(each) != lanes:
-        raise ValueError(
-            f"create_env_kwargs has {len(each)} entries, but create_env_fn has {lanes}"
-        )
-    envs: list[Any] = []
-    try:
-        for item, arguments in zip(source, each, strict=True):
-            envs.append(build_env(item, arguments))
-    except BaseException:
-        for env in envs:
-            env.close(raise_if_closed=False)
-        raise
-    if all(isinstance(env, TensorDictEnv) for env in envs):
-        return SerialEnv(lanes, envs)
-    if any(isinstance(env, TensorDictEnv) for env in envs):
-        kinds = ", ".join(type(env).__name__ for env in envs)
-        for env in envs:
-            env.close(raise_if_closed=False)
-        raise TypeError(
-            "create_env_fn must not mix environments of TorchRL with others in one batch, but "
-            f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
-        )
-    # TorchRL batches its own environments.
-    from torchrl.envs import SerialEnv as TorchRLSerialEnv
-
-    return TorchRLSerialEnv(lanes, [lambda env=env: env for env in envs])
 
 
 class EnvCopy:
@@ -170,7 +113,7 @@ class EnvCopy:
 
     def __call__(self, **kwargs: Any) -> Any:
         """Makes a copy."""
-        made = build_env(pickle.loads(self._packed), kwargs or None)
+        made = build_one(pickle.loads(self._packed), kwargs or None)
         made.set_seed(derive(torch.initial_seed(), "copy", self._number))
         return made
 

@@ -25,7 +25,7 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
-from trawl.keys import as_key, show_key
+from trawl.keys import DONE_KEYS, as_key, show_key
 
 
 class GymEnv(TensorDictEnv):
@@ -165,16 +165,16 @@ class GymEnv(TensorDictEnv):
         """
         seed = check_seed(seed)
         self._seed, self._rebuilds = (seed, static_seed), 0
-        return self._give_seeds(seed, static_seed)
+        return self._set_seeds(seed, static_seed)
 
-    def _give_seeds(self, seed: int, static_seed: bool) -> int:
+    def _set_seeds(self, seed: int, static_seed: bool) -> int:
         self._seeds = []
         for _ in range(max(1, self.batch_size.numel())):
             self._seeds.append(seed)
             seed = next_seed(seed, static_seed)
         return seed
 
-    def see(self, info: Any) -> None:
+    def track_masks(self, info: Any) -> None:
         """Keeps action masks from now on, if the ``info`` of a reset has one."""
         if MASK_KEY in info and self.vector is None and self._masks is None:
             self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
@@ -191,12 +191,7 @@ class GymEnv(TensorDictEnv):
         return seeds
 
     @override
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        if self.is_closed:
-            if raise_if_closed:
-                raise RuntimeError(f"environment {self.name} is closed already")
-            return
-        self.is_closed = True
+    def _close(self) -> None:
         self.env.close()
 
     def rebuild(self) -> None:
@@ -224,7 +219,7 @@ class GymEnv(TensorDictEnv):
         self._seeds = None
         if self._seed is not None:
             seed, static = self._seed
-            self._give_seeds(derive(seed, "rebuild", self._rebuilds), static)
+            self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
 
     def _check_replacement(self, fresh: Any) -> None:
         if not isinstance(fresh, GymEnv):
@@ -260,8 +255,8 @@ class GymEnv(TensorDictEnv):
 
     @override
     def autoreset_mask(self) -> Tensor | None:
-        spent = None if self.vector is None else self.vector.autoreset_mask()
-        return None if spent is None else torch.from_numpy(spent)
+        mask = None if self.vector is None else self.vector.autoreset_mask()
+        return None if mask is None else torch.from_numpy(mask)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self._begun is None:
@@ -275,7 +270,7 @@ class GymEnv(TensorDictEnv):
                 # reset.
                 if mask is not None and not mask.all():
                     self.step_failed = True
-                    return self._nothing().exclude("reward", "terminated", "truncated")
+                    return self._nothing().exclude("reward", *DONE_KEYS)
         begun, self._begun = self._begun, None
         assert begun is not None
         return begun
@@ -286,7 +281,7 @@ class GymEnv(TensorDictEnv):
             if seeds is not None:
                 kwargs.setdefault("seed", seeds[0])
             obs, info = self.env.reset(**kwargs)
-            self.see(info)
+            self.track_masks(info)
             return self._observations(self.observation_codec.encode(obs))
         if mask is not None and (self._seeds is None or not mask.all()):
             return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))
@@ -306,7 +301,7 @@ class GymEnv(TensorDictEnv):
 
     def _nothing(self) -> TensorDict:
         """Returns the zeros that a failed step returns instead of results."""
-        nothing: TensorDict = self.fake_tensordict().get("next").exclude("done")
+        nothing: TensorDict = self.fake_tensordict().get("next")
         return nothing
 
     def _after(self, action: Any) -> TensorDict:
@@ -322,6 +317,7 @@ class GymEnv(TensorDictEnv):
         following.set("reward", torch.from_numpy(reward.astype(np.float32)).reshape(shape))
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
+        following.set("done", following.get("terminated") | following.get("truncated"))
         return following
 
     def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:

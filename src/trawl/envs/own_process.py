@@ -21,7 +21,7 @@ def parent_registry() -> dict[str, Any]:
     }
 
 
-def take_process(threads: int, registry: Mapping[str, Any]) -> None:
+def prepare_process(threads: int, registry: Mapping[str, Any]) -> None:
     """Prepares this process to run an environment or a worker.
 
     Args:

@@ -15,14 +15,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
-from trawl.envs.base import TensorDictEnv
+from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
-from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED, Area, AreaPlan
-from trawl.envs.parallel_crew import Crew
-from trawl.envs.parallel_worker import Facts
-from trawl.envs.seeding import check_seed, next_seed
-from trawl.envs.serial import arguments_of, check_alike, factories_of
+from trawl.envs.seeding import next_seed
 from trawl.envs.spaces import Array
+from trawl.envs.step_buffers import (
+    AUTORESET,
+    RESET,
+    TERMINATED,
+    TRUNCATED,
+    SharedStepBuffers,
+    StepBufferSpec,
+)
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.keys import DONE_KEYS, Key, as_key, nested, show_key
 from trawl.tensordicts import new_tensordict
@@ -30,7 +35,7 @@ from trawl.tensordicts import new_tensordict
 Mask = NDArray[np.bool_]
 
 
-class ParallelEnv(TensorDictEnv):
+class ParallelEnv(BatchedEnv):
     """Batch of environments, each in its own process.
 
     With equal seeds it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay off
@@ -71,6 +76,8 @@ class ParallelEnv(TensorDictEnv):
         >>> env.close()
     """
 
+    has_processes = True
+
     def __init__(
         self,
         num_workers: int,
@@ -85,40 +92,31 @@ class ParallelEnv(TensorDictEnv):
         if start_method not in START_METHODS:
             raise ValueError(f"start_method must be among {START_METHODS}, but is {start_method!r}")
         self.device = None if device is None else torch.device(device)
-        self.is_closed = False
         self.num_workers = num_workers
-        self._crew = Crew(list(zip(factories, arguments, strict=True)), start_method)
-        self._finalizer = weakref.finalize(self, self._crew.close)
-        facts = self._crew.facts
+        self._workers = EnvWorkers(list(zip(factories, arguments, strict=True)), start_method)
+        self._finalizer = weakref.finalize(self, self._workers.close)
         try:
-            check_alike(facts)
-            self._first: Facts = facts[0]
-            self.batch_size = torch.Size([num_workers, *facts[0].batch_size])
-            place = self.device or "cpu"
-            self.full_observation_spec = (
-                facts[0].full_observation_spec.expand(num_workers).to(place)
-            )
-            self.full_action_spec = facts[0].full_action_spec.expand(num_workers).to(place)
+            self._set_members(self._workers.infos)
             #: Memory shared with the processes; None if steps are exchanged as messages.
-            self.area: Area | None = None
+            self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
-                self.area = self._crew.attach(self._plan())
-                self._bind(self.area)
+                self.buffers = self._workers.attach(self._buffer_spec())
+                self._bind(self.buffers)
         except BaseException:
             self._finalizer()
             raise
-        self._spends = any(facts.spends for facts in self._crew.facts)
+        self._has_autoresets = any(info.autoresets for info in self.members)
         self._acted = [
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
         self._eager = False
         # Flags of the last step, if it also reset environments, until their observations are read.
-        self._told: Array | None = None
-        self._spent: Tensor | None = None
+        self._last_bits: Array | None = None
+        self._autoresets: Tensor | None = None
         # Action masks by process, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
 
-    def _plan(self) -> AreaPlan:
+    def _buffer_spec(self) -> StepBufferSpec:
         batch = len(self.batch_size)
         observed, acted = (
             {as_key(key): (tuple(leaf.shape[batch:]), leaf.dtype) for key, leaf in leaves}
@@ -128,57 +126,31 @@ class ParallelEnv(TensorDictEnv):
             )
         )
         sizes = choices(self.action_spec_unbatched) if len(acted) == 1 else None
-        return AreaPlan(
+        return StepBufferSpec(
             self.num_workers, self.batch_size[1:].numel(), observed, acted, sum(sizes or ())
         )
 
-    def _bind(self, area: Area) -> None:
+    def _bind(self, buffers: SharedStepBuffers) -> None:
         """Prepares views of the shared memory in the shapes of TensorDict entries."""
-        self._observed, self._begun = (
+        self._observed, self._reset_observed = (
             {key: array.reshape(*self.batch_size, *array.shape[1:]) for key, array in found.items()}
-            for found in (area.observed, area.begun)
+            for found in (buffers.observed, buffers.reset_observed)
         )
         self._rewards, self._flags = (
-            array.reshape(*self.batch_size, 1) for array in (area.rewards, area.flags)
+            array.reshape(*self.batch_size, 1) for array in (buffers.rewards, buffers.flags)
         )
         self._no_flags = np.zeros(self._flags.shape, np.bool_)
         self._nothing = self._no_flags.tobytes()
 
-    @property
-    def name(self) -> str:
-        """Names of the environments, without repetitions."""
-        return " ".join(dict.fromkeys(facts.name for facts in self._crew.facts))
-
-    @property
-    def fixed_layout(self) -> bool:
-        """True if all actions and observations have a fixed shape and dtype."""
-        return all(facts.fixed for facts in self._crew.facts)
-
-    @property
-    def action_spec_unbatched(self) -> Any:
-        """The action spec of one environment of the batch."""
-        return self._first.action_spec_unbatched
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset of each environment, each with a seed derived from the last.
-
-        Returns:
-            The seed for another environment (the same if ``static_seed``).
-        """
-        seed = check_seed(seed)
-        for index in range(self.num_workers):
-            (seed,) = self._crew.call({index: ("seed", seed, static_seed)}).values()
-        return seed
+    @override
+    def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
+        (following,) = self._workers.call({index: ("seed", seed, static_seed)}).values()
+        return int(following)
 
     @override
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        if self.is_closed:
-            if raise_if_closed:
-                raise RuntimeError("the environments are closed already")
-            return
-        self.is_closed = True
+    def _close(self) -> None:
         self._finalizer.detach()
-        for failed in self._crew.close():
+        for failed in self._workers.close():
             raise failed.failure.error(f"environment {failed.worker.index}")
 
     @property
@@ -192,25 +164,27 @@ class ParallelEnv(TensorDictEnv):
         """Stand-ins for the processes' vector environments that can't restart on demand."""
         return [
             SimpleNamespace(can_restart=False, env=type(name, (), {})())
-            for facts in self._crew.facts
-            for name in facts.cannot_restart
+            for info in self.members
+            for name in info.cannot_restart
         ]
 
     @override
     def autoreset_mask(self) -> Tensor | None:
-        if not self._spends:
+        if not self._has_autoresets:
             return None
         return (
-            torch.zeros(self.batch_size, dtype=torch.bool) if self._spent is None else self._spent
+            torch.zeros(self.batch_size, dtype=torch.bool)
+            if self._autoresets is None
+            else self._autoresets
         )
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
-        if self.area is None:
+        if self.buffers is None:
             masks = [self._masks.get(index) for index in range(self.num_workers)]
             found = [mask for mask in masks if mask is not None]
             return np.concatenate(found) if len(found) == self.num_workers else None
-        return self.area.masks if self.area.masked.any() else None
+        return self.buffers.masks if self.buffers.masked.any() else None
 
     # --- for collectors, which read and write the shared memory themselves
 
@@ -223,12 +197,12 @@ class ParallelEnv(TensorDictEnv):
         """
         self._call_reset("begin", mask, kwargs)
 
-    def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
+    def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
         """Sets the dtypes of the actions in the shared memory from now on."""
-        assert self.area is not None
-        if self.area.action_dtypes != dtypes:
-            self._crew.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
-            self.area.take_actions_as(dtypes)
+        assert self.buffers is not None
+        if self.buffers.action_dtypes != dtypes:
+            self._workers.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
+            self.buffers.set_action_dtypes(dtypes)
 
     def advance(self, eager: bool = True) -> None:
         """Takes a step with the actions in the shared memory, and leaves the results there.
@@ -236,12 +210,12 @@ class ParallelEnv(TensorDictEnv):
         Args:
             eager: True if environments are also reset in the step that ends their episode.
         """
-        self._crew.step(eager)
+        self._workers.step(eager)
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """Waits for the processes to finish a step that was interrupted here, if there is one."""
-        if self._crew.unsettled:
-            self._crew.settle()
+        if self._workers.step_pending:
+            self._workers.finish_step()
 
     # --- for other callers
 
@@ -254,60 +228,51 @@ class ParallelEnv(TensorDictEnv):
             if kwargs.get("seed") is not None:
                 # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
-        return self._crew.call(calls)
+        return self._workers.call(calls)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
-        if self.area is None:
+        if self.buffers is None:
             found = self._call_reset("reset", rows, kwargs)
             self._masks.update({index: mask for index, (_, mask) in found.items()})
-            fake = (self._first.fake, None)
+            fake = (self.members[0].fake, None)
             results = [found.get(index, fake)[0] for index in range(self.num_workers)]
-            return self._joined(results, list(self.full_observation_spec.keys()))
-        told, self._told = self._told, None
-        if told is None or rows is None or kwargs or (rows & (told.ravel() & RESET == 0)).any():
+            return self._join(results, list(self.full_observation_spec.keys()))
+        bits, self._last_bits = self._last_bits, None
+        if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
-        return self._made(self._copied(self._begun))
+        return self._tensordict(self._copied(self._reset_observed))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        if self.area is None:
+        if self.buffers is None:
             return self._step_by_messages(tensordict)
-        return self._made(self._results(tensordict))
+        return self._tensordict(self._results(tensordict))
 
     def _results(self, tensordict: TensorDictBase) -> dict[str, Any]:
         """Takes a step; returns the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
-        self._told = None
-        self._crew.step(self._eager)
-        told = self._flags.copy()
+        self._last_bits = None
+        self._workers.step(self._eager)
+        bits = self._flags.copy()
         if self._eager:
-            self._told = told
-        if self._spends:
-            self._spent = torch.from_numpy(told & AUTORESET != 0).view(self.batch_size)
-        if told.tobytes() == self._nothing:
+            self._last_bits = bits
+        if self._has_autoresets:
+            self._autoresets = torch.from_numpy(bits & AUTORESET != 0).view(self.batch_size)
+        if bits.tobytes() == self._nothing:
             flags = dict.fromkeys(DONE_KEYS, self._no_flags)
         else:
             flags = {
-                "done": told & (TERMINATED | TRUNCATED) != 0,
-                "terminated": told & TERMINATED != 0,
-                "truncated": told & TRUNCATED != 0,
+                "done": bits & (TERMINATED | TRUNCATED) != 0,
+                "terminated": bits & TERMINATED != 0,
+                "truncated": bits & TRUNCATED != 0,
             }
         return self._copied(self._observed, reward=self._rewards, **flags)
-
-    @override
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self.area is None:
-            return super().step(tensordict)
-        following = self._placed(self._step(tensordict))
-        preset = tensordict.get("next", None)
-        tensordict.set("next", following if preset is None else preset.update(following))
-        return tensordict
 
     @override
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        simple = self.area is not None and self.device is None and tensordict.device is None
+        simple = self.buffers is not None and self.device is None and tensordict.device is None
         # The processes reset environments within the step, and _reset() only reads the results.
         self._eager = True
         try:
@@ -315,17 +280,17 @@ class ParallelEnv(TensorDictEnv):
                 return super().step_and_maybe_reset(tensordict)
             # The steps of the base class, without its lookups.
             results = self._results(tensordict)
-            tensordict.set("next", self._made(results))
+            tensordict.set("next", self._tensordict(results))
             del results["reward"]
-            root = self._made(results)
-            if self._told is not None and self._told.tobytes() != self._nothing:
+            root = self._tensordict(results)
+            if self._last_bits is not None and self._last_bits.tobytes() != self._nothing:
                 self._restart(root)
             return tensordict, root
         finally:
-            self._eager, self._told = False, None
+            self._eager, self._last_bits = False, None
 
     def _put_actions(self, tensordict: TensorDictBase) -> None:
-        assert self.area is not None
+        assert self.buffers is not None
         values: dict[Key, Array] = {}
         for name, key, expected in self._acted:
             value = tensordict.get(name, None)
@@ -340,9 +305,9 @@ class ParallelEnv(TensorDictEnv):
             # numpy has no bfloat16.
             value = value.float() if value.dtype is torch.bfloat16 else value
             values[key] = value.numpy(force=True)
-        self.settle()
-        self.take_actions_as({key: value.dtype for key, value in values.items()})
-        for key, target in self.area.actions.items():
+        self.finish_step()
+        self.set_action_dtypes({key: value.dtype for key, value in values.items()})
+        for key, target in self.buffers.actions.items():
             target[...] = values[key].reshape(target.shape)
 
     def _copied(self, arrays: dict[Key, Array], **more: Array) -> dict[str, Any]:
@@ -352,7 +317,7 @@ class ParallelEnv(TensorDictEnv):
             found[name] = torch.from_numpy(array.copy())
         return found
 
-    def _made(self, values: dict[str, Any]) -> TensorDict:
+    def _tensordict(self, values: dict[str, Any]) -> TensorDict:
         result: TensorDict = new_tensordict(values, self.batch_size)
         return result
 
@@ -361,22 +326,14 @@ class ParallelEnv(TensorDictEnv):
         calls = {
             index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
         }
-        results = self._crew.call(calls)
-        rows, spent, masks = zip(*(results[index] for index in sorted(results)), strict=True)
+        results = self._workers.call(calls)
+        rows, autoresets, masks = zip(*(results[index] for index in sorted(results)), strict=True)
         self._masks = dict(enumerate(masks))
-        nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
-        self._spent = torch.stack([nothing if part is None else part for part in spent])
-        return self._joined(list(rows), list(rows[0].keys()))
-
-    def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
-        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
-        return result
+        self._autoresets = self._join_masks(autoresets)
+        return self._join(list(rows), list(rows[0].keys()))
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a ParallelEnv can't be copied or sent to another process; give a function that makes "
             "it there"
         )
-
-    def __repr__(self) -> str:
-        return f"ParallelEnv({self.num_workers} x {self._first.text})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.seeding import check_seed, next_seed
+from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.build import build_one, distinct
+from trawl.envs.seeding import next_seed
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
 
 
-class SerialEnv(TensorDictEnv):
+class SerialEnv(BatchedEnv):
     """Batch of environments that are stepped one after the other in this process.
 
     Args:
@@ -56,55 +58,20 @@ class SerialEnv(TensorDictEnv):
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
         self.device = None if device is None else torch.device(device)
-        self.is_closed = False
-        self.envs: list[TensorDictEnv] = []
+        self.envs: list[TensorDictEnv] = _build_each(factories, arguments)
         try:
-            for factory, kwargs in zip(factories, arguments, strict=True):
-                self.envs.append(_build(factory, kwargs))
             _check_distinct(self.envs)
-            check_alike(self.envs)
+            self._set_members(self.envs)
         except BaseException:
             self.close()
             raise
-        first = self.envs[0]
-        self.batch_size = torch.Size([num_workers, *first.batch_size])
-        place = self.device or "cpu"
-        self.full_observation_spec = first.full_observation_spec.expand(num_workers).to(place)
-        self.full_action_spec = first.full_action_spec.expand(num_workers).to(place)
-
-    @property
-    def name(self) -> str:
-        """Names of the environments, without repetitions."""
-        return " ".join(dict.fromkeys(getattr(env, "name", repr(env)) for env in self.envs))
-
-    @property
-    def fixed_layout(self) -> bool:
-        """True if all actions and observations have a fixed shape and dtype."""
-        return all(getattr(env, "fixed_layout", False) for env in self.envs)
-
-    @property
-    def action_spec_unbatched(self) -> Any:
-        """The action spec of one environment of the batch."""
-        return self.envs[0].action_spec_unbatched
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset of each environment, each with a seed derived from the last.
-
-        Returns:
-            The seed for another environment (the same if ``static_seed``).
-        """
-        seed = check_seed(seed)
-        for env in self.envs:
-            seed = env.set_seed(seed, static_seed)
-        return seed
 
     @override
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        if self.is_closed:
-            if raise_if_closed:
-                raise RuntimeError("the environments are closed already")
-            return
-        self.is_closed = True
+    def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
+        return self.envs[index].set_seed(seed, static_seed)
+
+    @override
+    def _close(self) -> None:
         # The stack closes every environment, even if closing another one raises.
         with ExitStack() as stack:
             for env in reversed(self.envs):
@@ -126,12 +93,10 @@ class SerialEnv(TensorDictEnv):
 
     @override
     def autoreset_mask(self) -> Tensor | None:
-        parts = {env: env.autoreset_mask() for env in self._own}
-        if all(part is None for part in parts.values()):
+        masks = {env: env.autoreset_mask() for env in self._own}
+        if all(mask is None for mask in masks.values()):
             return None
-        nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
-        spent = [parts.get(env) for env in self.envs]
-        return torch.stack([nothing if part is None else part for part in spent])
+        return self._join_masks([masks.get(env) for env in self.envs])
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
@@ -160,70 +125,76 @@ class SerialEnv(TensorDictEnv):
             if kwargs.get("seed") is not None:
                 # With one seed for all, the environments would give equal episodes.
                 kwargs["seed"] = next_seed(kwargs["seed"])
-        return self._joined(results, list(self.full_observation_spec.keys()))
+        return self._join(results, list(self.full_observation_spec.keys()))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         keys = self.action_keys
         rows = [
             env.step(tensordict[i].select(*keys)).get("next") for i, env in enumerate(self.envs)
         ]
-        return self._joined(rows, list(rows[0].keys()))
-
-    def _joined(self, rows: list[TensorDictBase], keys: list[Any]) -> TensorDict:
-        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
-        return result
-
-    def __repr__(self) -> str:
-        return f"SerialEnv({len(self.envs)} x {self.envs[0]!r})"
+        return self._join(rows, list(rows[0].keys()))
 
 
-def factories_of(count: int, create: Any) -> list[Any]:
-    """Returns the source of each environment."""
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"num_workers must be an integer, but it is {count!r}")
-    if count < 1:
-        raise ValueError(f"num_workers must be positive, but it is {count}")
-    if is_list(create):
-        if len(create) != count:
-            raise ValueError(f"create_env_fn has {len(create)} entries, but num_workers is {count}")
-        return list(create)
-    return [create] * count
-
-
-def arguments_of(count: int, kwargs: Any) -> list[Mapping[str, Any]]:
-    """Returns the keyword arguments for each environment."""
-    if kwargs is None or isinstance(kwargs, Mapping):
-        return [kwargs or {}] * count
-    if len(kwargs) != count:
-        raise ValueError(f"create_env_kwargs has {len(kwargs)} entries, but num_workers is {count}")
-    return list(kwargs)
-
-
-def _build(factory: Callable[..., Any] | str, kwargs: Mapping[str, Any]) -> TensorDictEnv:
-    from trawl.envs.build import build_env
-
-    env: TensorDictEnv = build_env(factory, kwargs)
-    return env
-
-
-def check_alike(envs: Sequence[Any]) -> None:
-    """Refuses environments of one batch whose batch sizes or specs differ.
+def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
+    """Builds the environment that ``source`` describes.
 
     Args:
-        envs: the environments, or other objects with these attributes.
+        source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
+            environment (recognised by its protocol), a function that makes one of these, or a
+            list of any of these, stepped as one batch.
+        kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
+            is a list, they may be a list with one entry for each environment.
+
+    Returns:
+        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned as it
+        is, and a list of them as TorchRL's ``SerialEnv``.
 
     Raises:
-        ValueError: if an environment differs from the first; the message names the difference.
+        TypeError: if ``source`` is none of these, or if ``kwargs`` is a list and ``source`` is
+            not.
+        RuntimeError: if ``kwargs`` are given with an environment object that can't take them.
     """
-    first = envs[0]
-    for index, env in enumerate(envs[1:], 1):
-        for what in ("batch_size", "full_observation_spec", "full_action_spec"):
-            mine, other = getattr(first, what), getattr(env, what)
-            if mine != other:
-                raise ValueError(
-                    f"environments of one batch must be alike, but environment {index} has "
-                    f"{what} {other}, and environment 0 has {mine}"
-                )
+    if is_list(source):
+        return _build_list(source, kwargs)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            "create_env_kwargs is a list, which needs a list of environments, but create_env_fn "
+            f"is {source!r}: give a mapping"
+        )
+    return build_one(source, kwargs)
+
+
+def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
+    if not source:
+        raise ValueError("create_env_fn must not be an empty list")
+    count = len(source)
+    envs = _build_each(distinct(source), arguments_of(count, kwargs, "create_env_fn has"))
+    if all(isinstance(env, TensorDictEnv) for env in envs):
+        return SerialEnv(count, envs)
+    if any(isinstance(env, TensorDictEnv) for env in envs):
+        kinds = ", ".join(type(env).__name__ for env in envs)
+        for env in envs:
+            env.close(raise_if_closed=False)
+        raise TypeError(
+            "create_env_fn must not mix environments of TorchRL with others in one batch, but "
+            f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
+        )
+    # TorchRL batches its own environments.
+    from torchrl.envs import SerialEnv as TorchRLSerialEnv
+
+    return TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
+
+
+def _build_each(sources: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    envs: list[Any] = []
+    try:
+        for source, kwargs in zip(sources, arguments, strict=True):
+            envs.append(build_env(source, kwargs))
+    except BaseException:
+        for env in envs:
+            env.close(raise_if_closed=False)
+        raise
+    return envs
 
 
 def _check_distinct(envs: list[TensorDictEnv]) -> None:

@@ -61,7 +61,7 @@ class SingleStepper(ArrayStepper):
             kwargs.setdefault("seed", seeds[0])
         try:
             obs, info = self.env.env.reset(**kwargs)
-            self.env.see(info)
+            self.env.track_masks(info)
             for index, value in enumerate(self._observed.encode(obs)):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
         except Exception as error:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from trawl import keys
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED
+from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.keys import MASK, Key, next_of
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
@@ -37,29 +37,30 @@ class ParallelStepper(ArrayStepper):
             return
         chosen = np.ones(self.num_envs, dtype=np.bool_) if mask is None else mask
         self.env.begin(mask, **kwargs)
-        assert self.env.area is not None
-        for key, begun in self.env.area.begun.items():
+        assert self.env.buffers is not None
+        for key, begun in self.env.buffers.reset_observed.items():
             view.next_obs[key][chosen] = begun[chosen]
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        area, first, num_envs = self.env.area, view.first, self.num_envs
-        assert area is not None
-        settle, advance = self.env.settle, self.env.advance
+        buffers, first, num_envs = self.env.buffers, view.first, self.num_envs
+        assert buffers is not None
+        finish_step, advance = self.env.finish_step, self.env.advance
         actions = self._actions(view, start, stop)
         observed = [
-            (area.observed[key], view.rows(next_of(key), start, stop)) for key in area.observed
+            (buffers.observed[key], view.rows(next_of(key), start, stop))
+            for key in buffers.observed
         ]
         roots = [
-            (area.observed[key], area.begun[key], view.following(key, start, stop))
-            for key in area.observed
+            (array, buffers.reset_observed[key], view.following(key, start, stop))
+            for key, array in buffers.observed.items()
         ]
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, :, 0]
             for key in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         )
         masks = view.arrays.get(MASK)
-        flags, given = area.flags, area.rewards
+        flags, given = buffers.flags, buffers.rewards
         nothing = bytes(num_envs)
 
         def cutoffs() -> list[int]:
@@ -89,13 +90,13 @@ class ParallelStepper(ArrayStepper):
             nearest = min(limits)
 
         def step(t: int) -> None:
-            settle()
+            finish_step()
             for target, rows in actions:
                 target[...] = rows[t]
             if t >= nearest:
-                area.cut[:] = [t >= limit for limit in limits]
+                buffers.cut[:] = [t >= limit for limit in limits]
                 advance()
-                area.cut[:] = False
+                buffers.cut[:] = False
             else:
                 advance()
             rewards[t] = given
@@ -110,14 +111,14 @@ class ParallelStepper(ArrayStepper):
 
     def _actions(self, view: StepArrays, start: int, stop: int) -> list[tuple[Array, Any]]:
         """Returns each action's array in the shared memory, and the rows to be copied there."""
-        assert self.env.area is not None
+        assert self.env.buffers is not None
         rows: dict[Key, list[Array]] = {}
-        for key in self.env.area.action_dtypes:
+        for key in self.env.buffers.action_dtypes:
             rows[key] = view.rows(key, start, stop)
             if key in view.bfloat16:
                 rows[key] = _Floats(rows[key])
-        self.env.take_actions_as({key: arrays[0].dtype for key, arrays in rows.items()})
-        return [(target, rows[key]) for key, target in self.env.area.actions.items()]
+        self.env.set_action_dtypes({key: arrays[0].dtype for key, arrays in rows.items()})
+        return [(target, rows[key]) for key, target in self.env.buffers.actions.items()]
 
 
 class _Floats(list[Array]):

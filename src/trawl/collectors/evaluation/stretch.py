@@ -15,8 +15,8 @@ from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.evaluation.environments import freeze
 from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
-from trawl.envs.build import build_env
 from trawl.envs.gym import GymEnv
+from trawl.envs.serial import build_env
 from trawl.weight_update.tensors import Weights
 
 

@@ -18,8 +18,8 @@ from trawl.collectors.evaluation.environments import (
 )
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.single import Collector
-from trawl.envs.build import build_env
 from trawl.envs.seeding import derive
+from trawl.envs.serial import build_env
 from trawl.rollout.random_policy import RandomPolicy
 
 

@@ -13,99 +13,99 @@ from typing import Any, Literal
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
-from trawl.envs.own_process import parent_registry
-from trawl.envs.parallel_area import Area, AreaPlan
-from trawl.envs.parallel_worker import (
-    AREA,
+from trawl.envs.env_service import (
+    BUFFERS,
     MESSAGE,
     STEP,
-    Bells,
-    Broken,
-    Facts,
-    Maker,
-    Order,
-    Reply,
+    CallFailed,
+    CallResult,
+    EnvCall,
+    EnvInfo,
+    EnvServiceFactory,
+    WakeupHandles,
 )
+from trawl.envs.own_process import parent_registry
+from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
 from trawl.errors import WorkerDied
 
 # Seconds that processes have to close their environments before they are killed.
 _CLOSING = 5.0
-_ORDER: Literal["little", "big"] = sys.byteorder
+_BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
-class Crew:
+class EnvWorkers:
     """Processes that run one environment each and step together.
 
     Each step has a number. A process that has taken the step writes the number to shared memory,
-    and only this number counts as its answer. Bells merely wake the waiting side, and may ring
-    more often than needed.
+    and only this number counts as its answer. A wake-up only ends the other side's wait, and may
+    come more often than needed.
 
     Args:
         sources: source of each environment, and its keyword arguments.
         start_method: start method of the processes.
 
     Attributes:
-        facts: description of each environment, sent by its process.
-        area: the shared memory; None until :meth:`attach`.
-        unsettled: True if a step was interrupted here and may still run in the processes;
-            :meth:`settle` waits for its end.
+        infos: description of each environment, sent by its process.
+        buffers: the shared memory; None until :meth:`attach`.
+        step_pending: True if a step was interrupted here and may still run in the processes;
+            :meth:`finish_step` waits for its end.
     """
 
     def __init__(self, sources: Sequence[tuple[Any, Mapping[str, Any]]], start_method: str) -> None:
         self._backend = ProcessBackend(start_method)
         self._workers: list[Worker] = []
         self._living: set[int] = set()
-        self._bells: list[int] = []
+        self._wakeups: list[int] = []
         self._answers = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events: deque[Event] = deque()
-        self._replies: dict[int, Any] = {}
-        self._number = 0
+        self._results: dict[int, Any] = {}
+        self._calls = 0
         self._step = 0
         self._lost: str | None = None
         self._owner = os.getpid()
         self.closed = False
-        self.area: Area | None = None
-        self.unsettled = False
-        # Edge-triggered: each write to the bell is an edge, so that it never has to be read.
+        self.buffers: SharedStepBuffers | None = None
+        self.step_pending = False
+        # Edge-triggered: each write to the eventfd is an edge, so that it never has to be read.
         self._poll = select.epoll()
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
         self._poll.register(self._backend.fileno(), select.EPOLLIN)
         try:
-            self.facts = self._start(sources)
+            self.infos = self._start(sources)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, sources: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[Facts]:
+    def _start(self, sources: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[EnvInfo]:
         registry = parent_registry()
         for index, (source, kwargs) in enumerate(sources):
             theirs, ours = os.pipe()
-            self._bells.append(ours)
+            self._wakeups.append(ours)
             try:
-                bells = Bells(theirs, self._answers)
-                maker = Maker(index, source, kwargs, bells, registry)
-                self._workers.append(self._backend.launch(index, maker))
+                wakeups = WakeupHandles(theirs, self._answers)
+                factory = EnvServiceFactory(index, source, kwargs, wakeups, registry)
+                self._workers.append(self._backend.launch(index, factory))
             finally:
                 # Only the process keeps the reading end: the owner's writes fail when it is gone.
                 os.close(theirs)
             self._living.add(index)
-        found: dict[int, Facts] = {}
+        found: dict[int, EnvInfo] = {}
         while len(found) < len(sources):
             event = self._next_event()
-            if isinstance(event, Message) and isinstance(event.content, Facts):
+            if isinstance(event, Message) and isinstance(event.content, EnvInfo):
                 found[event.worker.index] = event.content
         return [found[index] for index in sorted(found)]
 
-    def attach(self, plan: AreaPlan) -> Area:
+    def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
         """Allocates the shared memory, through which steps go from now on."""
-        memory = self._backend.allocate(plan.nbytes)
+        memory = self._backend.allocate(spec.nbytes)
         for worker in self._workers:
-            worker.share(AREA, memory)
-        self.call_all("attach", plan)
-        self.area = area = Area(plan, memory.buffer)
-        return area
+            worker.share(BUFFERS, memory)
+        self.call_all("attach", spec)
+        self.buffers = buffers = SharedStepBuffers(spec, memory.buffer)
+        return buffers
 
-    # --- orders
+    # --- calls
 
     def call_all(self, name: str, *args: Any) -> list[Any]:
         """Calls a method in all processes; returns the results in the order of the processes."""
@@ -125,29 +125,29 @@ class Crew:
             WorkerError: if a call raised an exception; the error is also of that type.
             WorkerDied: if a process is gone.
         """
-        self.check()
-        if self.unsettled:
-            self.settle()
-        self._replies.clear()
+        self._check_running()
+        if self.step_pending:
+            self.finish_step()
+        self._results.clear()
         numbers = {}
         for index, (name, *args) in calls.items():
-            self._number += 1
-            numbers[index] = self._number
-            self._workers[index].send(Order(self._number, name, args))
-            if self.area is not None:
-                self._ring(index, MESSAGE)
-        while not self._replies.keys() >= set(numbers.values()):
-            self._take(self._next_event(), set(numbers.values()))
-        return {index: self._replies[number] for index, number in numbers.items()}
+            self._calls += 1
+            numbers[index] = self._calls
+            self._workers[index].send(EnvCall(self._calls, name, args))
+            if self.buffers is not None:
+                self._wake(index, MESSAGE)
+        while not self._results.keys() >= set(numbers.values()):
+            self._handle(self._next_event(), set(numbers.values()))
+        return {index: self._results[number] for index, number in numbers.items()}
 
-    def _take(self, event: Event, awaited: set[int]) -> None:
-        """Handles a message; ignores answers to orders that nobody waits for any more."""
+    def _handle(self, event: Event, awaited: set[int]) -> None:
+        """Handles a message; ignores results of calls that nobody waits for any more."""
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
-        if isinstance(event.content, Broken):
+        if isinstance(event.content, CallFailed):
             raise event.content.failure.error(_name(event.worker.index))
-        if isinstance(event.content, Reply):
-            self._replies[event.content.number] = event.content.value
+        if isinstance(event.content, CallResult):
+            self._results[event.content.number] = event.content.value
 
     def _next_event(self) -> Event:
         """Waits for the next event.
@@ -182,64 +182,64 @@ class Crew:
             WorkerDied: if a process is gone.
         """
         if self._lost is not None or self.closed:
-            self.check()
-        if self.unsettled:
-            self.settle()
-        area = self.area
-        assert area is not None
-        self.unsettled = True
+            self._check_running()
+        if self.step_pending:
+            self.finish_step()
+        buffers = self.buffers
+        assert buffers is not None
+        self.step_pending = True
         self._step = number = self._step + 1
-        area.eager[0] = eager
-        area.number[0] = number
+        buffers.eager[0] = eager
+        buffers.number[0] = number
         write = os.write
         try:
-            for bell in self._bells:
-                write(bell, STEP)
+            for wakeup in self._wakeups:
+                write(wakeup, STEP)
         except BrokenPipeError:
             # A process is dead: the step fails, and the other processes need not begin it.
             pass
-        answers, poll = area.answers, self._poll.poll
-        expected = number.to_bytes(8, _ORDER) * len(self._bells)
+        answers, poll = buffers.answers, self._poll.poll
+        expected = number.to_bytes(8, _BYTE_ORDER) * len(self._wakeups)
         while answers.tobytes() != expected:
             for descriptor, _ in poll():
                 if descriptor != self._answers:
-                    self._look(number)
-        self.unsettled = False
+                    self._handle_events(number)
+        self.step_pending = False
 
-    def _look(self, number: int) -> None:
+    def _handle_events(self, number: int) -> None:
         """Handles events of the processes during a step."""
         if not self._events:
             self._events.extend(self._backend.wait(0))
         while self._events:
-            self._take(self._next_event(), {-number})
+            self._handle(self._next_event(), {-number})
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """Waits until all processes have ended a step that was interrupted here, even by an error.
 
         Raises:
             WorkerDied: if a process is gone.
         """
-        self.check()
-        self._look(0)
-        area = self.area
-        assert area is not None
-        # Some processes may not have been told of the step: all must take equally many.
-        for index, answer in enumerate(area.answers):
+        self._check_running()
+        self._handle_events(0)
+        buffers = self.buffers
+        assert buffers is not None
+        # Some processes may not know of the step: all must take equally many.
+        for index, answer in enumerate(buffers.answers):
             if abs(answer) != self._step:
-                self._ring(index, STEP)
-        while any(abs(answer) != self._step for answer in area.answers):
+                self._wake(index, STEP)
+        while any(abs(answer) != self._step for answer in buffers.answers):
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._answers:
-                    self._look(0)
-        self.unsettled = False
+                    self._handle_events(0)
+        self.step_pending = False
 
-    def _ring(self, index: int, what: bytes) -> None:
+    def _wake(self, index: int, what: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._bells[index], what)
+            os.write(self._wakeups[index], what)
 
     # --- the end
 
-    def check(self) -> None:
+    def _check_running(self) -> None:
         """Refuses to go on without all processes.
 
         Raises:
@@ -264,7 +264,7 @@ class Crew:
         if self._owner == os.getpid():
             failures = self._end()
         self._poll.close()
-        for descriptor in (*self._bells, self._answers):
+        for descriptor in (*self._wakeups, self._answers):
             os.close(descriptor)
         return failures
 
@@ -275,9 +275,9 @@ class Crew:
         try:
             for index in self._living:
                 self._workers[index].stop()
-                # stop() also sends a message, for a process that catches the signal. The bell
+                # stop() also sends a message, for a process that catches the signal. The wake-up
                 # makes the process read it.
-                self._ring(index, MESSAGE)
+                self._wake(index, MESSAGE)
             while self._living and (left := deadline - time.monotonic()) > 0:
                 for event in self._backend.wait(left):
                     if isinstance(event, Death):

@@ -25,19 +25,19 @@ _WIDEST = 8
 
 
 @dataclass(frozen=True)
-class AreaPlan:
-    """Contents of an :class:`Area`; a plan can be sent to processes.
+class StepBufferSpec:
+    """Contents of :class:`SharedStepBuffers`; a specification can be sent to processes.
 
     Attributes:
         workers: number of processes.
-        lanes: number of environments in each process.
+        envs_per_worker: number of environments in each process.
         observed: shape and dtype of each observation of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
         choices: number of entries of an action mask; 0 if actions can't have a mask.
     """
 
     workers: int
-    lanes: int
+    envs_per_worker: int
     observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     choices: int
@@ -45,22 +45,22 @@ class AreaPlan:
     @property
     def nbytes(self) -> int:
         """Size of the memory in bytes."""
-        return Area(self, None).nbytes
+        return SharedStepBuffers(self, None).nbytes
 
 
-class Area:
+class SharedStepBuffers:
     """Arrays in the shared memory of all processes, with one row for each environment.
 
     Observations have two sets of arrays, one for the results of steps and one for resets: a
     process that resets its environment after the last step of an episode writes both.
 
     Args:
-        plan: contents of the memory.
+        spec: contents of the memory.
         buffer: the memory; None to find out the required size.
 
     Attributes:
         observed: observations after the step, by key.
-        begun: observations after a reset, by key, valid in the rows that were reset.
+        reset_observed: observations after a reset, by key, valid in the rows that were reset.
         rewards: float32.
         masks: action masks for the next step; 2 where an environment gives none.
         masked: True for rows whose environment gives masks.
@@ -75,35 +75,35 @@ class Area:
         nbytes: size of the memory in bytes.
     """
 
-    def __init__(self, plan: AreaPlan, buffer: Any) -> None:
+    def __init__(self, spec: StepBufferSpec, buffer: Any) -> None:
         self.action_dtypes: dict[Key, np.dtype[Any]]
         self.actions: dict[Key, Array]
-        self._plan = plan
+        self._plan = spec
         self._buffer = buffer
         self.nbytes = 0
-        rows = plan.workers * plan.lanes
+        rows = spec.workers * spec.envs_per_worker
         numbers = np.dtype(np.int64)
         self.number = self._array((1,), numbers).data
-        self.answers = self._array((plan.workers,), numbers).data
+        self.answers = self._array((spec.workers,), numbers).data
         self.eager = self._array((1,), np.dtype(np.uint8)).data
         self.flags = self._array((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
         self.rewards = self._array((rows,), np.dtype(np.float32))
-        self.masks = self._array((rows, plan.choices), np.dtype(np.int8))
+        self.masks = self._array((rows, spec.choices), np.dtype(np.int8))
         self.masked = self._array((rows,), np.dtype(np.bool_))
-        self.observed, self.begun = (
+        self.observed, self.reset_observed = (
             {
                 key: self._array((rows, *shape), _numpy_dtype(dtype))
-                for key, (shape, dtype) in plan.observed.items()
+                for key, (shape, dtype) in spec.observed.items()
             }
             for _ in range(2)
         )
         self._acted: dict[Key, tuple[Array, tuple[int, ...]]] = {}
-        for key, (shape, _) in plan.acted.items():
+        for key, (shape, _) in spec.acted.items():
             whole = (rows, *shape)
             memory = self._array((math.prod(whole) * _WIDEST,), np.dtype(np.uint8))
             self._acted[key] = memory, whole
-        self.take_actions_as({key: _numpy_dtype(dtype) for key, (_, dtype) in plan.acted.items()})
+        self.set_action_dtypes({key: _numpy_dtype(dtype) for key, (_, dtype) in spec.acted.items()})
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         offset, count = self.nbytes, math.prod(shape)
@@ -112,7 +112,7 @@ class Area:
             return np.zeros(shape, dtype)
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)
 
-    def take_actions_as(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
+    def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
         """Sets the dtypes of the actions from now on."""
         self.action_dtypes = dict(dtypes)
         self.actions = {}
@@ -124,7 +124,7 @@ class Area:
 
     def rows(self, worker: int) -> slice:
         """Returns the rows of a process."""
-        return slice(worker * self._plan.lanes, (worker + 1) * self._plan.lanes)
+        return slice(worker * self._plan.envs_per_worker, (worker + 1) * self._plan.envs_per_worker)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

@@ -25,19 +25,27 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import flag_of, reward_of
-from trawl.envs.own_process import take_process
-from trawl.envs.parallel_area import AUTORESET, RESET, TERMINATED, TRUNCATED, Area, AreaPlan
+from trawl.envs.own_process import prepare_process
+from trawl.envs.serial import build_env
 from trawl.envs.spaces import Array, SpaceCodec
+from trawl.envs.step_buffers import (
+    AUTORESET,
+    RESET,
+    TERMINATED,
+    TRUNCATED,
+    SharedStepBuffers,
+    StepBufferSpec,
+)
 from trawl.errors import add_note
 from trawl.keys import Key, as_key
 
 STEP, MESSAGE = b"s", b"m"
-AREA = 1
+BUFFERS = 1
 
 _RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
 
 
-class Bells:
+class WakeupHandles:
     """File descriptors with which a process and its owner wake each other.
 
     Args:
@@ -51,21 +59,21 @@ class Bells:
 
     def __reduce__(self) -> Any:
         """Passes the descriptors to the process that is being started."""
-        return _bells, (DupFd(self.steps), DupFd(self.answers))
+        return _wakeups, (DupFd(self.steps), DupFd(self.answers))
 
 
-def _bells(steps: Any, answers: Any) -> Bells:
-    return Bells(steps.detach(), answers.detach())
+def _wakeups(steps: Any, answers: Any) -> WakeupHandles:
+    return WakeupHandles(steps.detach(), answers.detach())
 
 
-@dataclass(frozen=True)
-class Facts:
+@dataclass(frozen=True, repr=False)
+class EnvInfo:
     """Description of an environment, which its process sends once it is made.
 
     Attributes:
-        fixed: True if its steps fit in shared memory.
+        fixed_layout: True if its steps fit in shared memory.
         cannot_restart: names of its vector environments that can't restart on demand.
-        spends: True if it spends steps on resets.
+        autoresets: True if some of its steps are only resets.
         fake: a frame of zeros, or None if its steps fit in shared memory.
     """
 
@@ -75,15 +83,18 @@ class Facts:
     full_observation_spec: Any
     full_action_spec: Any
     action_spec_unbatched: Any
-    fixed: bool
+    fixed_layout: bool
     cannot_restart: tuple[str, ...]
-    spends: bool
+    autoresets: bool
     fake: TensorDictBase | None
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
-class Order:
-    """Call of one of the service's methods; each order is answered."""
+class EnvCall:
+    """Call of one of the service's methods; each call is answered."""
 
     number: int
     name: str
@@ -91,37 +102,37 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """Result of an order."""
+class CallResult:
+    """Result of a call."""
 
     number: int
     value: Any
 
 
 @dataclass(frozen=True)
-class Broken:
-    """Failure of order ``number``, or of step ``-number`` if it is negative."""
+class CallFailed:
+    """Failure of call ``number``, or of step ``-number`` if it is negative."""
 
     number: int
     failure: Failure
 
 
 @dataclass(frozen=True)
-class Maker:
+class EnvServiceFactory:
     """Factory of an environment's service, sent to its process.
 
     Attributes:
         index: number of the process.
         source: source of the environment.
         kwargs: keyword arguments for ``source``.
-        bells: descriptors with which the process and its owner wake each other.
+        wakeups: descriptors with which the process and its owner wake each other.
         registry: environments registered in the owner, to be registered in the process too.
     """
 
     index: int
     source: Any
     kwargs: Mapping[str, Any]
-    bells: Bells
+    wakeups: WakeupHandles
     registry: Mapping[str, Any]
 
     def __call__(self, port: Port) -> EnvService:
@@ -133,93 +144,87 @@ class EnvService(Service):
     """Service that runs in an environment's process.
 
     Args:
-        maker: source of the environment, and settings of the process.
+        factory: source of the environment, and settings of the process.
         port: connection to the process's owner.
     """
 
-    def __init__(self, maker: Maker, port: Port) -> None:
-        from trawl.envs.build import build_env
-
+    def __init__(self, factory: EnvServiceFactory, port: Port) -> None:
         self._port = port
-        self._index = maker.index
-        self._bells = maker.bells
-        self._take: Callable[[bool], None] | None = None
+        self._index = factory.index
+        self._wakeups = factory.wakeups
+        self._step: Callable[[bool], None] | None = None
         # The process runs only this environment: one torch thread, and its own random numbers.
-        take_process(1, maker.registry)
-        self.env = build_env(maker.source, maker.kwargs)
-        self._area: Area | None = None
-        port.send(_facts(self.env))
+        prepare_process(1, factory.registry)
+        self.env = build_env(factory.source, factory.kwargs)
+        self._buffers: SharedStepBuffers | None = None
+        port.send(_info_of(self.env))
 
     @property
     @override
     def busy(self) -> bool:
-        # The service's work includes waiting for the bell.
-        return self._take is not None
+        # The service's work includes waiting for a wake-up.
+        return self._step is not None
 
     @override
-    def handle(self, content: Order) -> None:
+    def handle(self, content: EnvCall) -> None:
         try:
             value = getattr(self, content.name)(*content.args)
         except Exception as error:
-            self._port.send(Broken(content.number, Failure.of(error)))
+            self._port.send(CallFailed(content.number, Failure.of(error)))
         else:
-            self._port.send(Reply(content.number, value))
+            self._port.send(CallResult(content.number, value))
 
     @override
     def work(self) -> None:
         """Takes steps until there is a message."""
-        assert self._area is not None
-        assert self._take is not None
-        steps, answers, index, area = (
-            self._bells.steps,
-            self._bells.answers,
-            self._index,
-            self._area,
-        )
-        number_of, answered, eager, take = area.number, area.answers, area.eager, self._take
-        read, ring = os.read, os.eventfd_write
+        assert self._buffers is not None
+        assert self._step is not None
+        steps, answers = self._wakeups.steps, self._wakeups.answers
+        index, buffers, step = self._index, self._buffers, self._step
+        number_of, answered, eager = buffers.number, buffers.answers, buffers.eager
+        read, wake = os.read, os.eventfd_write
         while True:
-            told = read(steps, 1)
-            if told != STEP:
-                if not told:
+            wakeup = read(steps, 1)
+            if wakeup != STEP:
+                if not wakeup:
                     raise Closed
                 return
             number = number_of[0]
             if answered[index] in (number, -number):
-                # The bell rang twice for this step.
+                # It was woken twice for this step.
                 continue
             try:
-                take(bool(eager[0]))
+                step(bool(eager[0]))
             except Exception as error:
-                self._port.send(Broken(-number, Failure.of(error)))
+                self._port.send(CallFailed(-number, Failure.of(error)))
                 answered[index] = -number
             else:
                 answered[index] = number
-            ring(answers, 1)
+            wake(answers, 1)
 
     @override
     def close(self) -> None:
         if not getattr(self.env, "is_closed", False):
             self.env.close(raise_if_closed=False)
 
-    # --- orders
+    # --- calls
 
-    def attach(self, plan: AreaPlan) -> None:
+    def attach(self, spec: StepBufferSpec) -> None:
         """Makes steps go through shared memory from now on."""
-        self._area = Area(plan, self._port.memory(AREA))
+        self._buffers = SharedStepBuffers(spec, self._port.memory(BUFFERS))
         self._bind()
 
     def retype(self, dtypes: Mapping[Key, str]) -> None:
         """Sets the dtypes of the actions from now on."""
-        assert self._area is not None
-        self._area.take_actions_as({key: np.dtype(name) for key, name in dtypes.items()})
+        assert self._buffers is not None
+        self._buffers.set_action_dtypes({key: np.dtype(name) for key, name in dtypes.items()})
         self._bind()
 
     def _bind(self) -> None:
-        assert self._area is not None
+        assert self._buffers is not None
         single = type(self.env) is GymEnv and self.env.vector is None
         bind = _single if single else _nested
-        self._take = bind(self.env, self._area, self._area.rows(self._index))
+        self._step = bind(self.env, self._buffers, self._buffers.rows(self._index))
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset; returns the seed for the next environment."""
@@ -227,17 +232,17 @@ class EnvService(Service):
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
         """Resets all environments or those in ``mask``; writes observations to shared memory."""
-        area = self._area
-        assert area is not None
+        buffers = self._buffers
+        assert buffers is not None
         fresh, masks = self.reset(mask, kwargs)
-        rows = area.rows(self._index)
-        for key, target in area.begun.items():
+        rows = buffers.rows(self._index)
+        for key, target in buffers.reset_observed.items():
             target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
-        if (masks is not None) != area.masked[rows].all():
-            area.masks[rows], area.masked[rows] = 2, masks is not None
+        if (masks is not None) != buffers.masked[rows].all():
+            buffers.masks[rows], buffers.masked[rows] = 2, masks is not None
             self._bind()
         if masks is not None:
-            _show_masks(masks, area, rows)
+            _show_masks(masks, buffers, rows)
 
     def reset(
         self, mask: Array | None, kwargs: Mapping[str, Any]
@@ -259,31 +264,31 @@ class EnvService(Service):
         """Takes a step.
 
         Returns:
-            Its results, the mask of rows that spent it on a reset, and the action masks from
+            Its results, the mask of rows for which it was only a reset, and the action masks from
             ``info``.
         """
         following = self.env.step(tensordict).get("next")
-        spent = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
-        return following, spent, self._masks()
+        autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
+        return following, autoresets, self._masks()
 
     def _masks(self) -> Array | None:
         return self.env.action_mask() if isinstance(self.env, TensorDictEnv) else None
 
 
-def _facts(env: Any) -> Facts:
+def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
     fixed = bool(getattr(env, "fixed_layout", False))
     cannot = [v for v in env.vectors if not v.can_restart] if own else []
-    return Facts(
+    return EnvInfo(
         name=getattr(env, "name", repr(env)),
         text=repr(env),
         batch_size=torch.Size(env.batch_size),
         full_observation_spec=env.full_observation_spec,
         full_action_spec=env.full_action_spec,
         action_spec_unbatched=env.action_spec_unbatched,
-        fixed=fixed,
+        fixed_layout=fixed,
         cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
-        spends=own and env.autoreset_mask() is not None,
+        autoresets=own and env.autoreset_mask() is not None,
         fake=None if fixed else env.fake_tensordict(),
     )
 
@@ -291,9 +296,9 @@ def _facts(env: Any) -> Facts:
 # --- steps in shared memory
 
 
-def _show_masks(masks: Array, area: Area, rows: slice) -> None:
+def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
     """Writes the action masks of a process's environments."""
-    target = area.masks[rows]
+    target = buffers.masks[rows]
     if masks.shape != target.shape:
         raise ValueError(
             f"the environment gave info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but its "
@@ -302,19 +307,19 @@ def _show_masks(masks: Array, area: Area, rows: slice) -> None:
     target[...] = (masks != 0).astype(np.int8) + (masks == 2)
 
 
-def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
+def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps a single Gymnasium environment."""
     gym_step = env.env.step
     row = rows.start
     write_observed, write_begun = (
         _observation_writer(env.observation_codec, [arrays[key][row, ...] for key in arrays])
-        for arrays in (area.observed, area.begun)
+        for arrays in (buffers.observed, buffers.reset_observed)
     )
-    read_action = _action_reader(env.action_codec, area, row)
+    read_action = _action_reader(env.action_codec, buffers, row)
     # Unlike an array, a memoryview accepts only numbers.
-    rewards: Any = area.rewards[rows].data
-    flags, cut = area.flags[rows].data, area.cut[rows]
-    masked, show_masks = _mask_writer(env, area, rows)
+    rewards: Any = buffers.rewards[rows].data
+    flags, cut = buffers.flags[rows].data, buffers.cut[rows]
+    masked, show_masks = _mask_writer(env, buffers, rows)
 
     def begin() -> None:
         seeds = env.pop_seeds()
@@ -332,30 +337,32 @@ def _single(env: GymEnv, area: Area, rows: slice) -> Callable[[bool], None]:
         except TypeError:
             rewards[0] = reward_of(reward, env)
         write_observed(obs)
-        told = 0
+        bits = 0
         if terminated is not False and flag_of(terminated, "terminated", env):
-            told = TERMINATED
+            bits = TERMINATED
         if truncated is not False and flag_of(truncated, "truncated", env):
-            told |= TRUNCATED
-        if eager and (told or cut[0]):
+            bits |= TRUNCATED
+        if eager and (bits or cut[0]):
             begin()
-            told |= RESET
-        flags[0] = told
+            bits |= RESET
+        flags[0] = bits
         if masked:
             show_masks()
 
     return step
 
 
-def _mask_writer(env: TensorDictEnv, area: Area, rows: slice) -> tuple[bool, Callable[[], None]]:
+def _mask_writer(
+    env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
+) -> tuple[bool, Callable[[], None]]:
     """Returns True if the environment gives action masks, and a function that writes them."""
 
     def write() -> None:
         masks = env.action_mask()
         assert masks is not None
-        _show_masks(masks, area, rows)
+        _show_masks(masks, buffers, rows)
 
-    return bool(area.masked[rows].all()), write
+    return bool(buffers.masked[rows].all()), write
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
@@ -383,9 +390,9 @@ def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[An
     return write_array
 
 
-def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]:
+def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> Callable[[], Any]:
     """Returns a function that reads the action in the form that the environment takes."""
-    arrays = area.actions
+    arrays = buffers.actions
     parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
     decode = codec.decode
     if codec.plain and not codec.leaves[0].path:
@@ -396,16 +403,16 @@ def _action_reader(codec: SpaceCodec, area: Area, row: int) -> Callable[[], Any]
     return lambda: decode(parts)
 
 
-def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], None]:
+def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
     """Returns the function that steps an environment that is a batch itself."""
-    actions = {key: array[rows] for key, array in area.actions.items()}
-    rewards, flags, cut = area.rewards[rows], area.flags[rows], area.cut[rows]
-    observed = {key: array[rows] for key, array in area.observed.items()}
-    begun = {key: array[rows] for key, array in area.begun.items()}
+    actions = {key: array[rows] for key, array in buffers.actions.items()}
+    rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
+    observed = {key: array[rows] for key, array in buffers.observed.items()}
+    begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
     batch = env.batch_size
-    masked, show_masks = _mask_writer(env, area, rows)
+    masked, show_masks = _mask_writer(env, buffers, rows)
 
-    def put(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
+    def write(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
         for key, array in arrays.items():
             array[mask] = _numbers(tensordict.get(key)).reshape(array.shape)[mask]
 
@@ -415,21 +422,21 @@ def _nested(env: TensorDictEnv, area: Area, rows: slice) -> Callable[[bool], Non
             value = torch.from_numpy(array.copy()).reshape(*batch, *array.shape[1:])
             tensordict.set(key, value)
         following = env.step(tensordict).get("next")
-        put(observed, following)
+        write(observed, following)
         rewards[:] = _numbers(following.get("reward")).ravel()
         terminated, truncated = (
             _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
         )
-        told = terminated * TERMINATED | truncated * TRUNCATED
-        spent = env.autoreset_mask()
-        if spent is not None:
-            told |= _numbers(spent).ravel() * AUTORESET
+        bits = terminated * TERMINATED | truncated * TRUNCATED
+        autoresets = env.autoreset_mask()
+        if autoresets is not None:
+            bits |= _numbers(autoresets).ravel() * AUTORESET
         ended = terminated | truncated | cut
         if eager and ended.any():
             mask = torch.from_numpy(ended).reshape(*batch, 1)
-            put(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
-            told |= ended * RESET
-        flags[:] = told
+            write(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
+            bits |= ended * RESET
+        flags[:] = bits
         if masked:
             show_masks()
 

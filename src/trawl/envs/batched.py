@@ -1,0 +1,113 @@
+"""Base class of environments that are batches of others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.seeding import check_seed
+from trawl.envs.types import is_list
+
+
+class BatchedEnv(TensorDictEnv):
+    """Batch of environments with equal specs.
+
+    A subclass sets ``device``, and calls :meth:`_set_members` in its constructor.
+
+    Attributes:
+        members: the environments, or their descriptions.
+    """
+
+    members: Sequence[Any]
+
+    def _set_members(self, members: Sequence[Any]) -> None:
+        """Sets the members, and the batch size and specs of the whole batch.
+
+        Raises:
+            ValueError: if a member differs from the first; the message names the difference.
+        """
+        self.members = members
+        first = members[0]
+        for index, member in enumerate(members[1:], 1):
+            for what in ("batch_size", "full_observation_spec", "full_action_spec"):
+                mine, other = getattr(first, what), getattr(member, what)
+                if mine != other:
+                    raise ValueError(
+                        f"environments of one batch must be alike, but environment {index} has "
+                        f"{what} {other}, and environment 0 has {mine}"
+                    )
+        self.batch_size = torch.Size([len(members), *first.batch_size])
+        place = self.device or "cpu"
+        self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
+        self.full_action_spec = first.full_action_spec.expand(len(members)).to(place)
+
+    @property
+    def name(self) -> str:
+        """Names of the environments, without repetitions."""
+        names = (getattr(member, "name", repr(member)) for member in self.members)
+        return " ".join(dict.fromkeys(names))
+
+    @property
+    def fixed_layout(self) -> bool:
+        """True if all actions and observations have a fixed shape and dtype."""
+        return all(getattr(member, "fixed_layout", False) for member in self.members)
+
+    @property
+    def action_spec_unbatched(self) -> Any:
+        """The action spec of one environment of the batch."""
+        return self.members[0].action_spec_unbatched
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the next reset of each environment, each with a seed derived from the last.
+
+        Returns:
+            The seed for another environment (the same if ``static_seed``).
+        """
+        seed = check_seed(seed)
+        for index in range(len(self.members)):
+            seed = self._seed_member(index, seed, static_seed)
+        return seed
+
+    @abstractmethod
+    def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
+        """Seeds one environment; returns the seed for the next one."""
+
+    def _join(self, rows: Sequence[TensorDictBase], keys: Sequence[Any]) -> TensorDict:
+        result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
+        return result
+
+    def _join_masks(self, masks: Sequence[Tensor | None]) -> Tensor:
+        """Stacks the autoreset masks of the environments; None stands for one without any."""
+        nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
+        return torch.stack([nothing if mask is None else mask for mask in masks])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.members)} x {self.members[0]!r})"
+
+
+def factories_of(count: int, create: Any) -> list[Any]:
+    """Returns the source of each environment."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"num_workers must be an integer, but it is {count!r}")
+    if count < 1:
+        raise ValueError(f"num_workers must be positive, but it is {count}")
+    if is_list(create):
+        if len(create) != count:
+            raise ValueError(f"create_env_fn has {len(create)} entries, but num_workers is {count}")
+        return list(create)
+    return [create] * count
+
+
+def arguments_of(count: int, kwargs: Any, counted: str = "num_workers is") -> list[Any]:
+    """Returns the keyword arguments for each environment; ``counted`` is for the error."""
+    if kwargs is None or isinstance(kwargs, Mapping):
+        return [kwargs or {}] * count
+    if len(kwargs) != count:
+        raise ValueError(f"create_env_kwargs has {len(kwargs)} entries, but {counted} {count}")
+    return list(kwargs)
