@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multi_parts import CLASSES, envs, make
 
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.collectors.flow import Flow
+from trawl.collectors.background import RateLimiter
 from trawl.testing import FaultyEnv, NumberedEnv
 
 PATIENCE = 300
@@ -133,7 +133,7 @@ def test_options_are_checked(options, message):
     draws=st.lists(st.integers(1, 300), max_size=30),
 )
 def test_frames_are_never_further_ahead_than_a_batch(ratio, ahead, batch, draws):
-    flow = Flow(ratio, ahead)
+    flow = RateLimiter(ratio, ahead)
     for drawn in [0, *draws]:
         flow.sampled += drawn
         while flow.room():

@@ -1,4 +1,4 @@
-"""The thread in which a collector fills a replay buffer in the background."""
+"""Collection in the background, in a thread that fills a replay buffer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod, WeakSet
+
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 
 # Seconds that a batch under way may still take when the interpreter exits.
 _AT_EXIT = 10.0
@@ -157,3 +161,191 @@ class Background:
             self.running = more
             self._busy = False
             self._changed.notify_all()
+
+
+class RateLimiter:
+    """Limits how far collection runs ahead of a learner that samples its frames.
+
+    Args:
+        ratio: number of samples to draw for each inserted frame.
+        ahead: number of frames that may be inserted before anything is sampled for them.
+
+    Attributes:
+        inserted: number of frames inserted so far.
+        sampled: number of frames sampled so far; a frame that is drawn twice counts twice.
+    """
+
+    def __init__(self, ratio: float, ahead: int) -> None:
+        self._ratio = ratio
+        self._ahead = ahead
+        self.inserted = 0
+        self.sampled = 0
+
+    def room(self, more: int = 0) -> bool:
+        """Returns True if another batch may begin while ``more`` frames are under way."""
+        return self.inserted + more < self._ahead + self.sampled / self._ratio
+
+
+class CollectorClosed(Exception):
+    """Raised if another thread or a signal handler closes the collector during a batch."""
+
+
+class BackgroundCollector:
+    """Collection in the background, into a replay buffer."""
+
+    config: CollectorConfig
+    requested_frames_per_batch: int
+    _background: Background | None
+    _limiter: RateLimiter | None
+    _frames: int
+    _whole: TrajectoryBatcher | None
+    _lock: threading.RLock
+
+    if TYPE_CHECKING:
+
+        def _check_open(self, what: str) -> None: ...
+        def _has_budget(self, more: int = 0) -> bool: ...
+        def _collect_or_close(self) -> Any: ...
+
+        shutdown: Callable[..., None]
+
+    def start(self) -> None:
+        """Starts collection in the background, into the replay buffer, up to ``total_frames``.
+
+        If it is running already, this does nothing. An error in the background is printed at
+        once, and raised by the next call of ``stats``, ``sample``, ``pause``, ``start``,
+        ``async_shutdown``, or any other method that waits for the current batch.
+
+        Raises:
+            RuntimeError: if there is no replay buffer, or the collector is closed.
+        """
+        if self.config.replay_buffer is None:
+            raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
+        with self._lock:
+            if self._background is not None:
+                self._background.check()
+                if self._background.running:
+                    return
+            self._check_open("start()")
+            name = f"{type(self).__name__}.start"
+            self._limiter = limiter = self._new_limiter()
+            turn = WeakMethod(self._background_turn)
+            self._background = Background(turn, name, limiter.room if limiter else lambda: True)
+
+    def _new_limiter(self) -> RateLimiter | None:
+        """Makes the limit by which background collection waits for the learner; None for none."""
+        config = self.config
+        if config.samples_per_insert is None:
+            return None
+        ahead = config.inserts_ahead
+        if ahead is None:
+            ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
+        # Frames that were inserted before need no samples.
+        limiter = RateLimiter(config.samples_per_insert, ahead + self._inserted)
+        limiter.inserted = self._inserted
+        return limiter
+
+    @property
+    def _inserted(self) -> int:
+        """Frames written to the replay buffer, without those of unfinished trajectories."""
+        return self._frames if self._whole is None else self._whole.written
+
+    @property
+    def _frames_at_a_time(self) -> int:
+        """Frames of all batches that are collected at the same time."""
+        return self.requested_frames_per_batch
+
+    def _background_turn(self) -> bool:
+        with suppress(CollectorClosed):
+            if self._has_budget():
+                self._collect_or_close()
+        if self._limiter is not None:
+            self._limiter.inserted = self._inserted
+        return self._has_budget()
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Draws a batch from the replay buffer, and counts it for ``samples_per_insert``.
+
+        Args:
+            *args: arguments of the buffer's ``sample``.
+            **kwargs: keyword arguments of the buffer's ``sample``.
+
+        Returns:
+            The result of the buffer's ``sample``.
+
+        Raises:
+            RuntimeError: if there is no replay buffer.
+            Exception: the error that ended background collection, if there is one; only once.
+        """
+        buffer = self.config.replay_buffer
+        if buffer is None:
+            raise RuntimeError("sample() needs a replay buffer to draw from: give replay_buffer=")
+        if self._background is not None:
+            self._background.check()
+        drawn = buffer.sample(*args, **kwargs)
+        if self._limiter is not None and self._background is not None:
+            batch = drawn[0] if isinstance(drawn, tuple) else drawn
+            self._limiter.sampled += batch.numel()
+            self._background.wake()
+        return drawn
+
+    def is_running(self) -> bool:
+        """Returns True if background collection was started and has not ended."""
+        return self._background is not None and self._background.running
+
+    def pause(
+        self, timeout: float | None = None, *, resume: bool = True
+    ) -> AbstractContextManager[None]:
+        """Pauses background collection within a ``with`` block.
+
+        Entering waits for the batch that is being collected; no frame is added in the block.
+
+        Args:
+            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            resume: True to continue collection after the block. If False, ``start()`` continues it.
+
+        Raises:
+            RuntimeError: if collection was not started.
+            TimeoutError: on entering, if the batch takes longer.
+        """
+        if self._background is None:
+            raise RuntimeError("pause() holds what start() began: call start() before")
+        return self._paused(self._background, timeout, resume)
+
+    @contextmanager
+    def _paused(
+        self, background: Background, timeout: float | None, resume: bool
+    ) -> Iterator[None]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with background.held(timeout):
+            self._settle(None if deadline is None else deadline - time.monotonic())
+            try:
+                yield
+            finally:
+                if not resume:
+                    background.stop()
+
+    def _settle(self, timeout: float | None) -> None:
+        """Waits for batches that workers still collect while the background thread is held."""
+
+    def _held(self) -> AbstractContextManager[Any]:
+        """Returns a context in which no other thread collects, or changes policy or environment."""
+        return self._lock if self._background is None else self._background.held()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """Ends background collection after the current batch, and shuts the collector down.
+
+        Args:
+            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            close_env: True to close the environments.
+
+        Raises:
+            TimeoutError: if the batch takes longer. Nothing is closed then, and the method can be
+                called again.
+        """
+        background = self._background
+        if background is not None:
+            background.stop(timeout)
+        self.shutdown(timeout=timeout, close_env=close_env)
+        if background is not None:
+            background.check()

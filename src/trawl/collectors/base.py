@@ -5,31 +5,32 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakKeyDictionary, WeakMethod
+from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
 from torch import nn
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
-from trawl.collectors.background import Background
+from trawl.collectors.access import CollectorAccess
+from trawl.collectors.background import (
+    Background,
+    BackgroundCollector,
+    CollectorClosed,
+    RateLimiter,
+)
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import Delivery
-from trawl.collectors.familiar import FamiliarAttributes
-from trawl.collectors.flow import Flow
-from trawl.collectors.policy_version import PolicyVersion
-from trawl.collectors.profile import ProfileConfig, RolloutProfiler
+from trawl.collectors.policy_version import PolicyVersion, version_tracker
+from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
+from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
 from trawl.collectors.weights import WeightControl
-from trawl.collectors.whole import STATE, WholeTrajectories
-from trawl.paths import call_path, get_path
 
 # Open collectors, each with the process that made it. They are closed at exit: a sink makes tensors
 # when it is closed, and making tensors once the interpreter has begun to end aborts the process.
@@ -43,10 +44,6 @@ def _close_all() -> None:
             collector.shutdown(timeout=0, raise_on_error=False)
 
 
-class CollectorClosed(Exception):
-    """Raised if another thread or a signal handler closes the collector during a batch."""
-
-
 if TYPE_CHECKING:
     # The options are attributes as well: __getattr__ looks them up.
     OptionAttributes = CollectorConfig
@@ -54,7 +51,14 @@ else:
     OptionAttributes = object
 
 
-class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], OptionAttributes):
+class BaseCollector(
+    CollectorAccess,
+    ProfiledCollector,
+    BackgroundCollector,
+    WeightControl,
+    IterableDataset[Any],
+    OptionAttributes,
+):
     """Base class of collectors, which are sources of batches of experience.
 
     A collector is an iterable of TensorDicts::
@@ -95,7 +99,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         self._failed = False
         self._cause = ""  # the error that closed it, as the end of a message
         self._background: Background | None = None
-        self._flow: Flow | None = None
+        self._limiter: RateLimiter | None = None
         self._lock = RLock()
         self._profiler: RolloutProfiler | None = None
         self._profile_config: ProfileConfig | None = None
@@ -103,14 +107,14 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         self._weight_sync_schemes = {}
         self._receiver_schemes = {}
         self._updater = None
-        self._version: PolicyVersion | None = _version_tracker(config.track_policy_version)
-        self._whole: WholeTrajectories | None = None
+        self._version: PolicyVersion | None = version_tracker(config.track_policy_version)
+        self._whole: TrajectoryBatcher | None = None
         if config.trajs_per_batch is not None:
             self._whole = self._new_whole(config)
 
-    def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
+    def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         """Makes the object that assembles this collector's frames into whole trajectories."""
-        return WholeTrajectories(config)
+        return TrajectoryBatcher(config)
 
     if not TYPE_CHECKING:
 
@@ -235,7 +239,7 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
         with nullcontext() if self._profiler is None else self._profiler.turn():
             return self._collect()
 
-    def _collect_whole(self, whole: WholeTrajectories) -> Any:
+    def _collect_whole(self, whole: TrajectoryBatcher) -> Any:
         """Delivers whole trajectories, for which it collects as many batches as they need.
 
         With a replay buffer, it collects one batch and writes the trajectories that are whole.
@@ -287,149 +291,6 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         """Sets the function that is called with each batch as it is delivered; None for none."""
         self.post_collect_hook = hook
-
-    # --- background collection
-
-    def start(self) -> None:
-        """Starts collection in the background, into the replay buffer, up to ``total_frames``.
-
-        If it is running already, this does nothing. An error in the background is printed at
-        once, and raised by the next call of ``stats``, ``sample``, ``pause``, ``start``,
-        ``async_shutdown``, or any other method that waits for the current batch.
-
-        Raises:
-            RuntimeError: if there is no replay buffer, or the collector is closed.
-        """
-        if self.config.replay_buffer is None:
-            raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
-        with self._lock:
-            if self._background is not None:
-                self._background.check()
-                if self._background.running:
-                    return
-            self._check_open("start()")
-            name = f"{type(self).__name__}.start"
-            self._flow = flow = self._new_flow()
-            turn = WeakMethod(self._background_turn)
-            self._background = Background(turn, name, flow.room if flow else lambda: True)
-
-    def _new_flow(self) -> Flow | None:
-        """Makes the limit by which background collection waits for the learner; None for none."""
-        config = self.config
-        if config.samples_per_insert is None:
-            return None
-        ahead = config.inserts_ahead
-        if ahead is None:
-            ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
-        # Frames that were inserted before need no samples.
-        flow = Flow(config.samples_per_insert, ahead + self._inserted)
-        flow.inserted = self._inserted
-        return flow
-
-    @property
-    def _inserted(self) -> int:
-        """Frames written to the replay buffer, without those of unfinished trajectories."""
-        return self._frames if self._whole is None else self._whole.written
-
-    @property
-    def _frames_at_a_time(self) -> int:
-        """Frames of all batches that are collected at the same time."""
-        return self.requested_frames_per_batch
-
-    def _background_turn(self) -> bool:
-        with suppress(CollectorClosed):
-            if self._has_budget():
-                self._collect_or_close()
-        if self._flow is not None:
-            self._flow.inserted = self._inserted
-        return self._has_budget()
-
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Draws a batch from the replay buffer, and counts it for ``samples_per_insert``.
-
-        Args:
-            *args: arguments of the buffer's ``sample``.
-            **kwargs: keyword arguments of the buffer's ``sample``.
-
-        Returns:
-            The result of the buffer's ``sample``.
-
-        Raises:
-            RuntimeError: if there is no replay buffer.
-            Exception: the error that ended background collection, if there is one; only once.
-        """
-        buffer = self.config.replay_buffer
-        if buffer is None:
-            raise RuntimeError("sample() needs a replay buffer to draw from: give replay_buffer=")
-        if self._background is not None:
-            self._background.check()
-        drawn = buffer.sample(*args, **kwargs)
-        if self._flow is not None and self._background is not None:
-            batch = drawn[0] if isinstance(drawn, tuple) else drawn
-            self._flow.sampled += batch.numel()
-            self._background.wake()
-        return drawn
-
-    def is_running(self) -> bool:
-        """Returns True if background collection was started and has not ended."""
-        return self._background is not None and self._background.running
-
-    def pause(
-        self, timeout: float | None = None, *, resume: bool = True
-    ) -> AbstractContextManager[None]:
-        """Pauses background collection within a ``with`` block.
-
-        Entering waits for the batch that is being collected; no frame is added in the block.
-
-        Args:
-            timeout: seconds to wait for that batch; None to wait as long as it takes.
-            resume: True to continue collection after the block. If False, ``start()`` continues it.
-
-        Raises:
-            RuntimeError: if collection was not started.
-            TimeoutError: on entering, if the batch takes longer.
-        """
-        if self._background is None:
-            raise RuntimeError("pause() holds what start() began: call start() before")
-        return self._paused(self._background, timeout, resume)
-
-    @contextmanager
-    def _paused(
-        self, background: Background, timeout: float | None, resume: bool
-    ) -> Iterator[None]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with background.held(timeout):
-            self._settle(None if deadline is None else deadline - time.monotonic())
-            try:
-                yield
-            finally:
-                if not resume:
-                    background.stop()
-
-    def _settle(self, timeout: float | None) -> None:
-        """Waits for batches that workers still collect while the background thread is held."""
-
-    def _held(self) -> AbstractContextManager[Any]:
-        """Returns a context in which no other thread collects, or changes policy or environment."""
-        return self._lock if self._background is None else self._background.held()
-
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Ends background collection after the current batch, and shuts the collector down.
-
-        Args:
-            timeout: seconds to wait for that batch; None to wait as long as it takes.
-            close_env: True to close the environments.
-
-        Raises:
-            TimeoutError: if the batch takes longer. Nothing is closed then, and the method can be
-                called again.
-        """
-        background = self._background
-        if background is not None:
-            background.stop(timeout)
-        self.shutdown(timeout=timeout, close_env=close_env)
-        if background is not None:
-            background.check()
 
     # --- the end
 
@@ -519,146 +380,6 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
             with self._held():
                 self._version.increment_version()
 
-    # --- access by path
-
-    @property
-    def worker_idx(self) -> int:
-        """Number of the worker that this collector belongs to.
-
-        Raises:
-            RuntimeError: if the collector is not in a worker.
-        """
-        if self.config.worker_idx is None:
-            raise RuntimeError("worker_idx was not set: this collector is no worker of another")
-        return self.config.worker_idx
-
-    def map_fn(
-        self,
-        method_name: str,
-        list_of_args: Sequence[Sequence[Any]] | None = None,
-        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
-    ) -> list[Any]:
-        """Calls the method at path ``method_name``, once for each entry of the lists.
-
-        Args:
-            method_name: path of the method, for example ``"env.close"``.
-            list_of_args: positional arguments of each call.
-            list_of_kwargs: keyword arguments of each call.
-
-        Raises:
-            ValueError: if the lists differ in length.
-            AttributeError: if there is no method at that path.
-        """
-        given = list_of_kwargs if list_of_args is None else list_of_args
-        count = 1 if given is None else len(given)
-        args = [()] * count if list_of_args is None else list_of_args
-        kwargs = [{}] * count if list_of_kwargs is None else list_of_kwargs
-        if len(args) != len(kwargs):
-            raise ValueError(
-                f"list_of_args and list_of_kwargs must have the same length, but they have "
-                f"{len(args)} and {len(kwargs)} entries"
-            )
-        function = get_path(self, method_name)
-        if not callable(function):
-            raise AttributeError(
-                f"{method_name!r} is {type(function).__name__}, which can't be called"
-            )
-        with self._held():
-            return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
-
-    def get_distant_attr(self, attr: str) -> Any:
-        """Returns the attribute at a path: ``"env.batch_size"``, ``"policy.module[0].weight"``."""
-        return get_path(self, attr)
-
-    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
-
-        Raises:
-            ValueError: if arguments are given for an attribute that is not callable.
-        """
-        with self._held():
-            return call_path(self, attr_path, args, kwargs)
-
-    def getattr_rb(self, attr: str) -> Any:
-        """Returns the attribute of the replay buffer at path ``attr``.
-
-        Raises:
-            AttributeError: if there is no attribute at that path, or no replay buffer.
-        """
-        if self.config.replay_buffer is None:
-            raise AttributeError(f"there is no replay buffer to get {attr!r} from")
-        return get_path(self.config.replay_buffer, attr)
-
-    # --- profiles
-
-    def enable_profile(
-        self,
-        workers: Sequence[int] | None = None,
-        num_rollouts: int = 3,
-        warmup_rollouts: int = 1,
-        save_path: str | Path | None = None,
-        activities: Sequence[str] | None = None,
-        record_shapes: bool = True,
-        profile_memory: bool = False,
-        with_stack: bool = True,
-        with_flops: bool = False,
-        on_trace_ready: Callable[[Any], Any] | None = None,
-    ) -> None:
-        """Profiles the first batches with ``torch.profiler``.
-
-        Args:
-            workers: numbers of the workers to profile; the first by default. A collector in
-                this process is number 0.
-            num_rollouts: batches after which profiling ends, warm-up included.
-            warmup_rollouts: batches before profiling begins.
-            save_path: file for the Chrome trace, as
-                :class:`~trawl.collectors.ProfileConfig` takes it.
-            activities: ``"cpu"`` and ``"cuda"``; both by default.
-            record_shapes: True to record the shapes of operators' inputs.
-            profile_memory: True to record allocations.
-            with_stack: True to record source lines.
-            with_flops: True to count floating-point operations.
-            on_trace_ready: function called with the profiler at the end, instead of saving.
-
-        Raises:
-            RuntimeError: if batches were collected already, or the collector is closed.
-            ValueError: if the options leave nothing to profile, or an activity is unknown.
-        """
-        config = ProfileConfig(
-            [0] if workers is None else list(workers),
-            num_rollouts,
-            warmup_rollouts,
-            save_path,
-            ["cpu", "cuda"] if activities is None else list(activities),
-            record_shapes,
-            profile_memory,
-            with_stack,
-            with_flops,
-            on_trace_ready,
-        )
-        self._check_open("enable_profile()")
-        if self._batches or self.is_running():
-            raise RuntimeError("enable_profile() must be called before the first batch")
-        self._begin_profile(config)
-        self._profile_config = config
-
-    def _begin_profile(self, config: ProfileConfig) -> None:
-        """Profiles the next batches."""
-        worker = self.config.worker_idx or 0
-        profiled = config.should_profile_worker(worker)
-        self._profiler = RolloutProfiler(config, worker) if profiled else None
-
-    def disable_profile(self) -> None:
-        """Ends the profile that :meth:`enable_profile` began, and saves what was recorded."""
-        profiler, self._profiler, self._profile_config = self._profiler, None, None
-        if profiler is not None:
-            profiler.finish()
-
-    @property
-    def profile_config(self) -> ProfileConfig | None:
-        """Options given to :meth:`enable_profile`; None if there is no profile."""
-        return self._profile_config
-
     # --- statistics
 
     def stats(self) -> dict[str, Any]:
@@ -715,18 +436,6 @@ class BaseCollector(FamiliarAttributes, WeightControl, IterableDataset[Any], Opt
                 f"init_random_frames={random} is not a multiple of the {requested} frames of a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"
             )
-
-
-def _version_tracker(option: Any) -> Any:
-    """Returns the version counter, or None. TorchRL's ``PolicyVersion`` is accepted, too."""
-    if isinstance(option, bool) or option is None:
-        return PolicyVersion() if option else None
-    if not (hasattr(option, "increment_version") and hasattr(option, "version")):
-        raise TypeError(
-            "track_policy_version must be a bool or a PolicyVersion, but it is "
-            f"{type(option).__name__}: {option!r}"
-        )
-    return option
 
 
 def module_of(policy: Any) -> nn.Module | None:

@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDictBase
 
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.returned import Returned
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK
 from trawl.tensordicts import drop_private
@@ -37,7 +36,7 @@ class Delivery:
         self.storing_device = storing_device
         self.postproc = config.postproc
         self._truncated_keys = truncated_keys
-        self._returned = Returned()
+        self._returned = SameTensorDict()
         move = getattr(self.postproc, "to", None)
         if storing_device is not None and move is not None:
             move(storing_device)
@@ -129,3 +128,35 @@ def experience(batch: TensorDictBase) -> TensorDictBase:
     """
     mask = batch.get(MASK, None)
     return batch if mask is None else batch[mask].exclude(MASK)
+
+
+class SameTensorDict:
+    """Holds the one object that is returned for every batch, with that batch's content.
+
+    The object's memory stays the same as well, as long as the batches keep their keys, shapes
+    and dtypes.
+    """
+
+    def __init__(self) -> None:
+        self._held: TensorDictBase | None = None
+
+    def put(self, batch: TensorDictBase) -> TensorDictBase:
+        """Copies the content of ``batch`` into the object, and returns the object."""
+        held = self._held
+        if held is None:
+            held = self._held = batch.clone()
+        elif _shapes(held) == _shapes(batch):
+            held.update_(batch)
+        else:
+            for key in list(held.keys()):
+                held.del_(key)
+            # A TensorDict takes another batch size while it has no names and no content.
+            held.names = None
+            held.batch_size = batch.batch_size
+            held.update(batch.clone())
+            held.names = batch.names
+        return held
+
+
+def _shapes(batch: TensorDictBase) -> dict[Any, Any]:
+    return {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}

@@ -57,6 +57,18 @@ class PolicyVersion:
         self.version = self.version + 1 if isinstance(self.version, int) else self._first()
 
 
+def version_tracker(option: Any) -> Any:
+    """Returns the version counter, or None. TorchRL's ``PolicyVersion`` is accepted, too."""
+    if isinstance(option, bool) or option is None:
+        return PolicyVersion() if option else None
+    if not (hasattr(option, "increment_version") and hasattr(option, "version")):
+        raise TypeError(
+            "track_policy_version must be a bool or a PolicyVersion, but it is "
+            f"{type(option).__name__}: {option!r}"
+        )
+    return option
+
+
 @contextmanager
 def next_version(tracker: PolicyVersion | None) -> Iterator[None]:
     """Context that advances the version of a policy, and restores it after an exception."""

@@ -22,7 +22,7 @@ import cloudpickle
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message
 from trawl.collectors.assembler import BufferSlice, WorkerBatch
-from trawl.collectors.base import CollectorClosed
+from trawl.collectors.background import CollectorClosed
 from trawl.collectors.config import warn
 from trawl.collectors.requests import (
     Answer,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import profiler
+
+from trawl.collectors.config import CollectorConfig
 
 
 @dataclass
@@ -122,3 +124,84 @@ class RolloutProfiler:
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )
+
+
+class ProfiledCollector:
+    """Profiles of a collector's batches."""
+
+    config: CollectorConfig
+    _batches: int
+    _profiler: RolloutProfiler | None
+    _profile_config: ProfileConfig | None
+
+    if TYPE_CHECKING:
+        _check_open: Callable[[str], None]
+        is_running: Callable[[], bool]
+
+    def enable_profile(
+        self,
+        workers: Sequence[int] | None = None,
+        num_rollouts: int = 3,
+        warmup_rollouts: int = 1,
+        save_path: str | Path | None = None,
+        activities: Sequence[str] | None = None,
+        record_shapes: bool = True,
+        profile_memory: bool = False,
+        with_stack: bool = True,
+        with_flops: bool = False,
+        on_trace_ready: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Profiles the first batches with ``torch.profiler``.
+
+        Args:
+            workers: numbers of the workers to profile; the first by default. A collector in
+                this process is number 0.
+            num_rollouts: batches after which profiling ends, warm-up included.
+            warmup_rollouts: batches before profiling begins.
+            save_path: file for the Chrome trace, as
+                :class:`~trawl.collectors.ProfileConfig` takes it.
+            activities: ``"cpu"`` and ``"cuda"``; both by default.
+            record_shapes: True to record the shapes of operators' inputs.
+            profile_memory: True to record allocations.
+            with_stack: True to record source lines.
+            with_flops: True to count floating-point operations.
+            on_trace_ready: function called with the profiler at the end, instead of saving.
+
+        Raises:
+            RuntimeError: if batches were collected already, or the collector is closed.
+            ValueError: if the options leave nothing to profile, or an activity is unknown.
+        """
+        config = ProfileConfig(
+            [0] if workers is None else list(workers),
+            num_rollouts,
+            warmup_rollouts,
+            save_path,
+            ["cpu", "cuda"] if activities is None else list(activities),
+            record_shapes,
+            profile_memory,
+            with_stack,
+            with_flops,
+            on_trace_ready,
+        )
+        self._check_open("enable_profile()")
+        if self._batches or self.is_running():
+            raise RuntimeError("enable_profile() must be called before the first batch")
+        self._begin_profile(config)
+        self._profile_config = config
+
+    def _begin_profile(self, config: ProfileConfig) -> None:
+        """Profiles the next batches."""
+        worker = self.config.worker_idx or 0
+        profiled = config.should_profile_worker(worker)
+        self._profiler = RolloutProfiler(config, worker) if profiled else None
+
+    def disable_profile(self) -> None:
+        """Ends the profile that :meth:`enable_profile` began, and saves what was recorded."""
+        profiler, self._profiler, self._profile_config = self._profiler, None, None
+        if profiler is not None:
+            profiler.finish()
+
+    @property
+    def profile_config(self) -> ProfileConfig | None:
+        """Options given to :meth:`enable_profile`; None if there is no profile."""
+        return self._profile_config

@@ -25,9 +25,9 @@ from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
 from trawl.collectors.setups import WorkerSetups, check_sendable
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
+from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
-from trawl.collectors.whole import WholeTrajectories
 from trawl.collectors.worker import WorkerSpec
 from trawl.collectors.worker_control import WorkerControl
 from trawl.envs.build import distinct
@@ -155,8 +155,8 @@ class WorkerCollector(WorkerControl):
         return 1
 
     @override
-    def _new_whole(self, config: CollectorConfig) -> WholeTrajectories:
-        return WholeTrajectories(config, self._inner_workers, self.num_workers)
+    def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
+        return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
 
     def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         """Called with the workers' batches when they are counted; for subclasses."""
@@ -413,7 +413,7 @@ class WorkerCollector(WorkerControl):
 
     def _wanted(self) -> bool:
         under_way = self._scheduler.frames_under_way
-        if self._flow is not None and self.is_running() and not self._flow.room(under_way):
+        if self._limiter is not None and self.is_running() and not self._limiter.room(under_way):
             return False
         return self._has_budget(under_way)
 

@@ -15,7 +15,7 @@ from trawl.data.trajectories import TrajectoryAssembler, join
 STATE = "trajectories"
 
 
-class WholeTrajectories:
+class TrajectoryBatcher:
     """Assembles whole trajectories, and holds them until they are delivered.
 
     It is used with ``trajs_per_batch``.

@@ -1,0 +1,147 @@
+"""Access to the parts of a collector: by path, and by the attributes of TorchRL's collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from trawl.collectors.config import CollectorConfig
+from trawl.paths import call_path, get_path
+from trawl.weight_update.scheme import WeightSyncScheme
+
+
+class CollectorAccess:
+    """Access to the parts of a collector, as TorchRL's collectors give it.
+
+    Attributes:
+        verbose: always False: collectors of Trawl write no log.
+    """
+
+    verbose = False
+
+    config: CollectorConfig
+    _batches: int
+    _version: Any
+    _weight_sync_schemes: dict[str, WeightSyncScheme]
+
+    if TYPE_CHECKING:
+
+        def _held(self) -> AbstractContextManager[Any]: ...
+
+    @property
+    def _iter(self) -> int:
+        """Number of batches that were collected."""
+        return self._batches
+
+    @property
+    def policy_version_tracker(self) -> Any:
+        """The :class:`~trawl.collectors.PolicyVersion` in use; None if versions are not tracked."""
+        return self._version
+
+    @property
+    def compiled_policy(self) -> bool:
+        """True if the policy is compiled."""
+        return getattr(self, "compile_policy", None) not in (False, None)
+
+    @property
+    def weight_sync_schemes(self) -> Mapping[str, WeightSyncScheme]:
+        """The weight-sync schemes that send weights, by model."""
+        return MappingProxyType(self._weight_sync_schemes)
+
+    @property
+    def policy_weights(self) -> TensorDictBase:
+        """Parameters and buffers of the policy; empty if the policy is not a module.
+
+        The tensors are the policy's own, without gradients.
+        """
+        return _weights(getattr(self, "policy", None))
+
+    @property
+    def get_weights_fn(self) -> Callable[[], TensorDictBase] | None:
+        """Function that returns the weights of the given policy; None if that is not a module."""
+        source = getattr(self, "_source", getattr(self, "policy", None))
+        if not isinstance(source, nn.Module):
+            return None
+        return lambda: _weights(source)
+
+    # --- access by path
+
+    @property
+    def worker_idx(self) -> int:
+        """Number of the worker that this collector belongs to.
+
+        Raises:
+            RuntimeError: if the collector is not in a worker.
+        """
+        if self.config.worker_idx is None:
+            raise RuntimeError("worker_idx was not set: this collector is no worker of another")
+        return self.config.worker_idx
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[dict[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Calls the method at path ``method_name``, once for each entry of the lists.
+
+        Args:
+            method_name: path of the method, for example ``"env.close"``.
+            list_of_args: positional arguments of each call.
+            list_of_kwargs: keyword arguments of each call.
+
+        Raises:
+            ValueError: if the lists differ in length.
+            AttributeError: if there is no method at that path.
+        """
+        given = list_of_kwargs if list_of_args is None else list_of_args
+        count = 1 if given is None else len(given)
+        args = [()] * count if list_of_args is None else list_of_args
+        kwargs = [{}] * count if list_of_kwargs is None else list_of_kwargs
+        if len(args) != len(kwargs):
+            raise ValueError(
+                f"list_of_args and list_of_kwargs must have the same length, but they have "
+                f"{len(args)} and {len(kwargs)} entries"
+            )
+        function = get_path(self, method_name)
+        if not callable(function):
+            raise AttributeError(
+                f"{method_name!r} is {type(function).__name__}, which can't be called"
+            )
+        with self._held():
+            return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """Returns the attribute at a path: ``"env.batch_size"``, ``"policy.module[0].weight"``."""
+        return get_path(self, attr)
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method at ``attr_path``, or returns the attribute if it is not callable.
+
+        Raises:
+            ValueError: if arguments are given for an attribute that is not callable.
+        """
+        with self._held():
+            return call_path(self, attr_path, args, kwargs)
+
+    def getattr_rb(self, attr: str) -> Any:
+        """Returns the attribute of the replay buffer at path ``attr``.
+
+        Raises:
+            AttributeError: if there is no attribute at that path, or no replay buffer.
+        """
+        if self.config.replay_buffer is None:
+            raise AttributeError(f"there is no replay buffer to get {attr!r} from")
+        return get_path(self.config.replay_buffer, attr)
+
+
+def _weights(policy: Any) -> TensorDictBase:
+    if not isinstance(policy, nn.Module):
+        return TensorDict()
+    weights: TensorDictBase = TensorDict.from_module(policy).data
+    return weights
