@@ -85,7 +85,7 @@ class Reading:
         self._memcpy = memcpy(numel(policy))
 
         def post() -> None:
-            store.publish(source.layout, source.write, b"", 1, [0, 1])
+            store.publish(source.layout, source.writer(), b"", 1, [0, 1])
 
         def take() -> None:
             self._reader.receive(lambda update: update.load(live))

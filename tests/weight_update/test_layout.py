@@ -16,7 +16,8 @@ from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from weight_parts import Uniform, equal, tied
 
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, load_weights
+from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot
+from trawl.weight_update.strategy import load_weights
 from trawl.weight_update.tensors import named_tensors, weights_of
 
 DTYPES = [
@@ -102,7 +103,7 @@ def blank(module: nn.Module) -> nn.Module:
 def test_the_tensors_of_any_module_come_back_from_a_buffer(module):
     live = ModuleWeights(module)
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     assert slot.complete
     found = slot.named()
     assert equal(dict(sorted(found.items())), dict(sorted(named_tensors(module).items())))
@@ -112,7 +113,7 @@ def test_the_tensors_of_any_module_come_back_from_a_buffer(module):
 def test_any_module_can_be_loaded_from_a_buffer(module):
     live, target = ModuleWeights(module), blank(module)
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     other = ModuleWeights(target)
     assert other.layout == live.layout
     assert hash(other.layout) == hash(live.layout)
@@ -196,7 +197,7 @@ def test_weights_are_cast_where_no_count_or_mask_is_lost(given_dtype, own):
 def test_a_module_may_have_no_tensors():
     live = ModuleWeights(nn.ReLU())
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     assert slot.named() == {}
     assert slot.complete
     load_weights(nn.ReLU(), {})
@@ -287,7 +288,7 @@ def test_weights_for_a_tied_tensor_must_not_contradict_each_other():
 
 def written(live: ModuleWeights) -> dict[str, Tensor]:
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     return {name: tensor.clone() for name, tensor in slot.named().items()}
 
 
@@ -394,7 +395,7 @@ def test_weights_are_loaded_into_what_has_become_of_a_module(change):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     live = ModuleWeights(module)
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     sent = {name: tensor.clone() for name, tensor in slot.named().items()}
     change(module)
     live.load(slot.tensors())
@@ -476,12 +477,12 @@ def test_a_module_that_no_longer_fits_is_refused_before_anything_is_written(chan
     module = nn.Linear(3, 2)
     live = ModuleWeights(module)
     slot = slot_of(live.layout)
-    live.write(slot)
+    live.writer()(slot, 1)
     before = {name: tensor.clone() for name, tensor in slot.named().items()}
     change(module)
     for _ in range(2):
         with pytest.raises(kind, match=match):
-            live.write(slot)
+            live.writer()(slot, 1)
         with pytest.raises(kind, match=match):
             live.writer()
     assert equal(slot.named(), before)
@@ -508,7 +509,7 @@ def test_gradients_have_no_part_in_it():
     live = ModuleWeights(module)
     slot = slot_of(live.layout)
     with torch.enable_grad():
-        live.write(slot)
+        live.writer()(slot, 1)
         live.load(slot.tensors())
     assert module.weight.requires_grad
     assert module.weight.grad_fn is None

@@ -392,7 +392,7 @@ def test_slots_are_used_again():
     readers = [store.reader(i) for i in range(16)]
     for number in range(40):
         model.become(number)
-        store.publish(live.layout, live.write, b"", number, range(16))
+        store.publish(live.layout, live.writer(), b"", number, range(16))
         readers[number % 16].receive(lambda posted: None)
     # A slot that all know, and one to write to; what is around them is small.
     assert memory_in_use(store) < 3 * live.layout.nbytes
@@ -401,12 +401,12 @@ def test_slots_are_used_again():
 def test_slots_are_used_again_while_one_is_held():
     model = Uniform(0, sizes=(250_000,))
     live, store = ModuleWeights(model), WeightStore(2)
-    store.publish(live.layout, live.write, b"", 0, [0, 1])
+    store.publish(live.layout, live.writer(), b"", 0, [0, 1])
     with other(hold, store.reader(0)) as reader:
         assert reader.hear() == {0}
         for number in range(1, 20):
             model.become(number)
-            store.publish(live.layout, live.write, b"", number, [0, 1])
+            store.publish(live.layout, live.writer(), b"", number, [0, 1])
         assert 3 * live.layout.nbytes <= memory_in_use(store) < 3.5 * live.layout.nbytes
 
 

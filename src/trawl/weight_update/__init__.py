@@ -4,8 +4,7 @@ from trawl.weight_update.framework_transports import DistributedTransport, RPCTr
 from trawl.weight_update.messages import RPCWeightSyncScheme
 from trawl.weight_update.no_sync import NoWeightSyncScheme
 from trawl.weight_update.process_group import DistributedWeightSyncScheme
-from trawl.weight_update.ray import RayModuleTransformScheme, RayWeightSyncScheme
-from trawl.weight_update.ray_transport import RayTransport
+from trawl.weight_update.ray import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
 from trawl.weight_update.ray_updater import RayWeightUpdater
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import (

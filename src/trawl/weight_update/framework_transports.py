@@ -105,25 +105,11 @@ class RPCTransport(Transport):
         use(weights_of(found))
 
     @override
-    def setup_connection_and_weights_on_receiver(
-        self,
-        *,
-        worker_idx: int,
-        weights: Any = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
-        """Returns the first weights if some have arrived already, and None otherwise.
-
-        Args:
-            worker_idx: number of the receiver, if the constructor got none.
-            weights: tensors to copy the weights into.
-            model: a module to load the weights into.
-            strategy: determines how weights are loaded, and in which form they are returned.
-        """
+    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
         if self.worker_rank is None:
             self.worker_rank = worker_idx
-        return self.receive_weights(0, weights=weights, model=model, strategy=strategy)
+        # Weights that have not arrived yet are not waited for.
+        self._receive(0, use)
 
 
 class DistributedTransport(Transport):
@@ -254,23 +240,8 @@ class DistributedTransport(Transport):
         return take_in(self._next(), None, None)
 
     @override
-    def setup_connection_and_weights_on_receiver(
-        self,
-        *,
-        worker_idx: int,
-        weights: Any = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
-        """Receives and returns the first weights.
-
-        Args:
-            worker_idx: accepted for compatibility: the rank identifies the receiver.
-            weights: tensors to copy the weights into.
-            model: a module to load the weights into.
-            strategy: determines how weights are loaded, and in which form they are returned.
-        """
-        return take_in(self._next(), model if model is not None else weights, strategy)
+    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
+        use(self._next())
 
     def _next(self) -> Weights:
         for tensor in self._tensors():

@@ -18,8 +18,6 @@ from trawl.weight_update.tensors import (
     check_whole,
     is_castable,
     named_tensors,
-    set_extra_state,
-    weights_of,
 )
 
 # Prefixes that wrappers add to names: TensorDictModule and DataParallel, torch.compile, both.
@@ -366,10 +364,6 @@ class ModuleWeights:
         flat = self._flattened(tensors)
         return _writer(tensors, flat)
 
-    def write(self, slot: Slot, update: int = 1) -> None:
-        """Copies the tensors to a slot."""
-        self.writer()(slot, update)
-
     def _flattened(self, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
         """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
         # A tensor may have other memory now (after ``p.data = ...`` or ``module.to(...)``).
@@ -434,26 +428,6 @@ def _is_plain(tensor: Tensor | None, entry: TensorEntry) -> TypeGuard[Tensor]:
         and tensor.dtype == entry.dtype
         and tensor.is_contiguous()
     )
-
-
-def load_weights(module: nn.Module, source: Any) -> None:
-    """Copies weights into a module, across devices and dtypes.
-
-    Args:
-        module: the module to load into.
-        source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
-
-    Raises:
-        TypeError: if the weights are in none of the forms, or the module has weights that are
-            not tensors.
-        KeyError: if names are missing or unknown.
-        ValueError: if a shape differs, or a dtype is not cast.
-    """
-    check_whole(module)
-    weights = weights_of(source)
-    live = ModuleWeights(module)
-    live.load(live.layout.match(weights.tensors, type(module).__name__))
-    set_extra_state(module, weights.extra)
 
 
 def _identities(tables: Sequence[Mapping[str, Any]]) -> list[int]:

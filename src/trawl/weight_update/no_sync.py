@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from typing_extensions import override
 
+from trawl.weight_update.channel import Inbox
+from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.prepared import PreparedUpdate
-from trawl.weight_update.scheme import WeightSyncScheme
-from trawl.weight_update.store import Receiver, Version, WeightUpdate
-from trawl.weight_update.transports import TransportBackend
+from trawl.weight_update.store import Version
+from trawl.weight_update.tensors import Weights
+from trawl.weight_update.transports import Transport, TransportBackend
 
 
-class NoWeightSyncScheme(WeightSyncScheme, backends=("none", "direct")):
+class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
     """Sends nothing. For policies that never change, or get their weights in another way."""
 
     @override
@@ -21,55 +23,41 @@ class NoWeightSyncScheme(WeightSyncScheme, backends=("none", "direct")):
         pass
 
     @override
-    def _join(self, worker: int) -> _Nothing:
-        return _Nothing()
+    def _join(self, worker: int) -> Inbox:
+        return _EmptyInbox()
+
+    @override
+    def _check_fork(self) -> None:
+        pass
 
     @override
     def prepare(self, weights: Any, workers: Sequence[int]) -> list[PreparedUpdate]:
         return []
 
     @override
-    def _publish(self, update: PreparedUpdate, version: Version) -> None:
-        pass
-
-    @override
     def publish_version(self, version: Version, workers: Iterable[int]) -> None:
         pass
 
     @override
-    def receiver(self, worker: int) -> Receiver:
-        return _Nothing()
-
-    @override
-    def count(self, worker: int) -> int:
-        return 0
-
-    @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        return _Nothing()
+        return _NoTransport()
 
 
-class _Nothing:
-    """Receiver, and transport, of weights that never come."""
-
-    count = 0
-    newer = False
-
+class _EmptyInbox(Inbox):
+    @override
     def wait(self, timeout: float | None) -> bool:
         return False
 
-    def receive(self, use: Any) -> WeightUpdate:
-        return WeightUpdate(0)
 
-    def send_weights(self, weights: Any) -> None:
+class _NoTransport(Transport):
+    @override
+    def send_weights_async(self, weights: Any) -> None:
         pass
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: Any = None,
-    ) -> None:
+    @override
+    def wait_ack(self) -> None:
+        pass
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
         pass

@@ -1,10 +1,9 @@
-"""Schemes for workers, and for other actors, in a Ray cluster."""
+"""Schemes for workers, and for other actors, in a Ray cluster; and the transport to an actor."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,30 +11,20 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.backends.ray_cluster import import_ray
-from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
+from trawl.weight_update.channel import Channel, Inbox, WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.process_group import GroupWeightSyncScheme
-from trawl.weight_update.store import Version
-from trawl.weight_update.transports import TransportBackend
+from trawl.weight_update.ray_channel import RayChannel, RayMessage, joined, new_messenger
+from trawl.weight_update.store import Version, WeightUpdate
+from trawl.weight_update.strategy import in_form
+from trawl.weight_update.tensors import Weights, weights_of
+from trawl.weight_update.transports import Transport, TransportBackend
 
 _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
-# Concurrent calls of the messenger for each receiver: one that waits for weights, one for an
-# acknowledgement, and one more.
-_CALLS = 3
-
-
-class RayMessage(WeightMessage):
-    """Message whose weights are in Ray's object store; :attr:`data` is a reference to them."""
-
-    @override
-    def opened(self) -> Any:
-        import ray
-
-        from trawl.backends.ray_wire import writable
-
-        return writable(ray.get(self.data))
+# Number of receivers that may wait for their senders at one registry at the same time.
+_WAITING = 1000
 
 
 class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
@@ -102,8 +91,6 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         """
         actor = remote_collector if remote_actor is None else remote_actor
         own = {"backend": self.backend, "connection_info_name": self.connection_info_name}
-        from trawl.weight_update.ray_transport import RayTransport
-
         return RayTransport(remote_actor=actor, worker_idx=worker_idx, **{**own, **options})
 
     @override
@@ -114,29 +101,14 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
         if self.backend != _STORE:
             return super()._new_channels(workers)
-        calls = _CALLS * len(workers) + 1
-        # The actor ends with the sender.
-        options = {"num_cpus": 0, "max_concurrency": calls, "max_restarts": 0}
-        actor = import_ray().remote(_Messenger).options(**options)
-        self._messenger = actor.remote(list(workers))
+        self._messenger = new_messenger(workers)
         return {worker: RayChannel(worker, self._messenger) for worker in workers}
 
     @override
     def _join(self, worker: int) -> Inbox:
         if self.backend != _STORE:
             return super()._join(worker)
-        ray, messenger = import_ray(), self._messenger
-
-        def receive_all() -> None:
-            with contextlib.suppress(Exception):
-                while (message := ray.get(messenger.next.remote(worker, True))) is not None:
-                    inbox.put(message)
-            inbox.end()
-
-        first = ray.get(messenger.next.remote(worker, False))
-        inbox = Inbox(first, lambda count: messenger.acknowledge.remote(worker, count))
-        threading.Thread(target=receive_all, daemon=True).start()
-        return inbox
+        return joined(self._messenger, worker)
 
     @override
     def shutdown(self) -> None:
@@ -163,80 +135,6 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
             return super()._message(layout, buffer, extra)
         # The messages hold the reference, so Ray keeps the weights as long as they may be read.
         return RayMessage(0, None, layout, import_ray().put(buffer), extra)
-
-
-class _Messenger:
-    """Actor that keeps the newest message to each receiver.
-
-    Args:
-        numbers: numbers of the receivers.
-    """
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self._outboxes = {number: Outbox(number) for number in numbers}
-
-    def put(self, number: int, message: WeightMessage) -> None:
-        """Sets the message that a receiver gets next, unless it is older than the last one."""
-        self._outboxes[number].put(message)
-
-    def next(self, number: int, wait: bool) -> WeightMessage | None:
-        """Returns the message that a receiver gets next, or None; see :meth:`Outbox.next`."""
-        return self._outboxes[number].next(wait)
-
-    def acknowledge(self, number: int, count: int) -> None:
-        """Notes that a receiver has received the messages up to number ``count``."""
-        self._outboxes[number].acknowledge(count)
-
-    def wait_ack(self, number: int, count: int, timeout: float | None) -> bool:
-        """Waits until a receiver has received messages up to ``count``; False on a time-out."""
-        try:
-            self._outboxes[number].wait_ack(timeout, count)
-        except TimeoutError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Notes that nothing more will be sent."""
-        for outbox in self._outboxes.values():
-            outbox.close()
-
-
-class RayChannel(Channel):
-    """Channel through an actor, with the weights in Ray's object store.
-
-    Args:
-        number: number of the receiver.
-        messenger: handle of the actor.
-    """
-
-    def __init__(self, number: int, messenger: Any) -> None:
-        self._number = number
-        self._messenger = messenger
-        self._newest: WeightMessage | None = None
-
-    @override
-    def connect_sender(self) -> None:
-        pass
-
-    @override
-    def send(self, message: WeightMessage) -> None:
-        # Ray may reorder calls, so each message includes the newest weights.
-        self._newest = message.after(self._newest)
-        self._messenger.put.remote(self._number, self._newest)
-
-    @override
-    def wait_ack(self, timeout: float | None = None) -> None:
-        if self._newest is None:
-            return
-        ref = self._messenger.wait_ack.remote(self._number, self._newest.count, timeout)
-        if not import_ray().get(ref):
-            raise TimeoutError(f"receiver {self._number} took no weights within {timeout:.3g} s")
-
-    @override
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            # The connection to Ray may be gone.
-            import_ray().get(self._messenger.close.remote())
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
@@ -345,3 +243,160 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
     @override
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_transform": None}
+
+
+class RayTransport(Transport):
+    """Sends weights to an actor of a Ray cluster.
+
+    If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
+    this method with the weights. Any other actor makes a transport of its own, with the same
+    ``connection_info_name``, ``worker_idx`` and ``model_id``, and calls ``receive_weights``.
+
+    Args:
+        remote_actor: handle of the actor, on the sender's side.
+        worker_idx: number of the receiver; 0 by default.
+        backend: ``"gloo"`` sends weights by a process group of the two, ``"object_store"`` by Ray's
+            store.
+        connection_info_name: name of the actor by which sender and receiver find each other.
+        model_id: name of the model that the weights belong to.
+
+    Raises:
+        ImportError: if Ray is not installed.
+        ValueError: for another ``backend``.
+
+    Example:
+        >>> from trawl.weight_update import RayTransport
+        >>> def learner(actor, weights):
+        ...     RayTransport(remote_actor=actor, worker_idx=0).send_weights(weights)
+        >>> def actor(policy):
+        ...     RayTransport(worker_idx=0).receive_weights(timeout=10, model=policy)
+    """
+
+    def __init__(
+        self,
+        *,
+        remote_actor: Any = None,
+        worker_idx: int | None = None,
+        backend: str = "gloo",
+        connection_info_name: str = "connection_info",
+        model_id: str | None = None,
+    ) -> None:
+        import_ray()
+        self.remote_actor = remote_actor
+        self.worker_idx = worker_idx or 0
+        self.backend = backend
+        self.connection_info_name = connection_info_name
+        self.model_id = model_id
+        #: Version of the weights that were received last; None if they had none.
+        self.model_version: Version = None
+        self._scheme = RayWeightSyncScheme(backend=backend)
+        self._next_version: Version = None
+        self._call: Any = None
+        self._registry: Any = None
+
+    @property
+    def _key(self) -> tuple[str | None, int]:
+        return self.model_id, self.worker_idx
+
+    def _found_registry(self) -> Any:
+        if self._registry is None:
+            options = {"num_cpus": 0, "max_concurrency": _WAITING, "get_if_exists": True}
+            remote = import_ray().remote(_Registry)
+            self._registry = remote.options(name=self.connection_info_name, **options).remote()
+        return self._registry
+
+    # --- the sender
+
+    def set_model_version(self, model_version: Version) -> None:
+        """Sets the version that is sent with the next weights."""
+        self._next_version = model_version
+
+    @override
+    def send_weights_async(self, weights: Any) -> None:
+        """Sends weights, in any form; :meth:`wait_ack` waits until the actor has received them."""
+        if hasattr(self.remote_actor, "update_policy_weights_"):
+            sent = import_ray().put(in_form(weights_of(weights), "tensordict"))
+            self._call = self.remote_actor.update_policy_weights_.remote(sent)
+            return
+        scheme = self._scheme
+        if not scheme.initialized_on_sender:
+            first = in_form(weights_of(weights), "tensordict")
+            scheme.init_on_sender(model_id=self.model_id or "policy", weights=first, num_workers=1)
+            import_ray().get(self._found_registry().put.remote(self._key, scheme))
+            scheme.connect()
+        version, self._next_version = self._next_version, None
+        scheme.commit(scheme.prepare(weights, [0]), version)
+
+    @override
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Waits until the actor has received the last weights.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            RuntimeError: if nothing was sent.
+            TimeoutError: if the actor does not receive them in time.
+            ConnectionError: if the receiver has ended.
+            Exception: any error that the actor's ``update_policy_weights_`` raises.
+        """
+        if self._call is not None:
+            ready, _ = import_ray().wait([self._call], timeout=timeout)
+            if not ready:
+                raise TimeoutError(f"the actor took no weights within {timeout:.3g} s")
+            call, self._call = self._call, None
+            import_ray().get(call)
+        elif self._scheme.synchronized_on_sender:
+            self._scheme.wait_async(timeout)
+        else:
+            raise RuntimeError("wait_ack() before send_weights_async()")
+
+    # --- the receiver
+
+    def set_model(self, model: Any) -> None:
+        """Sets the module that weights are loaded into, if a call names no other."""
+        self._model = model
+
+    @override
+    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
+        self.worker_idx = worker_idx
+        super()._receive_first(worker_idx, use)
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        if not self._scheme.initialized_on_receiver:
+            found = import_ray().get(self._found_registry().get.remote(self._key, timeout))
+            if found is None:
+                return
+            self._scheme = found
+            found.init_on_receiver(model_id=self.model_id or "policy", worker_idx=0)
+            found.connect()
+        inbox = self._scheme.receiver_transport
+        if not inbox.wait(timeout):
+            return
+
+        def note(update: WeightUpdate) -> None:
+            self.model_version = update.version
+            use(update.copy())
+
+        inbox.receive(note)
+
+
+class _Registry:
+    """Actor from which each receiver gets its end of a scheme."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
+        """Stores the end for a receiver, in place of the end of an earlier sender."""
+        with self._changed:
+            self._ends[key] = end
+            self._changed.notify_all()
+
+    def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
+        """Returns the end for a receiver; None if there is none in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._ends, timeout)
+            return self._ends.get(key)

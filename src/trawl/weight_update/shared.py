@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import queue
-import select
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import reduction
@@ -21,63 +18,7 @@ from trawl.weight_update.store import Receiver, StoreReader, Version, WeightStor
 from trawl.weight_update.strategy import WeightStrategy
 from trawl.weight_update.tensors import Weights
 from trawl.weight_update.transports import MPTransport, Transport, TransportBackend
-
-
-class _Gone(ConnectionError):
-    """Raised if the other side of a transport has ended."""
-
-
-class _Wakeup:
-    """One end of a connection on which each side can wake the other, and notice its death."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-
-    @classmethod
-    def pair(cls) -> tuple[_Wakeup, _Wakeup]:
-        """Returns both ends of a new connection."""
-        one, other = socket.socketpair()
-        return cls(one), cls(other)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _wakeup, (reduction.DupFd(self._end.fileno()),)
-
-    def wake(self) -> None:
-        """Wakes the other side, or does nothing if it has ended."""
-        # If the socket is full, the other side has enough to wake it.
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            self._end.send(b"!")
-
-    def wait(self, timeout: float | None) -> None:
-        """Waits until the other side wakes it, but not longer than ``timeout`` seconds.
-
-        Raises:
-            ConnectionError: if the other side has ended.
-        """
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
-        if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
-            return
-        try:
-            received = self._end.recv(1 << 12)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            received = b""
-        if not received:
-            raise _Gone
-
-    def close(self) -> None:
-        """Closes this end."""
-        self._end.close()
-
-    def __del__(self) -> None:
-        self._end.close()
-
-
-def _wakeup(descriptor: Any) -> _Wakeup:
-    return _Wakeup(socket.socket(fileno=descriptor.detach()))
+from trawl.weight_update.wakeup import PeerGone, Wakeup
 
 
 class SharedMemTransport(Transport):
@@ -101,9 +42,9 @@ class SharedMemTransport(Transport):
         self.index = index
         self.number = index if number is None else number
         self._group = ReceiverGroup((self.number,))
-        self._ours: _Wakeup | None
-        self._theirs: _Wakeup | None
-        self._ours, self._theirs = _Wakeup.pair()
+        self._ours: Wakeup | None
+        self._theirs: Wakeup | None
+        self._ours, self._theirs = Wakeup.pair()
         # With several receivers: their scheme, the weights that were registered, and the queues
         # by which each receiver gets its own transport.
         self._scheme: SharedMemWeightSyncScheme | None = None
@@ -271,13 +212,13 @@ class SharedMemTransport(Transport):
         store = self._sending()
         deadline = None if timeout is None else time.monotonic() + timeout
         while store.received(self.index) < store.count(self.index):
-            left = _left(deadline)
+            left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"receiver {self.number} took no weights within {timeout:.3g} s")
             assert self._ours is not None
             try:
                 self._ours.wait(left)
-            except _Gone:
+            except PeerGone:
                 raise ConnectionError(
                     f"receiver {self.number} has ended, and took no weights"
                 ) from None
@@ -325,14 +266,14 @@ class SharedMemTransport(Transport):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.reader.newer:
-            left = _left(deadline)
+            left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
             if self._theirs is None:
                 raise RuntimeError("this end of the transport sends: it can't receive")
             try:
                 self._theirs.wait(left)
-            except _Gone:
+            except PeerGone:
                 if not self.reader.newer:
                     raise ConnectionError("the sender of weights has ended") from None
         return True
@@ -497,7 +438,3 @@ class MultiProcessWeightSyncScheme(
             **options: ``weight_queue``, ``ack_queue`` and ``timeout``.
         """
         return MPTransport(**options)
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()

@@ -9,8 +9,15 @@ from typing import Any
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from trawl.weight_update.layout import FlatLayout, load_weights
-from trawl.weight_update.tensors import EXTRA, Weights, check_dtype, set_extra_state, weights_of
+from trawl.weight_update.layout import FlatLayout, ModuleWeights
+from trawl.weight_update.tensors import (
+    EXTRA,
+    Weights,
+    check_dtype,
+    check_whole,
+    set_extra_state,
+    weights_of,
+)
 
 _FORMS = ("tensordict", "state_dict")
 
@@ -113,6 +120,26 @@ def take_in(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any
     if into is not None:
         form.apply_weights(into, weights)
     return in_form(weights, form.extract_as)
+
+
+def load_weights(module: nn.Module, source: Any) -> None:
+    """Copies weights into a module, across devices and dtypes.
+
+    Args:
+        module: the module to load into.
+        source: weights in any of the forms of :func:`~trawl.weight_update.tensors.weights_of`.
+
+    Raises:
+        TypeError: if the weights are in none of the forms, or the module has weights that are
+            not tensors.
+        KeyError: if names are missing or unknown.
+        ValueError: if a shape differs, or a dtype is not cast.
+    """
+    check_whole(module)
+    weights = weights_of(source)
+    live = ModuleWeights(module)
+    live.load(live.layout.match(weights.tensors, type(module).__name__))
+    set_extra_state(module, weights.extra)
 
 
 def _swap(module: nn.Module, weights: Weights) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -119,10 +120,7 @@ class Transport(ABC):
         Raises:
             ConnectionError: if the sender has ended, and all its weights were received.
         """
-        into = next((one for one in (model, weights, self._model) if one is not None), None)
-        found: list[Any] = []
-        self._receive(timeout, lambda given: found.append(take_in(given, into, strategy)))
-        return found[0] if found else None
+        return self._loaded(partial(self._receive, timeout), model, weights, strategy)
 
     def setup_connection_and_weights_on_sender(self) -> None:  # noqa: B027
         """Does nothing: ``send_weights`` connects both sides, and sends the first weights."""
@@ -143,7 +141,23 @@ class Transport(ABC):
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
         """
-        return self.receive_weights(weights=weights, model=model, strategy=strategy)
+        return self._loaded(partial(self._receive_first, worker_idx), model, weights, strategy)
+
+    def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
+        """Connects the receiver's end, and does for the first weights as :meth:`_receive`."""
+        self._receive(None, use)
+
+    def _loaded(
+        self,
+        receive: Callable[[Callable[[Weights], None]], None],
+        model: Any,
+        weights: Any,
+        strategy: WeightStrategy | None,
+    ) -> Any:
+        into = next((one for one in (model, weights, self._model) if one is not None), None)
+        found: list[Any] = []
+        receive(lambda given: found.append(take_in(given, into, strategy)))
+        return found[0] if found else None
 
 
 class MPTransport(Transport):
