@@ -1,12 +1,18 @@
-"""Exceptions of Trawl, and a function that adds notes to exceptions."""
+"""Exceptions of Trawl, and notes on exceptions."""
 
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 # The base class of exception groups, which exist since Python 3.11.
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+
+
+# Beginning of the note on an exception that a reset raised.
+RESETTING = "while resetting"
 
 
 class WorkerError(Exception):
@@ -42,6 +48,34 @@ class WorkerError(Exception):
 
 class WorkerDied(WorkerError):
     """Raised if a worker died and is not replaced."""
+
+
+@contextmanager
+def resetting(env: Any, hint: str = "") -> Iterator[None]:
+    """Adds a note to exceptions within the context, which resets an environment.
+
+    Args:
+        env: the environment.
+        hint: more text for the note.
+    """
+    try:
+        yield
+    except Exception as error:
+        name = repr(env)
+        if "\n" in name:  # as of TorchRL's TransformedEnv
+            name = type(env).__name__
+        add_note(error, f"{RESETTING} {name}{hint}")
+        raise
+
+
+def raised_by_reset(error: BaseException) -> bool:
+    """Returns True if an environment's reset raised the error, here or in a worker."""
+    cause = error
+    if isinstance(error, WorkerError) and error.original is not None:
+        cause = error.original
+    # Python 3.10 has the notes in the message.
+    notes = [*getattr(cause, "__notes__", []), *str(cause).splitlines()]
+    return any(note.startswith(RESETTING) for note in notes)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -47,6 +47,55 @@ def torchrl(**kwargs):
     return GymEnv("CartPole-v1", **kwargs)
 
 
+class Broken(gymnasium.Env):
+    """Can be made, but not be reset."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, text=False):
+        if text:
+            self.observation_space = spaces.Text(9)
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no licence")
+
+
+def broken_vector():
+    return gymnasium.vector.SyncVectorEnv([Broken])
+
+
+def spends_steps():
+    """Can't restart its environments one by one."""
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(vector())
+
+
+def broken_parallel():
+    from trawl import ParallelEnv
+
+    return ParallelEnv(1, Broken)
+
+
+def broken_torchrl():
+    from torchrl.envs import GymWrapper, TransformedEnv
+
+    return TransformedEnv(GymWrapper(Broken()))
+
+
+class Unseeded(Saying):
+    """Can't be reset with a seed."""
+
+    def reset(self):
+        return super().reset()
+
+
+def untrained():
+    """A policy for two numbers."""
+    import torch
+
+    return lambda observation: torch.zeros(2, dtype=torch.int64)
+
+
 def fails():
     raise ZeroDivisionError("no environment today")
 

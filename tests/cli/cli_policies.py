@@ -131,6 +131,11 @@ def dies_once():
     return dies(once=True)
 
 
+def ctrl_c_then_dies():
+    """Stops the first run in this folder, and kills the second."""
+    return ctrl_c() if first("stopped") else dies()
+
+
 def warns():
     """Warns at step 10."""
     count = 0

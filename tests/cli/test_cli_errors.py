@@ -55,6 +55,60 @@ def test_a_directory_that_may_not_be_written_is_named(trawl):
     assert (code, err) == (2, "trawl: locked/d can't be written: Permission denied\n")
 
 
+@pytest.mark.parametrize("policy", ["random", "cli_envs:untrained"])
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        ("Broken", []),
+        ("Broken", ["--workers", 1]),
+        ("Broken", ["--envs", 2]),
+        ("Broken", ["--format", "parquet", "--env-kwargs", '{"text": true}']),
+        ("broken_vector", []),
+        ("broken_parallel", []),
+        ("broken_torchrl", []),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else value,
+)
+def test_an_environment_that_fails_is_blamed_and_not_the_policy(env, more, policy, trawl):
+    if env == "broken_torchrl":
+        pytest.importorskip("torchrl")
+    code, _, err = trawl("collect", f"cli_envs:{env}", "--policy", policy, *more, "--out", "d")
+    assert code == 2
+    assert err.startswith(f"trawl: environment cli_envs:{env} failed: RuntimeError: no licence")
+    assert err.count("\n") == 1
+    assert not os.path.exists("d")
+
+
+def test_an_environment_that_takes_no_seed_is_blamed(trawl):
+    code, _, err = trawl("collect", "cli_envs:Unseeded", "--format", "parquet", "--out", "d")
+    assert code == 2
+    assert err.startswith("trawl: environment cli_envs:Unseeded failed: TypeError: ")
+
+
+def test_random_actions_are_not_blamed(trawl):
+    code, _, err = trawl("collect", "cli_envs:spends_steps", "--max-frames-per-traj", 5)
+    assert code == 2
+    assert "trawl: the run can't begin: ValueError: max_frames_per_traj=5 needs an env" in err
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("policy", ["random", "cli_envs:untrained"])
+def test_evaluate_blames_an_environment_that_fails(policy, workers, trawl):
+    code, _, err = trawl(
+        "evaluate", "cli_envs:Broken", "--policy", policy, "--workers", workers, "--out", "d"
+    )
+    assert code == 2
+    assert err.startswith("trawl: environment cli_envs:Broken failed: RuntimeError: no licence")
+
+
+@pytest.mark.parametrize("command", ["collect", "evaluate"])
+def test_what_makes_no_environment_is_the_argument_env(command, trawl):
+    code, _, err = trawl(command, "cli_envs:untrained", "--out", "d")
+    assert code == 2
+    assert "environment cli_envs:untrained can't be made: TypeError: ENV must make an env" in err
+    assert "create_env_fn" not in err
+
+
 class Texts(gymnasium.Env):
     observation_space = spaces.Text(9)
     action_space = spaces.Discrete(2)

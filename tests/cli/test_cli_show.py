@@ -1,12 +1,14 @@
 import shutil
+import signal
 import sys
 
 import pytest
 import torch
+from cli_parts import run
 from tensordict import TensorDict
 
 from trawl.cli import show as show_module
-from trawl.data import MemmapSink
+from trawl.data import MemmapSink, info
 
 
 @pytest.fixture
@@ -61,7 +63,43 @@ def test_a_dataset_that_is_not_complete_is_said_to_be(trawl):
     trawl("collect", "Pendulum-v1", "--policy", "cli_policies:fails", "--frames", 1000,
           "--frames-per-batch", 100, "--out", "d")  # fmt: skip
     _, out, _ = trawl("show", "d")
-    assert "frames  200, not complete: stopped by collection failed: ValueError: no more" in out
+    words = "not complete: stopped by an error: collection failed: ValueError: no more"
+    assert f"frames  200, {words}" in out
+
+
+def test_a_signal_that_stopped_the_collection_is_named(trawl):
+    trawl("collect", "Pendulum-v1", "--policy", "cli_policies:ctrl_c", "--frames", 1000,
+          "--frames-per-batch", 100, "--out", "d")  # fmt: skip
+    assert "frames  200, not complete: stopped by SIGINT\n" in trawl("show", "d")[1]
+
+
+UNFINISHED = "not finished: the collection is still running, or it was killed\n"
+
+
+def test_a_collection_that_still_runs_is_not_called_stopped(trawl):
+    with MemmapSink("d") as sink:
+        sink.write(TensorDict({"x": torch.zeros(3, 2)}, [3]))
+        sink.commit()
+        assert f"frames  3, {UNFINISHED}" in trawl("show", "d")[1]
+    assert "frames  3\n" in trawl("show", "d")[1]
+
+
+def test_a_collection_that_was_killed_is_not_called_stopped_by_an_error(trawl):
+    command = ["collect", "Pendulum-v1", "--policy", "cli_policies:ctrl_c_then_dies",
+               "--frames", 1000, "--frames-per-batch", 100, "--out", "d"]  # fmt: skip
+    assert run(*command, cwd=".").returncode == 130
+    assert info("d")["stopped_by"] == "SIGINT"
+    assert run(*command, "--resume", cwd=".").returncode == -signal.SIGKILL
+    assert UNFINISHED in trawl("show", "d")[1]
+    # The cause of the first stop is none of the second run's.
+    assert info("d")["stopped_by"] is None
+
+
+def test_without_a_known_cause_none_is_told(trawl):
+    with MemmapSink("d") as sink:
+        sink.write(TensorDict({"x": torch.zeros(3, 2)}, [3]))
+        sink.close(complete=False)
+    assert "frames  3, not complete: stopped before the end\n" in trawl("show", "d")[1]
 
 
 def test_a_dataset_of_other_frames_is_shown_without_episodes(trawl):

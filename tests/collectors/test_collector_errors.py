@@ -482,6 +482,23 @@ def test_shutdown_may_leave_the_environment_open():
     assert env.closed == 0
 
 
+@pytest.mark.parametrize("method", ["shutdown", "async_shutdown"])
+def test_a_text_does_not_say_whether_to_close_the_environment(method):
+    env = Closing()
+    collector = Collector(env, frames_per_batch=4)
+    with pytest.raises(TypeError, match=r"close_env must be True or False, .* the text 'False'"):
+        getattr(collector, method)(close_env="False")
+    assert (collector.closed, env.closed) == (False, 0)
+    collector.shutdown()
+
+
+def test_a_text_does_not_say_whether_errors_are_raised():
+    collector = Collector(Closing(), frames_per_batch=4)
+    with pytest.raises(TypeError, match="raise_on_error must be True or False"):
+        collector.shutdown(raise_on_error="False")
+    collector.shutdown()
+
+
 def test_leaving_the_context_closes():
     env = Closing()
     with Collector(env, frames_per_batch=4) as collector:
@@ -610,3 +627,8 @@ def test_a_text_is_neither_true_nor_false(name):
     refused(
         TypeError, f"{name} must be True or False, but it is the text 'False'", **{name: "False"}
     )
+
+
+def test_a_text_does_not_say_whether_workers_wait_for_each_other():
+    with pytest.raises(TypeError, match="sync must be True or False, but it is the text 'False'"):
+        Collector("CartPole-v1", frames_per_batch=4, num_collectors=2, sync="False")

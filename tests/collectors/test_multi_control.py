@@ -97,6 +97,8 @@ def test_attributes_of_this_side_can_be_read(cls):
         (lambda c: c.pause(), RuntimeError, r"call start\(\) before"),
         (lambda c: c.start(), RuntimeError, r"start\(\) needs a replay buffer"),
         (lambda c: c.shutdown(close_env=False), RuntimeError, "can't shut down with close_env"),
+        (lambda c: c.shutdown(close_env="False"), TypeError, "close_env must be True or False"),
+        (lambda c: c.async_shutdown(close_env="no"), TypeError, "close_env must be True or False"),
         (lambda c: c.worker_idx, RuntimeError, "worker_idx was not set"),
         (lambda c: c.nothing, AttributeError, "no attribute 'nothing'"),
     ],

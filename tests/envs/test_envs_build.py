@@ -86,6 +86,14 @@ def test_a_function_must_make_an_environment():
         build_env(lambda: 3)
 
 
+@pytest.mark.parametrize(
+    ("source", "kind"), [(3, TypeError), (lambda: 3, TypeError), ([], ValueError)]
+)
+def test_errors_name_the_argument_of_the_caller(source, kind):
+    with pytest.raises(kind, match=r"^eval_env"):
+        build_env(source, name="eval_env")
+
+
 def test_a_class_is_no_environment_but_makes_one():
     assert not is_tensordict_env(GymEnv)
     assert is_tensordict_env(GymEnv(NumberedEnv()))

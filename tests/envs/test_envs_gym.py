@@ -299,6 +299,25 @@ def test_arguments_cannot_reach_an_environment_that_is_made():
         GymEnv(NumberedEnv(), num_envs=3)
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        ("4", TypeError, "num_envs must be an integer, but it is str: '4'"),
+        (2.5, TypeError, "num_envs must be an integer, but it is float: 2.5"),
+        (0, ValueError, "num_envs must be at least 1, but it is 0"),
+    ],
+)
+def test_the_number_of_environments_is_checked(number, kind, words):
+    with pytest.raises(kind, match=words):
+        GymEnv("CartPole-v1", num_envs=number)
+
+
+@pytest.mark.parametrize("name", ["categorical_action_encoding", "from_pixels", "pixels_only"])
+def test_a_text_is_neither_true_nor_false(name):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, .* the text 'False'"):
+        GymEnv("CartPole-v1", **{name: "False"})
+
+
 def test_several_environments_are_made_of_an_id(registered):
     env = GymEnv(registered, num_envs=3)
     assert env.batch_size == (3,)

@@ -13,6 +13,7 @@ from tensordict.nn import TensorDictSequential
 
 torchrl = pytest.importorskip("torchrl")
 
+from torchrl.collectors import Evaluator as TheirEvaluator  # noqa: E402
 from torchrl.envs import (  # noqa: E402
     GymWrapper,
     RewardSum,
@@ -46,6 +47,16 @@ def test_torchrl_environments_repeat_their_episodes(make: Any) -> None:
     for result in results:
         assert result.returns.tolist() == results[0].returns.tolist()
         assert result.lengths.tolist() == results[0].lengths.tolist()
+
+
+# TorchRL announces another default of its collectors.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_metric_replaces_that_of_its_name_as_in_torchrl() -> None:
+    options: dict[str, Any] = {"num_trajectories": 1, "metrics_fn": lambda _: {"reward": 7.0}}
+    for kind in (Evaluator, TheirEvaluator):
+        evaluator = kind(plain, linear(), max_steps=5, **options)
+        assert evaluator.evaluate()["eval/reward"] == 7.0
+        evaluator.shutdown()
 
 
 def test_sums_of_rewards_are_used_if_there_are_some() -> None:

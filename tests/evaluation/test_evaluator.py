@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,11 @@ from trawl.collectors.evaluation.environments import episode_seed
 from trawl.envs import GymEnv, SerialEnv
 
 BACKENDS = ["thread", "process"]
+
+
+def act_at_random(observation: torch.Tensor) -> torch.Tensor:
+    """Acts as a policy that is a function."""
+    return torch.rand((*observation.shape[:-1], 1))
 
 
 def by_hand(policy: Any, episodes: int, seed: int = 0) -> tuple[list[float], list[int]]:
@@ -199,6 +205,24 @@ def test_metrics_fn_sees_whole_trajectories(backend: str) -> None:
     assert result["eval/spread"] == float(frames["action"][mask].std())
 
 
+@pytest.mark.parametrize("returned", [3, None, [("spread", 1.0)]])
+def test_metrics_fn_must_return_a_dict(returned: Any) -> None:
+    with (
+        Evaluator(Walk, linear(), num_trajectories=1, metrics_fn=lambda _: returned) as evaluator,
+        pytest.raises(TypeError, match=r"metrics_fn must return a dict .* returned") as caught,
+    ):
+        evaluator.evaluate()
+    assert str(caught.value).endswith(f"returned {type(returned).__name__}: {returned!r}")
+
+
+def test_a_metric_of_metrics_fn_replaces_that_of_its_name() -> None:
+    own = {"reward": 7.0, "step": -3, "video": "mine"}
+    env = partial(Walk, "rgb_array")
+    with Evaluator(env, linear(), num_trajectories=1, metrics_fn=lambda _: own) as evaluator:
+        result = evaluator.evaluate()
+    assert own.items() <= {name.removeprefix("eval/"): result[name] for name in result}.items()
+
+
 def test_a_callback_gets_a_tensordict() -> None:
     given: list[TensorDictBase] = []
     with Evaluator(
@@ -317,7 +341,7 @@ def test_a_comparison_is_paired() -> None:
     with Evaluator(Walk, policy, num_trajectories=20, num_envs=4) as evaluator:
         compared = evaluator.compare(better, policy)
         assert evaluator.state_dict() == {"step_counter": 0}
-        alike = evaluator.compare()
+        alike = evaluator.compare(copy.deepcopy(policy))
     # On the same episodes the first gains 1 in each step, and chance adds nothing.
     lengths = compared.second.episodes.lengths
     gains = compared.first.episodes.returns - compared.second.episodes.returns
@@ -333,7 +357,32 @@ def test_a_comparison_is_paired() -> None:
 
 def test_a_comparison_without_a_seed_is_paired_too() -> None:
     with Evaluator(Walk, linear(), num_trajectories=5, seed=None) as evaluator:
-        assert evaluator.compare().difference == 0.0
+        assert evaluator.compare(linear()).difference == 0.0
+
+
+def test_one_policy_is_compared_with_that_of_the_evaluator() -> None:
+    with Evaluator(Walk, linear(), num_trajectories=5) as evaluator:
+        other = linear(1)
+        expected = evaluator.compare(other, linear())
+        assert evaluator.compare(other).difference == expected.difference != 0.0
+
+
+def test_a_policy_is_not_compared_with_itself() -> None:
+    policy, other = linear(), linear(1)
+    with Evaluator(Walk, policy, num_trajectories=1) as evaluator:
+        for pair in ((), (policy,), (None, policy), (policy, policy)):
+            with pytest.raises(ValueError, match="are both the evaluator's own policy: give ano"):
+                evaluator.compare(*pair)
+        with pytest.raises(ValueError, match="are both the same TensorDictModule: give another"):
+            evaluator.compare(other, other)
+
+
+def test_with_a_factory_both_policies_are_needed() -> None:
+    with Evaluator(Walk, policy_factory=linear, num_trajectories=3) as evaluator:
+        for given in ((), (linear(1),)):
+            with pytest.raises(ValueError, match=r"compare\(\) needs two policies, but second is"):
+                evaluator.compare(*given)
+        assert evaluator.compare(linear(1), linear(2)).difference != 0.0
 
 
 @pytest.mark.parametrize(
@@ -366,13 +415,32 @@ def test_wrong_values(options: dict[str, Any], message: str) -> None:
         ({"collector_kwargs": {"total_frames": 5}}, "collector_kwargs can't have total_frames"),
         ({"collector_kwargs": {"sorage_device": "cpu"}}, "sorage_device"),
         ({"policy": None, "policy_factory": linear()}, "give a policy as policy="),
-        ({"env": 5}, "create_env_fn"),
+        ({"env": 5}, "^env: expected a Gymnasium id.* but got int: 5"),
+        ({"env": 5, "backend": "process"}, "TypeError: env: expected a Gymnasium id"),
+        ({"env": lambda: 5}, "^env must make an environment, but .* got int: 5"),
+        ({"dump_video": "False"}, "dump_video must be True or False, but it is the text 'False'"),
     ],
 )
 def test_wrong_types(options: dict[str, Any], message: str) -> None:
     arguments = {"env": Walk, "policy": linear(), **options}
     with pytest.raises(TypeError, match=message):
         Evaluator(arguments.pop("env"), **arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (linear(), Walk, "env must be a Gymnasium id.* but it is a module, TensorDictModule: "),
+        (act_at_random, "Pendulum-v1", "policy must be .* but it is an env.*, 'Pendulum-v1': "),
+        (act_at_random, Walk(), "policy must be a module or a function, but it is an env"),
+        (act_at_random, Walk, "policy must be a module or a function, but it is an env"),
+    ],
+    ids=["module", "id", "environment", "class"],
+)
+def test_swapped_arguments_are_told(first: Any, second: Any, words: str, backend: str) -> None:
+    with pytest.raises(TypeError, match=f"^{words}.*are env and policy swapped?"):
+        Evaluator(first, second, backend=backend)
 
 
 def test_a_missing_key_is_named() -> None:

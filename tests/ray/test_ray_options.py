@@ -171,6 +171,17 @@ def test_options_are_checked(options, kind, told, cluster):
         collector(**options)
 
 
+def test_a_text_ends_neither_the_collector_nor_ray(cluster):
+    with collector() as there:
+        for name in ("shutdown_ray", "close_env"):
+            with pytest.raises(TypeError, match=f"{name} must be True or False, but"):
+                there.shutdown(**{name: "False"})
+        with pytest.raises(TypeError, match="shutdown_ray must be True or False"):
+            asyncio.run(there.async_shutdown("False"))
+        assert cluster.is_initialized()
+        assert not there.closed
+
+
 def test_ray_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"trawl-rl\[ray\]"):

@@ -61,6 +61,8 @@ def collect(args: Collect) -> int:
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
         "arguments": asdict(args),
+        # Not that of an earlier run, which --resume continues.
+        "stopped_by": None,
     }
     if kwargs := env_kwargs(args):
         info["env_kwargs"] = kwargs

@@ -10,7 +10,7 @@ from tensordict.nn import InteractionType
 
 from trawl.cli.arguments import Collect
 from trawl.cli.environments import env_source, make_env
-from trawl.cli.errors import CliError, describe
+from trawl.cli.errors import CliError, blame
 from trawl.cli.policies import load_policy
 from trawl.cli.references import search_here
 from trawl.collectors import Collector, MultiCollector
@@ -52,14 +52,18 @@ def make_collector(
             collector = _with_workers(args, each, seed, options, acts=policy is not None)
         else:
             collector = Collector(env, policy, **options)
-        collector.set_seed(seed if stream is None else stream)
-        return collector
     except CliError:
         env.close(raise_if_closed=False)
         raise
     except Exception as error:
         env.close(raise_if_closed=False)
-        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+        raise blame(error, args.env, args.policy) from error
+    try:
+        collector.set_seed(seed if stream is None else stream)
+    except Exception as error:
+        collector.shutdown(raise_on_error=False)
+        raise blame(error, args.env) from error
+    return collector
 
 
 def _with_workers(

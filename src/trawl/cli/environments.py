@@ -99,7 +99,7 @@ def built(args: Collect | Evaluate, source: Any) -> Any:
         CliError: if they can't be made.
     """
     try:
-        return build_env([source] * args.envs if args.envs > 1 else source)
+        return build_env([source] * args.envs if args.envs > 1 else source, name="ENV")
     except CliError:
         raise
     except Exception as error:

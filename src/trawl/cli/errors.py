@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 
-from trawl.errors import WorkerError
+from trawl.errors import WorkerError, raised_by_reset
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # Maximum number of characters that are shown of a value.
@@ -53,6 +53,23 @@ def describe(error: BaseException) -> str:
         line = ": ".join(part for part in parts if part)
     notes = [*map(one_line, getattr(noted, "__notes__", [])), *notes]
     return f"{line} ({'; '.join(notes)})" if notes else line
+
+
+def blame(error: Exception, env: str, policy: str | None = None) -> CliError:
+    """Returns the error of a collector or an evaluator that can't be made.
+
+    Args:
+        error: the exception.
+        env: the environment, as the user gave it.
+        policy: the policy, as the user gave it; None if the policy can't be the cause.
+    """
+    if raised_by_reset(error):
+        what = f"environment {env} failed"
+    elif policy in (None, "random"):
+        what = "the run can't begin"
+    else:
+        what = f"--policy {policy}"
+    return CliError(f"{what}: {describe(error)}")
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ from tensordict.nn import InteractionType
 
 from trawl.cli.arguments import Evaluate
 from trawl.cli.environments import built, env_kwargs, env_source
-from trawl.cli.errors import CliError, describe
+from trawl.cli.errors import CliError, blame, describe
 from trawl.cli.policies import fingerprint, load_policy
 from trawl.cli.references import search_here
 from trawl.cli.summary import print_facts, run_name, show_environment
@@ -105,7 +105,7 @@ def _evaluator(args: Evaluate) -> Evaluator:
     except CliError:
         raise
     except Exception as error:
-        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+        raise blame(error, args.env, args.policy) from error
 
 
 def _check(args: Evaluate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -28,6 +29,7 @@ from trawl.cli.summary import (
     size_of,
 )
 from trawl.data import load
+from trawl.data.sinks.base import was_closed
 from trawl.data.sinks.entries import Entry
 from trawl.data.sinks.record import Record, read_record
 from trawl.keys import TRAJ_IDS, Key, show_key
@@ -51,6 +53,8 @@ def show(args: Show) -> int:
         CliError: if there is no dataset, it can't be read, or its returns can't be plotted.
     """
     directory = Path(args.directory)
+    # Asked first: if the sink is closed meanwhile, the record says how the collection ended.
+    closed = was_closed(directory)
     try:
         record = read_record(directory)
         facts = record.facts()
@@ -61,7 +65,7 @@ def show(args: Show) -> int:
     if args.plot is not None:
         _plot(args.plot, episodes, facts)
     console = Console(file=sys.stdout)
-    print_facts(console, _facts(directory, facts))
+    print_facts(console, _facts(directory, facts, closed))
     _print_entries(console, record)
     if stats is not None:
         print_episodes(console, stats)
@@ -107,11 +111,9 @@ def _chunk(record: Record) -> int:
     return max(1, min(_CHUNK, _CHUNK_BYTES // max(1, row)))
 
 
-def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
+def _facts(directory: Path, info: dict[str, Any], closed: bool) -> dict[str, str]:
     """Returns facts on how the dataset was made, some of which its record may lack."""
-    frames = f"{info['frames']:,}"
-    if not info["complete"]:
-        frames += f", not complete: stopped by {shown(info.get('stopped_by') or 'an error')}"
+    frames = f"{info['frames']:,}{_ending(info, closed)}"
     versions = info.get("versions")
     if isinstance(versions, dict):
         versions = ", ".join(f"{name} {shown(value)}" for name, value in versions.items())
@@ -127,6 +129,25 @@ def _facts(directory: Path, info: dict[str, Any]) -> dict[str, str]:
         "frames": frames,
     }
     return {name: shown(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _ending(info: dict[str, Any], closed: bool) -> str:
+    """Returns how the collection ended, as far as it is known; nothing if it is complete.
+
+    Args:
+        info: facts of the dataset.
+        closed: False if no sink closed the dataset.
+    """
+    stopped = info.get("stopped_by")
+    if info["complete"]:
+        return ""
+    if not closed:
+        return ", not finished: the collection is still running, or it was killed"
+    if not stopped:
+        return ", not complete: stopped before the end"
+    if isinstance(stopped, str) and stopped in signal.Signals.__members__:
+        return f", not complete: stopped by {stopped}"
+    return f", not complete: stopped by an error: {shown(stopped)}"
 
 
 def _print_entries(console: Console, record: Record) -> None:

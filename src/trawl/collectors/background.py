@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod, WeakSet
 
+from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 
@@ -343,6 +344,7 @@ class BackgroundCollector:
             TimeoutError: if the batch takes longer. Nothing is closed then, and the method can be
                 called again.
         """
+        check_bool("close_env", close_env)
         background = self._background
         if background is not None:
             background.stop(timeout)

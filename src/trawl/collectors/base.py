@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
+from trawl.checks import check_bool
 from trawl.collectors.access import CollectorAccess
 from trawl.collectors.background import (
     Background,
@@ -310,7 +311,10 @@ class BaseCollector(
 
         Raises:
             TimeoutError: if background collection does not end in time; nothing is closed then.
+            TypeError: if ``close_env`` or ``raise_on_error`` is a string.
         """
+        check_bool("close_env", close_env)
+        check_bool("raise_on_error", raise_on_error)
         if self.closed:
             return
         try:

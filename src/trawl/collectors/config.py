@@ -14,6 +14,7 @@ import torch
 from tensordict.nn import InteractionType
 from torch import nn
 
+from trawl.checks import check_number
 from trawl.collectors.options import (
     DRIVER,
     EACH,
@@ -23,7 +24,6 @@ from trawl.collectors.options import (
     check_callable,
     check_env_kwargs,
     check_instance,
-    check_number,
     check_switch,
     one_of,
     option,

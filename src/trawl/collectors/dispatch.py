@@ -8,6 +8,7 @@ from contextvars import copy_context
 from dataclasses import fields
 from typing import Any, Final
 
+from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.envs.types import is_list
 
@@ -114,6 +115,7 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     if "create_env_fn" not in own:
         raise TypeError("Collector needs the argument create_env_fn")
     factories = _factories(own.pop("create_env_fn"), given.get("num_collectors"))
+    check_bool("sync", given.get("sync"))
     sync = bool(given.get("sync", False))
     if backend in _REMOTE:
         # By default workers run on this machine, except with submitit.

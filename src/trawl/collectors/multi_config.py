@@ -8,11 +8,11 @@ from numbers import Real
 from typing import Any, Literal
 
 from trawl.backends.process import START_METHODS
+from trawl.checks import check_number
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (
     at_least,
     check_callable,
-    check_number,
     did_you_mean,
     one_of,
     option,

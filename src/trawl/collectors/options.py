@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from inspect import getattr_static, isfunction
 from numbers import Real
 from typing import Any, Final
 
+from trawl.checks import check_bool, check_number
 from trawl.envs.types import is_list
 
 #: Returns the value of an option, perhaps converted. Takes the option's name and the given value.
@@ -43,8 +43,8 @@ def validate(options: Any) -> None:
     """
     for one in fields(options):
         value = getattr(options, one.name)
-        if isinstance(value, str) and one.type in ("bool", "bool | None"):
-            raise TypeError(f"{one.name} must be True or False, but it is the text {value!r}")
+        if one.type in ("bool", "bool | None"):
+            check_bool(one.name, value)
         check = one.metadata.get("check")
         if check is not None:
             checked = check(one.name, value)
@@ -65,18 +65,6 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
 
 
 # --- checks of one value
-
-
-def check_number(name: str, value: Any, least: int) -> int:
-    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, but it is {number}")
-    return number
 
 
 def check_seconds(name: str, value: Any) -> float:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.parcel import Shared
+from trawl.checks import check_bool
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import Delivery, experience
@@ -439,6 +440,7 @@ class WorkerCollector(WorkerControl):
 
     @override
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        check_bool("close_env", close_env)
         background = self._background
         if background is not None and self._workers_write and not self.closed:
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -521,7 +523,10 @@ class WorkerCollector(WorkerControl):
 
         Raises:
             RuntimeError: if ``close_env`` is False.
+            TypeError: if ``close_env`` or ``raise_on_error`` is a string.
         """
+        check_bool("close_env", close_env)
+        check_bool("raise_on_error", raise_on_error)
         if not close_env:
             raise RuntimeError(
                 f"{type(self).__name__} can't shut down with close_env=False: environments end "

@@ -22,7 +22,9 @@ from trawl.envs.vector import is_vector_env
 _PROTOCOL = ("reset", "step_and_maybe_reset", "batch_size", "full_action_spec", "done_keys")
 
 
-def build_one(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+def build_one(
+    source: Any, kwargs: Mapping[str, Any] | None = None, name: str = "create_env_fn"
+) -> Any:
     """Builds the environment that ``source`` describes; ``source`` is not a list.
 
     :func:`trawl.envs.serial.build_env` has the details.
@@ -33,24 +35,24 @@ def build_one(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
     env = source
     if not is_env(env):
         if not callable(source):
-            raise TypeError(_explain("create_env_fn", source))
-        refuse_policy(source)
-        return _made_by(source, kwargs)
+            raise TypeError(_explain(name, source))
+        refuse_policy(source, name)
+        return _made_by(source, kwargs, name)
     if kwargs:
         return _with_kwargs(env, kwargs)
     return env if is_tensordict_env(env) else GymEnv(env)
 
 
-def refuse_policy(source: Any) -> None:
+def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
     """Raises a ``TypeError`` if a policy was given in place of an environment."""
     if isinstance(source, nn.Module) and not is_env(source):
         raise TypeError(
-            "create_env_fn must make an environment, but it is a module, "
+            f"{name} must make an environment, but it is a module, "
             f"{type(source).__name__}: the environment comes first, and the policy second"
         )
 
 
-def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
+def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
     A :class:`GymEnv` keeps the call in ``remake``, so that it can be built again.
@@ -61,9 +63,9 @@ def _made_by(factory: Any, kwargs: dict[str, Any]) -> Any:
     elif is_env(made):
         env = made if is_tensordict_env(made) else GymEnv(made)
     else:
-        raise TypeError(_explain("create_env_fn must make an environment, but what it made", made))
+        raise TypeError(_explain(f"{name} must make an environment, but what it made", made))
     if isinstance(env, GymEnv):
-        env.remake = partial(_made_by, factory, kwargs)
+        env.remake = partial(_made_by, factory, kwargs, name)
     return env
 
 
@@ -118,11 +120,12 @@ class EnvCopy:
         return made
 
 
-def distinct(sources: Sequence[Any]) -> list[Any]:
+def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
     """Replaces each repetition of an environment object by a factory of a copy.
 
     Args:
         sources: sources of environments, or lists of them.
+        name: name of the argument that they come from, for error messages.
 
     Raises:
         TypeError: if a repeated environment can't be copied.
@@ -138,19 +141,19 @@ def distinct(sources: Sequence[Any]) -> list[Any]:
         if id(source) not in packed:
             packed[id(source)] = None
             return source
-        data = packed[id(source)] = packed[id(source)] or _packed(source)
+        data = packed[id(source)] = packed[id(source)] or _packed(source, name)
         return EnvCopy(data, next(copies))
 
     return [own(source) for source in sources]
 
 
-def _packed(env: Any) -> bytes:
+def _packed(env: Any, name: str) -> bytes:
     try:
         # TorchRL's batched environments support pickling, but not copy.deepcopy().
         data: bytes = cloudpickle.dumps(env)
     except Exception as error:
         raise TypeError(
-            f"create_env_fn holds one environment several times, {env!r}, which can't be copied: "
+            f"{name} holds one environment several times, {env!r}, which can't be copied: "
             f"{error}. Give an id, or a function that makes it"
         ) from error
     return data

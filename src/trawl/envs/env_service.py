@@ -36,7 +36,7 @@ from trawl.envs.step_buffers import (
     SharedStepBuffers,
     StepBufferSpec,
 )
-from trawl.errors import add_note
+from trawl.errors import RESETTING, add_note, resetting
 from trawl.keys import Key, as_key
 
 STEP, MESSAGE = b"s", b"m"
@@ -256,7 +256,8 @@ class EnvService(Service):
         if mask is not None and not mask.all():
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
             part = self.env.fake_tensordict().set("_reset", flags)
-        return self.env.reset(part, **kwargs), self._masks()
+        with resetting(self.env):
+            return self.env.reset(part, **kwargs), self._masks()
 
     def step(
         self, tensordict: TensorDictBase
@@ -327,7 +328,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
             write_begun(obs)
         except Exception as error:
-            add_note(error, f"while resetting {env!r}; {_RESET_GIVES}")
+            add_note(error, f"{RESETTING} {env!r}; {_RESET_GIVES}")
             raise
 
     def step(eager: bool) -> None:

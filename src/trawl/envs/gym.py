@@ -16,6 +16,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, stack
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.checks import check_bool, check_number
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
@@ -57,7 +58,9 @@ class GymEnv(TensorDictEnv):
 
     Raises:
         gymnasium.error.Error: if the id is unknown, or its environment can't be made.
-        TypeError: if ``env`` is none of the above, or ``kwargs`` come without an id.
+        TypeError: if ``env`` is none of the above, ``kwargs`` come without an id, or an argument
+            has a wrong type.
+        ValueError: if ``num_envs`` is below 1, or arguments contradict each other.
 
     Attributes:
         remake: makes another environment like this one; None if ``env`` was an object.
@@ -87,10 +90,18 @@ class GymEnv(TensorDictEnv):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        for name, switch in (
+            ("categorical_action_encoding", categorical_action_encoding),
+            ("from_pixels", from_pixels),
+            ("pixels_only", pixels_only),
+        ):
+            check_bool(name, switch)
         self.remake: Callable[[], Any] | None = None
         self.on_error: Callable[[Exception, bool], None] | None = None
         self.step_failed = False
         if isinstance(env, str):
+            if num_envs is not None:
+                num_envs = check_number("num_envs", num_envs, least=1)
             self.remake = partial(
                 GymEnv,
                 env,

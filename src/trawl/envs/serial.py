@@ -135,7 +135,7 @@ class SerialEnv(BatchedEnv):
         return self._join(rows, list(rows[0].keys()))
 
 
-def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
+def build_env(source: Any, kwargs: EnvKwargs | None = None, *, name: str = "create_env_fn") -> Any:
     """Builds the environment that ``source`` describes.
 
     Args:
@@ -144,6 +144,7 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
             list of any of these, stepped as one batch.
         kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
             is a list, they may be a list with one entry for each environment.
+        name: name of the argument that ``source`` comes from, for error messages.
 
     Returns:
         A :class:`TensorDictEnv`. A TensorDict environment of another library is returned as it
@@ -155,20 +156,20 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None) -> Any:
         RuntimeError: if ``kwargs`` are given with an environment object that can't take them.
     """
     if is_list(source):
-        return _build_list(source, kwargs)
+        return _build_list(source, kwargs, name)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
-            "create_env_kwargs is a list, which needs a list of environments, but create_env_fn "
-            f"is {source!r}: give a mapping"
+            f"create_env_kwargs is a list, which needs a list of environments, but {name} is "
+            f"{source!r}: give a mapping"
         )
-    return build_one(source, kwargs)
+    return build_one(source, kwargs, name)
 
 
-def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
+def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:
     if not source:
-        raise ValueError("create_env_fn must not be an empty list")
+        raise ValueError(f"{name} must not be an empty list")
     count = len(source)
-    envs = _build_each(distinct(source), arguments_of(count, kwargs, "create_env_fn has"))
+    envs = _build_each(distinct(source, name), arguments_of(count, kwargs, f"{name} has"), name)
     if all(isinstance(env, TensorDictEnv) for env in envs):
         return SerialEnv(count, envs)
     if any(isinstance(env, TensorDictEnv) for env in envs):
@@ -176,7 +177,7 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
         for env in envs:
             env.close(raise_if_closed=False)
         raise TypeError(
-            "create_env_fn must not mix environments of TorchRL with others in one batch, but "
+            f"{name} must not mix environments of TorchRL with others in one batch, but "
             f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
         )
     # TorchRL batches its own environments.
@@ -185,11 +186,13 @@ def _build_list(source: Sequence[Any], kwargs: Any) -> Any:
     return TorchRLSerialEnv(count, [lambda env=env: env for env in envs])
 
 
-def _build_each(sources: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def _build_each(
+    sources: Sequence[Any], arguments: Sequence[Any], name: str = "create_env_fn"
+) -> list[Any]:
     envs: list[Any] = []
     try:
         for source, kwargs in zip(sources, arguments, strict=True):
-            envs.append(build_env(source, kwargs))
+            envs.append(build_env(source, kwargs, name=name))
     except BaseException:
         for env in envs:
             env.close(raise_if_closed=False)

@@ -19,7 +19,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import NO, flag_of, reward_of
 from trawl.envs.seeding import next_seed
 from trawl.envs.spaces import Array, SpaceCodec
-from trawl.errors import add_note
+from trawl.errors import add_note, resetting
 from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_of
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
@@ -59,14 +59,11 @@ class SingleStepper(ArrayStepper):
         seeds = self.env.pop_seeds()
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
-        try:
+        with resetting(self.env, f"; {_RESET_GIVES}"):
             obs, info = self.env.env.reset(**kwargs)
             self.env.track_masks(info)
             for index, value in enumerate(self._observed.encode(obs)):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
-        except Exception as error:
-            add_note(error, f"while resetting {self.env!r}; {_RESET_GIVES}")
-            raise
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
@@ -199,17 +196,17 @@ class VectorStepper(ArrayStepper):
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        if mask is None or mask.all():
-            leaves = self.vector.reset(self.env.pop_seeds(), **kwargs)
-            mask = np.ones(self.num_envs, dtype=np.bool_)
-        elif mask.any():
-            leaves = self.vector.restart(mask, **kwargs)
-        else:
-            return
-        for index, value in enumerate(leaves):
-            view.next_obs[self._observed.keys[index]][mask] = self._observed.checked(index, value)[
-                mask
-            ]
+        with resetting(self.env):
+            if mask is None or mask.all():
+                leaves = self.vector.reset(self.env.pop_seeds(), **kwargs)
+                mask = np.ones(self.num_envs, dtype=np.bool_)
+            elif mask.any():
+                leaves = self.vector.restart(mask, **kwargs)
+            else:
+                return
+            for index, value in enumerate(leaves):
+                checked = self._observed.checked(index, value)
+                view.next_obs[self._observed.keys[index]][mask] = checked[mask]
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:

@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.errors import resetting
 from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
@@ -83,7 +84,7 @@ class TensorDictBatchWriter(BatchWriter):
                 self._whole = FailureCounter(options.restarts, 0, self.num_envs)
         # Compared before the reset, which may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
-        root = self._with_marks(env.reset())
+        root = self._with_marks(self._reset())
         self._caller = TensorDictPolicy(env, policy, root)
         self.warnings = self._caller.warnings
         self._states, self._memories = self._caller.states, self._caller.memories
@@ -186,7 +187,7 @@ class TensorDictBatchWriter(BatchWriter):
     def _remake(self) -> TensorDictBase:
         assert self.options.restarts is not None
         self.env = self.options.restarts.remake()
-        return self._begun(self.env.reset())
+        return self._begun(self._reset())
 
     def _discard_step(self, following: TensorDictBase | None, mask: Tensor) -> TensorDictBase:
         """Discards the step where ``mask`` is True: episodes end with the step before.
@@ -313,20 +314,25 @@ class TensorDictBatchWriter(BatchWriter):
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         if mask is None or mask.all():
-            self._carrier = self._begun(self.env.reset(**kwargs))
+            self._carrier = self._begun(self._reset(**kwargs))
         else:
             chosen = torch.from_numpy(mask).reshape(self.batch)
             partly = self._carrier.copy()
             for key, group in zip(self.env.reset_keys, self.env.done_keys_groups, strict=True):
                 flags = self.env.full_done_spec[group[0]].zero()
                 partly.set(key, broadcastable(chosen, flags).expand(flags.shape).clone())
-            fresh = self._begun(self.env.reset(partly, **kwargs))
+            fresh = self._begun(self._reset(partly, **kwargs))
             if isinstance(self.env, TensorDictEnv):
                 self._restore_rows(chosen.unsqueeze(-1), fresh)
             self._carrier = fresh
         for index in range(self.num_envs):
             if mask is None or mask[index]:
                 self.episodes.restart(index)
+
+    def _reset(self, *partly: TensorDictBase, **kwargs: Any) -> TensorDictBase:
+        with resetting(self.env):
+            root: TensorDictBase = self.env.reset(*partly, **kwargs)
+        return root
 
     def _restore_rows(self, reset: Tensor, fresh: TensorDictBase) -> None:
         """Restores entries other than observations in environments that were not reset."""

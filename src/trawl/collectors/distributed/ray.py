@@ -18,12 +18,12 @@ from trawl.backends.ray_cluster import (
     end_connection,
     with_defaults,
 )
+from trawl.checks import check_bool, check_number
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
-from trawl.collectors.options import check_number
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -295,7 +295,9 @@ class RayCollector(ClusterCollector):
 
         Raises:
             RuntimeError: with ``close_env=False``.
+            TypeError: for a string as one of the switches.
         """
+        check_bool("shutdown_ray", shutdown_ray)
         try:
             super().shutdown(timeout, close_env, raise_on_error)
         finally:
@@ -320,6 +322,7 @@ class RayCollector(ClusterCollector):
         """
         import asyncio
 
+        check_bool("shutdown_ray", shutdown_ray)
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
         # Not reached after a time-out, which closes nothing.
         if shutdown_ray:

@@ -12,6 +12,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from trawl.checks import check_number
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
@@ -21,7 +22,6 @@ from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
-from trawl.collectors.options import check_number
 from trawl.collectors.single import Collector
 from trawl.weight_update.tensors import Weights
 

@@ -15,10 +15,12 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from trawl.checks import check_bool
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
     BUSY_POLICIES,
     check_choice,
+    check_order,
     check_policy,
     collector_options,
     place,
@@ -29,9 +31,10 @@ from trawl.collectors.evaluation.results import (
     EvaluationResult,
     as_tensordict,
     comparison_of,
+    metrics_of,
     result_of,
 )
-from trawl.collectors.evaluation.snapshot import snapshot, snapshots
+from trawl.collectors.evaluation.snapshot import check_different, snapshot, snapshots
 from trawl.collectors.evaluation.thread import EvaluationThread
 from trawl.collectors.options import check_callable, check_seconds
 from trawl.envs.seeding import check_seed
@@ -78,7 +81,8 @@ class Evaluator:
         exploration_type: how probabilistic policies act.
         metrics_fn: function that returns more metrics, by name. It is called with the whole
             trajectories, of shape ``(num_trajectories, longest)``, which are padded with zeros
-            where ``("collector", "mask")`` is False.
+            where ``("collector", "mask")`` is False. If a name is that of a metric of the
+            evaluator, such as ``"reward"``, the function's value replaces it.
         dump_video: whether TorchRL's video recorders write their videos, and the first episode
             is rendered if the environment's ``render_mode`` is ``"rgb_array"``.
         on_result: called with the metrics of each evaluation, as a TensorDict, in the thread
@@ -141,6 +145,8 @@ class Evaluator:
         num_workers: int = 1,
         seed: int | None = 0,
     ) -> None:
+        check_bool("dump_video", dump_video)
+        check_order(env, policy)
         check_policy(policy, policy_factory)
         self.busy_policy = check_choice("busy_policy", busy_policy, BUSY_POLICIES)
         kind, self.backend = place(backend, collector_cls, weight_sync_schemes)
@@ -262,12 +268,21 @@ class Evaluator:
         A comparison therefore needs far fewer episodes than two evaluations on different ones.
 
         Args:
-            first: weights of the first policy, as :meth:`evaluate` takes them.
-            second: weights of the second.
+            first: weights of the first policy, as :meth:`evaluate` takes them. None: the current
+                weights of the policy that was passed to the constructor, or the latest weights of
+                a policy made by a factory.
+            second: weights of the second. None: the current weights of the policy that was
+                passed to the constructor.
 
         Returns:
             The difference, its interval, and both results. No step number is used up.
+
+        Raises:
+            ValueError: if both are the same policy, or there is no second policy.
+            RuntimeError: if the evaluator was shut down.
+            Exception: any error of the environment, a policy, a worker, or a callback.
         """
+        check_different(self.policy, first, second)
         self._results.raise_failure()
         seed = secrets.randbits(31) if self.seed is None else self.seed
         copies = [snapshots(self.policy, weights, None) for weights in (first, second)]
@@ -408,7 +423,7 @@ def _evaluated(
     measured = engine.run(weights, seed, step)
     metrics: dict[str, Any] = {}
     if metrics_fn is not None and measured.trajectories is not None:
-        metrics = dict(metrics_fn(measured.trajectories))
+        metrics = metrics_of(metrics_fn(measured.trajectories))
     result = result_of(measured, prefix, step, metrics)
     if on_result is not None:
         on_result(as_tensordict(result))

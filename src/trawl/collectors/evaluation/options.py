@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import torch
 from torch import nn
 
@@ -63,6 +64,28 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be {', '.join(map(repr, choices))}, but it is {value!r}")
     return str(value)
+
+
+def check_order(env: Any, policy: Any) -> None:
+    """Refuses an environment and a policy in the wrong order.
+
+    Raises:
+        TypeError: if ``env`` is a policy, or ``policy`` is an environment.
+    """
+    hint = (
+        "are env and policy swapped? The environment comes first, and the policy second: "
+        "Evaluator(env, policy)"
+    )
+    if isinstance(env, nn.Module) and not is_env(env):
+        raise TypeError(
+            "env must be a Gymnasium id, an environment or a function that makes one, but it is a "
+            f"module, {type(env).__name__}: {hint}"
+        )
+    makes_env = isinstance(policy, type) and issubclass(policy, gymnasium.Env)
+    if isinstance(policy, str) or makes_env or is_env(policy):
+        raise TypeError(
+            f"policy must be a module or a function, but it is an environment, {policy!r}: {hint}"
+        )
 
 
 def check_policy(policy: Any, policy_factory: Any) -> None:

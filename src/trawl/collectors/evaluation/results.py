@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ def result_of(
         measured: the outcome.
         prefix: prefix of the names.
         step: the step that the evaluation is logged at.
-        metrics: more metrics, by name.
+        metrics: more metrics, by name; they replace those of the same names.
     """
     episodes = measured.episodes
     rewards = summarise(episodes.returns)
@@ -82,11 +83,25 @@ def result_of(
         "episode_length": float(episodes.lengths.mean()),
         "fps": measured.frames / measured.seconds,
         "step": step,
-        **metrics,
     }
     if measured.video is not None:
         found["video"] = torch.from_numpy(measured.video)
+    found |= metrics
     return EvaluationResult({f"{prefix}/{name}": found[name] for name in found}, episodes)
+
+
+def metrics_of(returned: Any) -> dict[str, Any]:
+    """Returns the metrics that a ``metrics_fn`` returned.
+
+    Raises:
+        TypeError: if it did not return a mapping.
+    """
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            "metrics_fn must return a dict of metrics by name, as {'success_rate': 0.5}, but it "
+            f"returned {type(returned).__name__}: {returned!r}"
+        )
+    return dict(returned)
 
 
 def as_tensordict(result: EvaluationResult) -> TensorDict:

@@ -53,6 +53,31 @@ def snapshot(source: Any) -> Weights:
     return Weights(tensors, copy.deepcopy(weights.extra))
 
 
+def check_different(policy: Any, first: Any, second: Any) -> None:
+    """Refuses to compare a policy with itself.
+
+    Args:
+        policy: the policy that was passed to the evaluator's constructor, or None.
+        first: weights of the first policy; None for those of ``policy``.
+        second: weights of the second policy; None for those of ``policy``.
+
+    Raises:
+        ValueError: if both are the same object, or there is no second one.
+    """
+    if policy is None and second is None:
+        raise ValueError(
+            "compare() needs two policies, but second is None, and an evaluator with a "
+            "policy_factory has no other weights to compare with: give the weights of both"
+        )
+    one, other = (policy if weights is None else weights for weights in (first, second))
+    if one is other:
+        what = "the evaluator's own policy" if one is policy else f"the same {type(one).__name__}"
+        raise ValueError(
+            f"compare() needs two different policies, but first and second are both {what}: give "
+            "another policy or its weights, such as a copy made earlier"
+        )
+
+
 def snapshots(
     policy: Any, weights: Any, weights_dict: Mapping[str, Any] | None
 ) -> dict[str, Weights]:

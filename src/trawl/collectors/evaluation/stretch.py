@@ -29,7 +29,7 @@ class StretchEvaluation:
     """
 
     def __init__(self, env_maker: Callable[[], Any], policy_maker: Callable[..., Any]) -> None:
-        self.env = build_env(env_maker)
+        self.env = build_env(env_maker, name="env_maker")
         self.policy = made_policy(policy_maker, self.env)
         freeze(self.env)
 

@@ -42,7 +42,7 @@ class EvaluationCollector(Collector):
         policy_factory: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        env = build_env(create_env_fn, options.pop("create_env_kwargs", None))
+        env = build_env(create_env_fn, options.pop("create_env_kwargs", None), name="env")
         # Before the first reset, which would change statistics that the learner may share.
         freeze_wrappers(env)
         if policy_factory is not None:

@@ -365,6 +365,14 @@ class Sink(ABC):
             raise OSError(error.errno, reason, str(self.directory)) from error
 
 
+def was_closed(directory: str | os.PathLike[str]) -> bool:
+    """Returns False if a sink still writes to a dataset, or its process ended without closing it.
+
+    An open sink keeps a reserve on the disk, which closing removes.
+    """
+    return not os.path.lexists(Path(directory) / _ROOM)
+
+
 def check_free(directory: str | os.PathLike[str]) -> None:
     """Checks that nothing exists at the path of a new dataset.
 

@@ -1,0 +1,27 @@
+"""Checks of arguments that several parts of the library take."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raises a ``TypeError`` for a string where True or False is expected.
+
+    Every string except the empty one would count as True.
+    """
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be True or False, but it is the text {value!r}")
+
+
+def check_number(name: str, value: Any, least: int) -> int:
+    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, but it is {type(value).__name__}: {value!r}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, but it is {number}")
+    return number
