@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -210,7 +211,9 @@ class CollectorConfig:
         post_collect_hook: function called with each batch as it is delivered.
     """
 
-    frames_per_batch: int = field(metadata={"check": at_least(1), "tags": (WHOLE,)})
+    frames_per_batch: int = field(
+        metadata={"check": partial(check_number, least=1), "tags": (WHOLE,)}
+    )
     total_frames: int = option(-1, _total, DRIVER, WHOLE)
     policy_factory: Callable[[], Any] | None = option(None, _policy_factory, EACH, LIST)
     device: DeviceLike | None = option(None, None, EACH, LIST)
