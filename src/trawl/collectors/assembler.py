@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from trawl.backends.base import Backend
+from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.requests import BatchReady, WorkerReady
 from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS, Key, show_key
@@ -133,6 +135,22 @@ class BatchAssembler:
                 self._whole = SlabPool(self._partition.whole, recycle, allocate)
         elif allocate is not None:
             self._own = _pools_of(layouts, recycle, allocate)
+
+    @classmethod
+    def of(
+        cls, config: MultiConfig, sync: bool, ready: Sequence[WorkerReady], backend: Backend
+    ) -> BatchAssembler:
+        """Makes the assembler for a collector, from the first messages of its workers."""
+        whole = sync and config.preemptive_threshold in (None, 1)
+        return cls(
+            ready,
+            "stack" if config.cat_results is None else config.cat_results,
+            backend.allocate if backend.shares_memory else None,
+            whole=whole,
+            recycle=config.use_buffers is not False,
+            after=not config.compact_obs,
+            masked=not whole and sync,
+        )
 
     @property
     def pools(self) -> list[SlabPool]:

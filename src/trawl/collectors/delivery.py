@@ -73,6 +73,19 @@ class Delivery:
         """
         return self._as_returned(self.processed(trajectories))
 
+    def write(self, batch: TensorDictBase) -> None:
+        """Writes a processed batch into the replay buffer."""
+        buffer = self.config.replay_buffer
+        if self.config.extend_buffer:
+            buffer.extend(batch)
+        elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
+            # A buffer with more than one dimension has a row for each environment.
+            for step in batch.split(1, -1):
+                buffer.extend(step)
+        else:
+            for frame in batch.reshape(-1):
+                buffer.add(frame)
+
     def _as_returned(self, processed: Any) -> Any:
         same = self.config.return_same_td and isinstance(processed, TensorDictBase)
         return self._returned.put(processed) if same else processed

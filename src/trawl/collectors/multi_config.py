@@ -83,6 +83,16 @@ class MultiConfig(CollectorConfig):
     worker_timeout: float | None = option(None, seconds_above_zero)
     start_method: Literal["forkserver", "spawn", "inline"] = option("forkserver", one_of(*METHODS))
 
+    @property
+    def exact_in_workers(self) -> bool:
+        """True if each frame reaches the replay buffer exactly once even if workers write it."""
+        # If a worker adds frames one by one and dies, its frames can't be told from those of its
+        # replacement; nor can those of a late worker from frames that come after the end.
+        # Trajectories that a worker has finished would be lost when it dies, or written again by
+        # its replacement.
+        exact = self.extend_buffer and self.preemptive_threshold in (None, 1)
+        return exact and self.trajs_per_batch is None
+
     def check_sync(self, sync: bool) -> None:
         """Checks the options that depend on whether all workers contribute to each batch.
 

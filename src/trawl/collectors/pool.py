@@ -21,23 +21,10 @@ from weakref import WeakSet
 import cloudpickle
 
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message
+from trawl.collectors import requests
 from trawl.collectors.assembler import BufferSlice, WorkerBatch
 from trawl.collectors.background import CollectorClosed
 from trawl.collectors.config import warn
-from trawl.collectors.requests import (
-    Answer,
-    BatchReady,
-    CallRequest,
-    CallReturned,
-    CloseFailed,
-    CollectRequest,
-    RequestFailed,
-    StateChanged,
-    WorkerReady,
-    WorkerWarning,
-    WriteBegan,
-    WriteEnded,
-)
 from trawl.collectors.slot import BufferNames, SlotLimits, WorkerSlot
 from trawl.errors import WorkerDied, WorkerError
 
@@ -73,7 +60,7 @@ class WorkerPool:
         backend: Backend,
         specify: Callable[[WorkerSlot], MakeService],
         limits: SlotLimits,
-        note: Callable[[int, StateChanged], None],
+        note: Callable[[int, requests.StateChanged], None],
     ) -> None:
         self.backend = backend
         self._note = note
@@ -86,7 +73,7 @@ class WorkerPool:
         self._messages: deque[tuple[int, Any]] = deque()
         self._error: WorkerError | None = None
         self._batches: deque[WorkerBatch] = deque()
-        self._results: dict[int, CallReturned | RequestFailed] = {}
+        self._results: dict[int, requests.CallReturned | requests.RequestFailed] = {}
         self._abandoned: set[int] = set()
         self._closing = False
         self._waiter: int | None = None
@@ -155,9 +142,9 @@ class WorkerPool:
         match event:
             case Death():
                 slot.worker = None
-            case Message(content=CloseFailed(failure=failure)):
+            case Message(content=requests.CloseFailed(failure=failure)):
                 failed.append(failure.error(f"worker {slot.index}"))
-            case Message(content=(WriteEnded() | BatchReady()) as content):
+            case Message(content=(requests.WriteEnded() | requests.BatchReady()) as content):
                 self._read(slot, content)
 
     def _wait_for_waiter(self, deadline: float) -> None:
@@ -171,35 +158,9 @@ class WorkerPool:
             self._left.wait()
 
     @property
-    def alive(self) -> int:
-        """Number of workers that are alive, as far as is known."""
-        return sum(slot.worker is not None for slot in self.slots)
-
-    @property
     def restarts(self) -> int:
         """Number of replacements of workers so far."""
         return sum(slot.restarts for slot in self.slots)
-
-    def stats(self) -> dict[str, Any]:
-        """Returns statistics of all workers together, as known here: no worker is asked."""
-        slots, each = self.slots, [slot.stats() for slot in self.slots]
-        facts: dict[str, Any] = {
-            "workers": len(slots),
-            "workers_alive": self.alive,
-            "restarts": self.restarts,
-            "worker_frames": sum(slot.frames for slot in slots),
-        }
-        shares = [one["env_time_share"] for one in each if one.get("env_time_share")]
-        if shares:
-            facts["env_time_share"] = sum(shares) / len(shares)
-        restarts = [one["env_restarts"] for one in each if "env_restarts" in one]
-        if restarts:
-            facts["env_restarts"] = sum(restarts)
-        for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
-            found = next((one[name] for one in each if name in one), None)
-            if found is not None:
-                facts[name] = found
-        return facts
 
     def _check_owner(self) -> None:
         """Raises an error in a forked process, which does not own the workers."""
@@ -241,7 +202,7 @@ class WorkerPool:
                 slot.unmap(freed)
         number, memory, partition = self._next_number(), place.memory, place.partition
         name = self._names.name
-        request = CollectRequest(
+        request = requests.CollectRequest(
             number,
             random,
             None if memory is None else name(memory),
@@ -290,7 +251,7 @@ class WorkerPool:
         numbers = {}
         for index, data in packed.items():
             numbers[index] = number = self._next_number()
-            self.slots[index].send(CallRequest(number, data))
+            self.slots[index].send(requests.CallRequest(number, data))
         waiting = set(numbers.values())
         try:
             self._pump_until(lambda: waiting <= self._results.keys())
@@ -299,12 +260,12 @@ class WorkerPool:
             raise
         results = {index: self._results.pop(number) for index, number in numbers.items()}
         for index, result in results.items():
-            if isinstance(result, RequestFailed):
+            if isinstance(result, requests.RequestFailed):
                 raise result.failure.error(f"worker {index}")
         return {
             index: pickle.loads(result.value)
             for index, result in results.items()
-            if isinstance(result, CallReturned)
+            if isinstance(result, requests.CallReturned)
         }
 
     # --- answers
@@ -423,32 +384,34 @@ class WorkerPool:
             case Message(content=content):
                 self._read(slot, content)
 
-    def _read(self, slot: WorkerSlot, content: Answer) -> None:
+    def _read(self, slot: WorkerSlot, content: requests.Answer) -> None:
         match content:
-            case BatchReady():
+            case requests.BatchReady():
                 self._batches.append(slot.finish(content))
-            case WorkerReady():
+            case requests.WorkerReady():
                 slot.ready = content
                 slot.trajectory = max(slot.trajectory, content.trajectory)
-            case WorkerWarning():
+            case requests.WorkerWarning():
                 warn(f"in worker {slot.index}: {content.text}", content.category)
-            case StateChanged():
+            case requests.StateChanged():
                 self._note(slot.index, content)
-            case WriteBegan():
+            case requests.WriteBegan():
                 slot.writing = True
-            case WriteEnded():
+            case requests.WriteEnded():
                 slot.writing, slot.written = False, content.answer
-            case CallReturned() | RequestFailed():
+            case requests.CallReturned() | requests.RequestFailed():
                 self._take_result(slot, content)
-            case CloseFailed():
+            case requests.CloseFailed():
                 pass  # another event ended the worker, and tells the reason
 
-    def _take_result(self, slot: WorkerSlot, content: CallReturned | RequestFailed) -> None:
+    def _take_result(
+        self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed
+    ) -> None:
         request, _ = slot.pending.pop(content.number, (None, None))
         abandoned = content.number in self._abandoned
         self._abandoned.discard(content.number)
-        if isinstance(content, RequestFailed) and (
-            abandoned or isinstance(request, CollectRequest)
+        if isinstance(content, requests.RequestFailed) and (
+            abandoned or isinstance(request, requests.CollectRequest)
         ):
             raise content.failure.error(f"worker {slot.index}")
         if not abandoned:

@@ -198,6 +198,8 @@ class CloseFailed:
     failure: Failure
 
 
+#: Any message to a worker.
+Request = CollectRequest | CallRequest | MapBuffer | UnmapBuffer | NewWeights
 #: Any message from a worker.
 Answer = (
     WorkerReady

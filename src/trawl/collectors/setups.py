@@ -19,6 +19,7 @@ from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, check_env_kwargs, tagged
 from trawl.collectors.placing import tensors_of
 from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.requests import WorkerReady
 from trawl.collectors.worker import WorkerSpec
 from trawl.envs.types import is_list
 
@@ -221,6 +222,18 @@ class WorkerSetups:
         found["frames_per_batch"] = setup.frames
         found["worker_idx"] = index
         return found | self.hooks | setup.kwargs
+
+    def warn_of_rounding(self, ready: Iterable[WorkerReady]) -> None:
+        """Warns if workers with these first messages collect more than they are asked for."""
+        for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
+            got = one.num_envs * one.steps
+            if setup.frames != got:
+                warn(
+                    f"the {setup.frames} frames of worker {index} are not a multiple of its "
+                    f"{one.num_envs} environments: it will collect {got} at a time, {one.steps} of "
+                    "each environment"
+                )
+                return
 
     def trajectories(self, index: int, restarts: int, next_id: int) -> tuple[int, int]:
         """Returns a worker's first trajectory id, and the difference between successive ids.

@@ -12,15 +12,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from trawl.backends.base import Worker
+from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
-from trawl.collectors.requests import (
-    BatchReady,
-    CallRequest,
-    CollectRequest,
-    MapBuffer,
-    UnmapBuffer,
-    WorkerReady,
-)
 from trawl.errors import WorkerDied
 
 
@@ -69,14 +62,14 @@ class WorkerSlot:
 
     index: int
     worker: Worker | None = None
-    pending: dict[int, tuple[CollectRequest | CallRequest, BufferSlice | None]] = field(
-        default_factory=dict
-    )
+    pending: dict[
+        int, tuple[requests.CollectRequest | requests.CallRequest, BufferSlice | None]
+    ] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
-    ready: WorkerReady | None = None
+    ready: requests.WorkerReady | None = None
     trajectory: int = 0
     writing: bool = False
-    written: BatchReady | None = None
+    written: requests.BatchReady | None = None
     restarts: int = 0
     heard: float = 0.0
     frames: int = 0
@@ -96,7 +89,11 @@ class WorkerSlot:
         for request, place in self.pending.values():
             self._transmit(request, place)
 
-    def send(self, request: CollectRequest | CallRequest, place: BufferSlice | None = None) -> None:
+    def send(
+        self,
+        request: requests.CollectRequest | requests.CallRequest,
+        place: BufferSlice | None = None,
+    ) -> None:
         """Sends the worker a request; it is sent again to a replacement.
 
         Args:
@@ -109,29 +106,31 @@ class WorkerSlot:
         self.pending[request.number] = request, place
         self._transmit(request, place)
 
-    def _transmit(self, request: CollectRequest | CallRequest, place: BufferSlice | None) -> None:
+    def _transmit(
+        self, request: requests.CollectRequest | requests.CallRequest, place: BufferSlice | None
+    ) -> None:
         worker = self.worker
         if worker is None:
             return
-        if isinstance(request, CollectRequest) and request.memory is not None:
+        if isinstance(request, requests.CollectRequest) and request.memory is not None:
             assert place is not None
             if request.memory not in self.known:
                 worker.share(request.memory, place.memory)
                 self.known.add(request.memory)
             if request.partition not in self.known:
                 assert place.partition is not None
-                worker.send(MapBuffer(request.partition, place.partition))
+                worker.send(requests.MapBuffer(request.partition, place.partition))
                 self.known.add(request.partition)
         worker.send(request)
 
     def unmap(self, name: int) -> None:
         """Lets the worker free memory, or a partition, that this process has freed."""
         if name in self.known and self.worker is not None:
-            self.worker.send(UnmapBuffer(name))
+            self.worker.send(requests.UnmapBuffer(name))
             self.worker.forget(name)
         self.known.discard(name)
 
-    def finish(self, ready: BatchReady) -> WorkerBatch:
+    def finish(self, ready: requests.BatchReady) -> WorkerBatch:
         """Records that a batch was collected, and returns the batch."""
         _, place = self.pending.pop(ready.number)
         self.written = None
@@ -205,3 +204,25 @@ class SlotLimits:
             if slot.waits and now - slot.heard >= self.timeout and slot.worker is not None:
                 slot.worker.kill()
                 slot.silent = self.timeout
+
+
+def summary(slots: Iterable[WorkerSlot]) -> dict[str, Any]:
+    """Returns statistics of all workers together, from those that came with their batches."""
+    each = [slot.stats() for slot in slots]
+    facts: dict[str, Any] = {
+        "workers": len(each),
+        "workers_alive": sum(one["alive"] for one in each),
+        "restarts": sum(one["restarts"] for one in each),
+        "worker_frames": sum(one["frames"] for one in each),
+    }
+    shares = [one["env_time_share"] for one in each if one.get("env_time_share")]
+    if shares:
+        facts["env_time_share"] = sum(shares) / len(shares)
+    restarts = [one["env_restarts"] for one in each if "env_restarts" in one]
+    if restarts:
+        facts["env_restarts"] = sum(restarts)
+    for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
+        found = [one[name] for one in each if name in one]
+        if found:
+            facts[name] = found[0]
+    return facts

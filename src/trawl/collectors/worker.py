@@ -26,26 +26,12 @@ from typing_extensions import override
 
 from trawl.backends.base import Asked, Port, Service
 from trawl.backends.failure import Failure
+from trawl.collectors import requests
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
-from trawl.collectors.requests import (
-    BatchReady,
-    CallRequest,
-    CallReturned,
-    CloseFailed,
-    CollectRequest,
-    MapBuffer,
-    NewWeights,
-    RequestFailed,
-    UnmapBuffer,
-    WorkerReady,
-    WorkerWarning,
-    WriteBegan,
-    WriteEnded,
-)
 from trawl.collectors.single import Collector, overrides_rollout
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import prepare_process
@@ -120,7 +106,7 @@ class CollectorService(HandleCalls, Service):
     def __init__(self, spec: WorkerSpec, port: Port) -> None:
         self._port = port
         self._whole = spec.whole
-        self._requests: deque[CollectRequest] = deque()
+        self._requests: deque[requests.CollectRequest] = deque()
         self._partitions: dict[int, BatchPartition] = {}
         self._blocks: dict[int, Block] = {}
         self._own: tuple[Block, NDArray[np.uint8]] | None = None
@@ -160,7 +146,7 @@ class CollectorService(HandleCalls, Service):
         self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
-            WorkerReady(
+            requests.WorkerReady(
                 layout=layout,
                 hidden=self._hidden,
                 num_envs=writer.num_envs,
@@ -221,7 +207,7 @@ class CollectorService(HandleCalls, Service):
         warnings.showwarning = self._show_warning
 
     def _show_warning(self, message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        self._port.send(WorkerWarning(str(message), category))
+        self._port.send(requests.WorkerWarning(str(message), category))
 
     @property
     @override
@@ -229,34 +215,32 @@ class CollectorService(HandleCalls, Service):
         return bool(self._requests)
 
     @override
-    def handle(
-        self, content: CollectRequest | CallRequest | MapBuffer | UnmapBuffer | NewWeights | Asked
-    ) -> None:
-        if isinstance(content, CollectRequest):
-            self._requests.append(content)
-            return
-        if isinstance(content, Asked):
-            self._answer(content)
-            return
-        if isinstance(content, NewWeights):
-            receiver = self.collector._receivers[content.model_id]
-            assert isinstance(receiver, Inbox)
-            receiver.put(content.message)
-            return
-        if isinstance(content, MapBuffer):
-            self._partitions[content.name] = content.partition
-            return
-        if isinstance(content, UnmapBuffer):
-            self._partitions.pop(content.name, None)
-            self._blocks.pop(content.name, None)
-            return
+    def handle(self, content: requests.Request | Asked) -> None:
+        match content:
+            case requests.CollectRequest():
+                self._requests.append(content)
+            case Asked():
+                self._answer(content)
+            case requests.NewWeights(model_id=model_id, message=message):
+                receiver = self.collector._receivers[model_id]
+                assert isinstance(receiver, Inbox)
+                receiver.put(message)
+            case requests.MapBuffer(name=name, partition=partition):
+                self._partitions[name] = partition
+            case requests.UnmapBuffer(name=name):
+                self._partitions.pop(name, None)
+                self._blocks.pop(name, None)
+            case requests.CallRequest():
+                self._call(content)
+
+    def _call(self, request: requests.CallRequest) -> None:
         try:
-            function, *args = pickle.loads(content.function)
+            function, *args = pickle.loads(request.function)
             value = cloudpickle.dumps(function(self._up_to_date(), *args))
         except Exception as error:
-            self._port.send(RequestFailed(content.number, Failure.of(error)))
+            self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
-            self._port.send(CallReturned(content.number, value))
+            self._port.send(requests.CallReturned(request.number, value))
 
     @override
     def work(self) -> None:
@@ -265,7 +249,7 @@ class CollectorService(HandleCalls, Service):
             done = self._collect(request)
         except Exception as error:
             self._requests.clear()
-            self._port.send(RequestFailed(request.number, Failure.of(error)))
+            self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
             self._port.send(done)
 
@@ -274,9 +258,9 @@ class CollectorService(HandleCalls, Service):
         try:
             self.collector.shutdown()
         except Exception as error:
-            self._port.send(CloseFailed(Failure.of(error)))
+            self._port.send(requests.CloseFailed(Failure.of(error)))
 
-    def _collect(self, request: CollectRequest) -> BatchReady:
+    def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
@@ -303,7 +287,7 @@ class CollectorService(HandleCalls, Service):
             return self._done(request, frames, batch=cloudpickle.dumps(batch))
         return self._done(request, frames, block=self._own[1] if own and self._own else None)
 
-    def _name_writes(self, request: CollectRequest) -> bool:
+    def _name_writes(self, request: requests.CollectRequest) -> bool:
         """Gives the replay buffer the number of the request, so that it writes the batch once only.
 
         Returns:
@@ -317,16 +301,16 @@ class CollectorService(HandleCalls, Service):
         return True
 
     @contextmanager
-    def _announce_write(self, request: CollectRequest, frames: int) -> Iterator[None]:
+    def _announce_write(self, request: requests.CollectRequest, frames: int) -> Iterator[None]:
         """Context for writing a batch, which tells the driver before and after the write.
 
         The driver must know if a worker dies while it writes, as others wait for the buffer's
         locks. If a worker dies after the write, its batch must not be collected again.
         """
         with self._port.undisturbed():
-            self._port.send(WriteBegan())
+            self._port.send(requests.WriteBegan())
             yield
-            self._port.send(WriteEnded(self._done(request, frames)))
+            self._port.send(requests.WriteEnded(self._done(request, frames)))
 
     @property
     def _looks_at_batches(self) -> bool:
@@ -353,14 +337,18 @@ class CollectorService(HandleCalls, Service):
             collector.post_collect_hook(drop_private(shown))
 
     def _done(
-        self, request: CollectRequest, frames: int, batch: bytes | None = None, block: Any = None
-    ) -> BatchReady:
+        self,
+        request: requests.CollectRequest,
+        frames: int,
+        batch: bytes | None = None,
+        block: Any = None,
+    ) -> requests.BatchReady:
         rollout = self.collector._rollout
         facts = rollout.writer.describe()
         facts["env_time_share"] = rollout.env_share
         if self.collector._restarts is not None:
             facts["env_restarts"] = self.collector._restarts.count
-        return BatchReady(
+        return requests.BatchReady(
             number=request.number,
             frames=frames,
             filled=rollout.filled,
@@ -373,13 +361,13 @@ class CollectorService(HandleCalls, Service):
             random=request.random,
         )
 
-    def _stopped(self, request: CollectRequest) -> Callable[[], bool] | None:
+    def _stopped(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
         if not request.breakable:
             return None
         number, interrupted = request.number, self._port.interrupted
         return lambda: interrupted() >= number
 
-    def _block(self, request: CollectRequest) -> Block | None:
+    def _block(self, request: requests.CollectRequest) -> Block | None:
         """Returns the memory that a request names; it is opened once, and kept for later ones."""
         if request.memory is None:
             return self._own_block()

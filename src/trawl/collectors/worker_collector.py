@@ -48,7 +48,6 @@ _WRITERS = (
     "postproc",
     "split_trajs",
 )
-_VIEWS = ("aggregate", "per_worker", "both")
 
 
 class WorkerCollector(WorkerControl):
@@ -146,11 +145,6 @@ class WorkerCollector(WorkerControl):
         return 1
 
     @property
-    def _sends_by_itself(self) -> bool:
-        """True if weights are sent without a call by the user."""
-        return self.config.update_at_each_batch
-
-    @property
     def _inner_workers(self) -> int:
         """Number of workers that each worker has in turn; 1 if it collects by itself."""
         return 1
@@ -172,11 +166,6 @@ class WorkerCollector(WorkerControl):
                 "update_at_each_batch=True needs a policy whose weights are sent: a module. This "
                 "one is none, or was made by a policy_factory"
             )
-
-    def _has_source(self) -> bool:
-        """Returns True if there are weights to send when the user gives none."""
-        given = self.config.weight_updater is not None
-        return given or self._setups.all_modules
 
     def _prepare(self) -> None:
         config = self.config
@@ -203,7 +192,7 @@ class WorkerCollector(WorkerControl):
             raise
         for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
             warn(doubt)
-        self._warn_of_rounding(ready)
+        self._setups.warn_of_rounding(ready)
         self._warn_of_remainders()
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
@@ -216,7 +205,7 @@ class WorkerCollector(WorkerControl):
         ready = [slot.ready for slot in self._pool.slots if slot.ready is not None]
         for index, one in enumerate(ready):
             self._sender.set_layouts(index, one.weight_layouts)
-        self._assembler = self._new_assembler(ready)
+        self._assembler = BatchAssembler.of(self.config, self.sync, ready, self._backend)
         frames = [one.num_envs * one.steps for one in ready]
         self.requested_frames_per_batch = sum(frames) if self.sync else max(frames)
         self._scheduler.set_workers(None if self._workers_write else self._assembler, frames)
@@ -248,22 +237,6 @@ class WorkerCollector(WorkerControl):
         self.num_workers = self._setups.count
         self._start_workers(len(found))
 
-    def _new_assembler(self, ready: Sequence[WorkerReady]) -> BatchAssembler:
-        """Makes the object that combines the batches of workers with these first messages."""
-        config = self.config
-        share = config.preemptive_threshold if self.sync else None
-        whole = self.sync and share in (None, 1)
-        how = config.cat_results if config.cat_results is not None else "stack"
-        return BatchAssembler(
-            ready,
-            how,
-            self._backend.allocate if self._backend.shares_memory else None,
-            whole=whole,
-            recycle=config.use_buffers is not False,
-            after=not config.compact_obs,
-            masked=not whole and self.sync,
-        )
-
     def _lag_bound(self) -> LagBound | None:
         most = self.config.max_policy_lag
         return None if most is None else LagBound(most, self._sender.count)
@@ -285,34 +258,12 @@ class WorkerCollector(WorkerControl):
             buffer.empty()
         return Shared(buffer)
 
-    def _warn_of_rounding(self, ready: Sequence[WorkerReady]) -> None:
-        for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
-            got = one.num_envs * one.steps
-            if setup.frames != got:
-                warn(
-                    f"the {setup.frames} frames of worker {index} are not a multiple of its "
-                    f"{one.num_envs} environments: it will collect {got} at a time, {one.steps} of "
-                    "each environment"
-                )
-                return
-
     @property
     @override
     def _workers_write(self) -> bool:
         """True if workers write into the replay buffer themselves, which has to be shared."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
-        return self._backend.isolated and self._exact_there and shared
-
-    @property
-    def _exact_there(self) -> bool:
-        """True if each frame is written exactly once even if workers write."""
-        config = self.config
-        # If a worker adds frames one by one and dies, its frames can't be told from those of its
-        # replacement; nor can those of a late worker from frames that come after the end.
-        # Trajectories that a worker has finished would be lost when it dies, or written again by
-        # its replacement.
-        exact = config.extend_buffer and config.preemptive_threshold in (None, 1)
-        return exact and config.trajs_per_batch is None
+        return self._backend.isolated and self.config.exact_in_workers and shared
 
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
         """Returns the specification of a slot's worker, as of now."""
@@ -369,11 +320,6 @@ class WorkerCollector(WorkerControl):
         self._record(delivered)
         return delivered
 
-    def _count_updates(self) -> int:
-        """Returns the number of weight updates, plus that of other sources of updates."""
-        ways = (self.weight_updater is not None) + len(self._receivers)
-        return ways + self._sender.updates
-
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are delivered or were written."""
         self._frames += sum(part.answer.frames for part in parts)
@@ -398,18 +344,9 @@ class WorkerCollector(WorkerControl):
 
     def _write(self, parts: Sequence[WorkerBatch]) -> None:
         """Puts the batch of each worker into the replay buffer, as a worker itself would."""
-        buffer = self.config.replay_buffer
         for part in parts:
             batch = self._delivery.deliver(self._assembler.batch_of(part), part.answer.filled)
-            if self.config.extend_buffer:
-                buffer.extend(batch)
-            elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
-                # A buffer with more than one dimension has a row for each environment.
-                for step in batch.split(1, -1):
-                    buffer.extend(step)
-            else:
-                for frame in batch.reshape(-1):
-                    buffer.add(frame)
+            self._delivery.write(batch)
             self._record(batch)
 
     def _wanted(self) -> bool:
@@ -449,60 +386,6 @@ class WorkerCollector(WorkerControl):
                 # Workers finish the batches that they are writing.
                 self._settle(None if deadline is None else deadline - time.monotonic())
         super().async_shutdown(timeout, close_env)
-
-    # --- statistics
-
-    def stats(self, workers: str = "aggregate") -> dict[str, Any]:
-        """Returns statistics of the collector, as a flat dictionary.
-
-        Args:
-            workers: ``"aggregate"`` for all workers together, ``"per_worker"`` for each worker
-                (``worker_0/frames``, …), ``"both"`` for both. Workers are not asked: a worker's
-                statistics are those that came with its last batch.
-
-        Returns:
-            Besides the statistics of every collector: ``workers``, ``workers_alive``, ``restarts``
-            (of workers), ``worker_frames`` (the sum of ``worker_0/frames``, …),
-            ``env_time_share``, ``batches_held`` (batches that are still referred to) and
-            ``memory_bytes`` (of these batches and of spare memory). For asynchronous collectors,
-            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (numbers of frames by
-            lag: the weight updates that the worker was sent between the batch's beginning and its
-            delivery; frames of random actions are left out). With ``on_env_error="restart"``,
-            ``env_restarts``. For each worker: ``frames`` and ``batches`` (delivered, including
-            those of workers that were replaced), ``alive``, ``restarts``, and the other statistics
-            of a ``Collector``.
-
-        Raises:
-            ValueError: if ``workers`` has another value.
-        """
-        if workers not in _VIEWS:
-            raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
-        facts: dict[str, Any] = {"workers": self.num_workers, "workers_alive": self._pool.alive}
-        if workers != "per_worker":
-            facts = self._aggregate()
-        if workers != "aggregate":
-            for slot in self._pool.slots:
-                one = slot.stats()
-                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
-                version = self._sender.versions[slot.index]
-                if isinstance(version, int):
-                    one["policy_version"] = version
-                facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
-        return facts
-
-    def _aggregate(self) -> dict[str, Any]:
-        facts = super().stats()
-        pools = self._assembler.pools
-        facts |= self._pool.stats()
-        facts |= {
-            "batches_held": sum(pool.leased for pool in pools),
-            "memory_bytes": sum(pool.nbytes for pool in pools),
-        }
-        if not self.sync:
-            facts |= self._lags.stats()
-        if self.config.on_env_error == "restart":
-            facts.setdefault("env_restarts", 0)
-        return facts
 
     # --- the end
 
@@ -565,10 +448,3 @@ class WorkerCollector(WorkerControl):
             sender = self.__dict__.get("_sender")
             if sender is not None:
                 sender.close()
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_workers={self.num_workers}, "
-            f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
-            f"total_frames={self.config.total_frames})"
-        )

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
-from torch import nn
 from typing_extensions import override
 
 from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
-from trawl.collectors.base import BaseCollector
-from trawl.collectors.local_models import LocalModels
-from trawl.collectors.multi_config import MultiConfig
-from trawl.collectors.policy_version import next_version
-from trawl.collectors.pool import WorkerPool
+from trawl.collectors.lag import Lags
 from trawl.collectors.profile import ProfileConfig
-from trawl.collectors.requests import NewWeights, StateChanged
-from trawl.collectors.scheduler import Scheduler
-from trawl.collectors.setups import WorkerSetups
-from trawl.collectors.weak import weak
-from trawl.collectors.weight_sender import SenderHost, WeightSender
-from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.collectors.slot import summary
+from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
-from trawl.weight_update import strategy
-from trawl.weight_update.store import Receiver, WeightUpdate
 
-if TYPE_CHECKING:
-    OptionAttributes = MultiConfig
-else:
-    OptionAttributes = object
+_VIEWS = ("aggregate", "per_worker", "both")
 
 
-class WorkerControl(BaseCollector, OptionAttributes):
+class WorkerControl(WorkerWeights):
     """The part of a collector with workers that controls them, beside collecting.
 
     Workers answer between two batches. Seeds, weights, versions, hooks and loaded environment
@@ -52,15 +34,9 @@ class WorkerControl(BaseCollector, OptionAttributes):
         policy: the policy as it was given; workers have copies.
     """
 
-    config: MultiConfig
     sync: bool
-    num_workers: int
-    policy: Any
-    _pool: WorkerPool
     _assembler: BatchAssembler
-    _setups: WorkerSetups
-    _sender: WeightSender
-    _scheduler: Scheduler
+    _lags: Lags
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
         """Calls a function with each worker's collector, and returns the results."""
@@ -127,95 +103,6 @@ class WorkerControl(BaseCollector, OptionAttributes):
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._pool.call({index: call})[index]
         return seed
-
-    # --- weights
-
-    def _new_sender(self) -> WeightSender:
-        """Makes the object that sends weights to workers, without a strong reference to this."""
-        host = SenderHost(
-            update=weak(self.update_policy_weights_),
-            deliver=weak(self._deliver_message),
-            devices=weak(self._acting_devices),
-            paused=weak(self._held),
-            in_bounds=weak(self._in_bounds),
-        )
-        models = LocalModels(weak(self.get_model))
-        schemes, tracker = self._weight_sync_schemes, self._version
-        return WeightSender(host, schemes, self._setups, tracker, models, self._workers_write)
-
-    @property
-    @abstractmethod
-    def _workers_write(self) -> bool:
-        """True if workers write into the replay buffer themselves."""
-
-    def _deliver_message(self, index: int, message: NewWeights) -> None:
-        """Sends a message to a worker. Any thread may call this."""
-        self._pool.queue_message(index, message)
-        # If another thread is collecting, that thread sends the message.
-        if self._background is None and self._lock.acquire(blocking=False):
-            try:
-                self._pool.send_messages()
-            finally:
-                self._lock.release()
-
-    def _note_change(self, index: int, changed: StateChanged) -> None:
-        """Keeps the state that a call through a worker's handle changed, for a replacement."""
-        if changed.seed is not None:
-            self._setups[index].seed = changed.seed
-        if changed.env_state is not None:
-            self._setups[index].env_state = changed.env_state
-        if changed.weights is not None:
-            self._sender.adopt(index, changed.weights, changed.count, changed.version)
-
-    @override
-    def _prepare_weights(
-        self,
-        by_model: Mapping[str, Any],
-        worker_ids: WorkerIds,
-        new_version: bool = True,
-    ) -> Callable[[], None]:
-        return self._sender.prepare(by_model, worker_ids, new_version)
-
-    def _acting_devices(self) -> list[torch.device]:
-        """Returns the device of each worker's policy."""
-        return [setup.policy_device for setup in self._setups]
-
-    def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
-        """Returns a context that waits until an update keeps within ``max_policy_lag``."""
-        bound = getattr(self._scheduler, "bound", None)
-        if bound is None:
-            return nullcontext()
-        return bound.updating(chosen, self._held, lambda: self._batches)  # type: ignore[no-any-return]
-
-    @override
-    def _announce_version(self, worker_ids: WorkerIds = None) -> None:
-        self._sender.announce(worker_ids)
-
-    def increment_version(self) -> None:
-        """Advances to the next version of the policy, if versions are tracked."""
-        if self._version is not None:
-            with next_version(self._version):
-                self._sender.announce()
-
-    @override
-    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
-        changes: list[Callable[[], None]] = []
-
-        def prepare(update: WeightUpdate) -> None:
-            # Weights that don't fit are not taken, so each call raises the error again.
-            if update.slot is not None:
-                fresh = update.version is None
-                changes.append(self._prepare_weights({model_id: update.copy()}, None, fresh))
-
-        update = receiver.receive(prepare)
-        known = self._version is not None and update.version is not None
-        if self._version is not None and update.version is not None:
-            self._version.version = update.version
-        for change in changes:
-            change()
-        if known:
-            self._announce_version()
-        return update
 
     # --- state
 
@@ -334,29 +221,6 @@ class WorkerControl(BaseCollector, OptionAttributes):
         """Returns the attribute of the first worker's environment at path ``attr``."""
         return self._each(methodcaller("getattr_env", attr), [()])[0]
 
-    def get_model(self, model_id: str) -> Any:
-        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
-        return self.policy if model_id == "policy" else get_path(self, model_id)
-
-    def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
-        """Returns the weights of a model that were last sent to the first worker.
-
-        Returns:
-            A copy. Before the first update, the weights with which the workers' policies began.
-            None if this process has no weights of the model.
-        """
-        sent = self._sender.newest(model_id)
-        if sent is not None:
-            return sent
-        packed = self._setups[0].packed
-        if model_id != POLICY or packed is None:
-            return None
-        policy = pickle.loads(packed)
-        found: TensorDictBase | None = None
-        if isinstance(policy, nn.Module):
-            found = strategy.WeightStrategy().extract_weights(policy)
-        return found
-
     @property
     def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
         """Device of each worker's policy; None to leave it where it was."""
@@ -386,6 +250,58 @@ class WorkerControl(BaseCollector, OptionAttributes):
         alone = self._whole is not None or not self.sync
         batch = self._assembler.combine(fakes[:1] if alone else fakes, self.policy_version)
         return self._fake(batch[0] if alone else batch)
+
+    # --- statistics
+
+    def stats(self, workers: str = "aggregate") -> dict[str, Any]:
+        """Returns statistics of the collector, as a flat dictionary.
+
+        Args:
+            workers: ``"aggregate"`` for all workers together, ``"per_worker"`` for each worker
+                (``worker_0/frames``, …), ``"both"`` for both. Workers are not asked: a worker's
+                statistics are those that came with its last batch.
+
+        Returns:
+            Besides the statistics of every collector: ``workers``, ``workers_alive``, ``restarts``
+            (of workers), ``worker_frames`` (the sum of ``worker_0/frames``, …),
+            ``env_time_share``, ``batches_held`` (batches that are still referred to) and
+            ``memory_bytes`` (of these batches and of spare memory). For asynchronous collectors,
+            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (numbers of frames by
+            lag: the weight updates that the worker was sent between the batch's beginning and its
+            delivery; frames of random actions are left out). With ``on_env_error="restart"``,
+            ``env_restarts``. For each worker: ``frames`` and ``batches`` (delivered, including
+            those of workers that were replaced), ``alive``, ``restarts``, and the other statistics
+            of a ``Collector``.
+
+        Raises:
+            ValueError: if ``workers`` has another value.
+        """
+        if workers not in _VIEWS:
+            raise ValueError(f"workers must be one of {', '.join(_VIEWS)}, but it is {workers!r}")
+        together = summary(self._pool.slots)
+        facts = {name: together[name] for name in ("workers", "workers_alive")}
+        if workers != "per_worker":
+            facts = self._aggregate(together)
+        if workers != "aggregate":
+            for slot in self._pool.slots:
+                one = slot.stats()
+                one["requested_frames_per_batch"] = self._scheduler.frames[slot.index]
+                version = self._sender.versions[slot.index]
+                if isinstance(version, int):
+                    one["policy_version"] = version
+                facts |= {f"worker_{slot.index}/{name}": value for name, value in one.items()}
+        return facts
+
+    def _aggregate(self, together: dict[str, Any]) -> dict[str, Any]:
+        pools = self._assembler.pools
+        facts = super().stats() | together
+        facts["batches_held"] = sum(pool.leased for pool in pools)
+        facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
+        if not self.sync:
+            facts |= self._lags.stats()
+        if self.config.on_env_error == "restart":
+            facts.setdefault("env_restarts", 0)
+        return facts
 
     # --- hooks, profiles
 
@@ -423,6 +339,13 @@ class WorkerControl(BaseCollector, OptionAttributes):
     def disable_profile(self) -> None:
         self._all(methodcaller("disable_profile"))
         self._profile_config = None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_workers={self.num_workers}, "
+            f"frames_per_batch={self.__dict__.get('requested_frames_per_batch')}, "
+            f"total_frames={self.config.total_frames})"
+        )
 
 
 def _seeded(

@@ -1,0 +1,179 @@
+"""Weights that a collector sends to its workers, and their versions."""
+
+from __future__ import annotations
+
+import pickle
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from typing_extensions import override
+
+from trawl.collectors.base import BaseCollector
+from trawl.collectors.local_models import LocalModels
+from trawl.collectors.multi_config import MultiConfig
+from trawl.collectors.policy_version import next_version
+from trawl.collectors.pool import WorkerPool
+from trawl.collectors.requests import NewWeights, StateChanged
+from trawl.collectors.scheduler import Scheduler
+from trawl.collectors.setups import WorkerSetups
+from trawl.collectors.weak import weak
+from trawl.collectors.weight_sender import SenderHost, WeightSender
+from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.paths import get_path
+from trawl.weight_update import strategy
+from trawl.weight_update.store import Receiver, WeightUpdate
+
+if TYPE_CHECKING:
+    OptionAttributes = MultiConfig
+else:
+    OptionAttributes = object
+
+
+class WorkerWeights(BaseCollector, OptionAttributes):
+    """The part of a collector with workers that sends them weights.
+
+    Weights and versions are kept for workers that replace dead ones.
+
+    Attributes:
+        num_workers: number of workers.
+        policy: the policy as it was given; workers have copies.
+    """
+
+    config: MultiConfig
+    sync: bool
+    num_workers: int
+    policy: Any
+    _pool: WorkerPool
+    _setups: WorkerSetups
+    _sender: WeightSender
+    _scheduler: Scheduler
+
+    def _new_sender(self) -> WeightSender:
+        """Makes the object that sends weights to workers, without a strong reference to this."""
+        host = SenderHost(
+            update=weak(self.update_policy_weights_),
+            deliver=weak(self._deliver_message),
+            devices=weak(self._acting_devices),
+            paused=weak(self._held),
+            in_bounds=weak(self._in_bounds),
+        )
+        models = LocalModels(weak(self.get_model))
+        schemes, tracker = self._weight_sync_schemes, self._version
+        return WeightSender(host, schemes, self._setups, tracker, models, self._workers_write)
+
+    @property
+    @abstractmethod
+    def _workers_write(self) -> bool:
+        """True if workers write into the replay buffer themselves."""
+
+    def _deliver_message(self, index: int, message: NewWeights) -> None:
+        """Sends a message to a worker. Any thread may call this."""
+        self._pool.queue_message(index, message)
+        # If another thread is collecting, that thread sends the message.
+        if self._background is None and self._lock.acquire(blocking=False):
+            try:
+                self._pool.send_messages()
+            finally:
+                self._lock.release()
+
+    def _note_change(self, index: int, changed: StateChanged) -> None:
+        """Keeps the state that a call through a worker's handle changed, for a replacement."""
+        if changed.seed is not None:
+            self._setups[index].seed = changed.seed
+        if changed.env_state is not None:
+            self._setups[index].env_state = changed.env_state
+        if changed.weights is not None:
+            self._sender.adopt(index, changed.weights, changed.count, changed.version)
+
+    @override
+    def _prepare_weights(
+        self,
+        by_model: Mapping[str, Any],
+        worker_ids: WorkerIds,
+        new_version: bool = True,
+    ) -> Callable[[], None]:
+        return self._sender.prepare(by_model, worker_ids, new_version)
+
+    def _acting_devices(self) -> list[torch.device]:
+        """Returns the device of each worker's policy."""
+        return [setup.policy_device for setup in self._setups]
+
+    def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
+        """Returns a context that waits until an update keeps within ``max_policy_lag``."""
+        bound = getattr(self._scheduler, "bound", None)
+        if bound is None:
+            return nullcontext()
+        return bound.updating(chosen, self._held, lambda: self._batches)  # type: ignore[no-any-return]
+
+    @override
+    def _announce_version(self, worker_ids: WorkerIds = None) -> None:
+        self._sender.announce(worker_ids)
+
+    def increment_version(self) -> None:
+        """Advances to the next version of the policy, if versions are tracked."""
+        if self._version is not None:
+            with next_version(self._version):
+                self._sender.announce()
+
+    @override
+    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+        changes: list[Callable[[], None]] = []
+
+        def prepare(update: WeightUpdate) -> None:
+            # Weights that don't fit are not taken, so each call raises the error again.
+            if update.slot is not None:
+                fresh = update.version is None
+                changes.append(self._prepare_weights({model_id: update.copy()}, None, fresh))
+
+        update = receiver.receive(prepare)
+        known = self._version is not None and update.version is not None
+        if self._version is not None and update.version is not None:
+            self._version.version = update.version
+        for change in changes:
+            change()
+        if known:
+            self._announce_version()
+        return update
+
+    def get_model(self, model_id: str) -> Any:
+        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
+        return self.policy if model_id == "policy" else get_path(self, model_id)
+
+    def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
+        """Returns the weights of a model that were last sent to the first worker.
+
+        Returns:
+            A copy. Before the first update, the weights with which the workers' policies began.
+            None if this process has no weights of the model.
+        """
+        sent = self._sender.newest(model_id)
+        if sent is not None:
+            return sent
+        packed = self._setups[0].packed
+        if model_id != POLICY or packed is None:
+            return None
+        policy = pickle.loads(packed)
+        found: TensorDictBase | None = None
+        if isinstance(policy, nn.Module):
+            found = strategy.WeightStrategy().extract_weights(policy)
+        return found
+
+    def _has_source(self) -> bool:
+        """Returns True if there are weights to send when the user gives none."""
+        given = self.config.weight_updater is not None
+        return given or self._setups.all_modules
+
+    @property
+    def _sends_by_itself(self) -> bool:
+        """True if weights are sent without a call by the user."""
+        return self.config.update_at_each_batch
+
+    def _count_updates(self) -> int:
+        """Returns the number of weight updates, plus that of other sources of updates."""
+        ways = (self.weight_updater is not None) + len(self._receivers)
+        return ways + self._sender.updates
