@@ -209,7 +209,7 @@ def test_weights_may_come_from_the_model_of_a_context(kind):
     sender.init_on_sender(context=context)
     assert sender.model is context.policy
     assert sender.context is context
-    assert sender.workers == [0, 1]
+    assert sender.receivers.workers == [0, 1]
     receiver = as_sent(sender)
     sender.connect()
     receiver.init_on_receiver(worker_idx=1)
@@ -238,7 +238,7 @@ def test_a_model_may_be_found_by_its_path(kind):
 def received(sender: Any) -> list[set[float]]:
     """What each receiver gets."""
     found = []
-    receivers = {index: as_sent(sender) for index in sender.workers}
+    receivers = {index: as_sent(sender) for index in sender.receivers.workers}
     sender.connect()
     sender.send()
     for index, receiver in receivers.items():
@@ -252,7 +252,7 @@ def received(sender: Any) -> list[set[float]]:
 def test_each_receiver_may_have_a_model_of_its_own(kind):
     scheme = kind()
     scheme.init_on_sender(params_map={0: Uniform(3), 1: Uniform(4).state_dict(), 3: Uniform(5)})
-    assert scheme.workers == [0, 1, 3]
+    assert scheme.receivers.workers == [0, 1, 3]
     assert received(scheme) == [{3}, {4}, {5}]
 
 

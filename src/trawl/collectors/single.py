@@ -138,7 +138,7 @@ class Collector(BaseCollector):
             for model_id, scheme in (config.weight_sync_schemes or {}).items():
                 if not scheme.initialized_on_sender:
                     scheme.init_on_sender(model_id=model_id, context=self)
-                    scheme.send_through(weak(self._update_model))
+                    scheme.on_send = weak(self._update_model)
                 self._weight_sync_schemes[model_id] = scheme
             self._init_weights()
         except BaseException:
@@ -501,7 +501,7 @@ class Collector(BaseCollector):
         ]
         loads = [load for load in prepared if load is not None]
         sent = [
-            (scheme, scheme.prepare(by_model[model_id], scheme.chosen(worker_ids)))
+            (scheme, scheme.prepare(by_model[model_id], scheme.receivers.chosen(worker_ids)))
             for model_id, scheme in self._weight_sync_schemes.items()
             if model_id in by_model
         ]

@@ -170,7 +170,7 @@ class WeightSender:
     def set_layouts(self, worker: int, layouts: Mapping[str, FlatLayout]) -> None:
         """Sets the layouts of a worker's models, which the schemes may not know."""
         for model_id, layout in layouts.items():
-            self._to_workers[model_id].set_layout(worker, layout)
+            self._to_workers[model_id].receivers.set_layout(worker, layout)
 
     def count(self, worker: int) -> int:
         """Returns the number of updates of the policy that were sent to a worker."""
@@ -214,14 +214,14 @@ class WeightSender:
         """
         given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
         if not any(isinstance(one, torch.device) for one in given):
-            return self.policy_scheme.chosen(worker_ids)
+            return self.policy_scheme.receivers.chosen(worker_ids)
         numbers: list[Any] = []
         for one in given:
             named = [i for i, own in enumerate(self._host.devices()) if own == one]
             if isinstance(one, torch.device) and not named:
                 raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
             numbers += named if isinstance(one, torch.device) else [one]
-        return sorted(set(self.policy_scheme.chosen(numbers)))
+        return sorted(set(self.policy_scheme.receivers.chosen(numbers)))
 
     # --- updates
 
@@ -249,7 +249,7 @@ class WeightSender:
                 self._check_updatable(chosen)
             scheme = self._schemes[model_id]
             elsewhere = scheme.model_is_elsewhere
-            updates = scheme.prepare(new, scheme.workers if elsewhere else chosen)
+            updates = scheme.prepare(new, scheme.receivers.workers if elsewhere else chosen)
             prepared.append((scheme, updates))
             if not elsewhere:
                 reached[model_id] = {worker for update in updates for worker in update.workers}

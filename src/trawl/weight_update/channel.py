@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,3 +209,14 @@ class Inbox:
             self._message, self.count, self._since = None, update.count, update.newest
         self._acknowledge(update.count)
         return update
+
+
+def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
+    """Returns the channel to a receiver, or its address.
+
+    Raises:
+        ValueError: if the sender has no receiver of this number.
+    """
+    if worker not in channels:
+        raise ValueError(f"worker_idx is {worker}, but the sender has receivers {sorted(channels)}")
+    return channels[worker]

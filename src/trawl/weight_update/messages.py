@@ -78,9 +78,9 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         """
         assert self._groups is not None
         if group is not None:
-            self._groups.append(group)
+            self._groups.add(group)
             return
-        first = self._groups[0]
+        first = next(iter(self._groups))
         newest = self._newest.get(first.workers[0])
         first.workers = (*first.workers, worker)
         if newest is not None:

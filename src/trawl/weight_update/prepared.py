@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
+import numpy as np
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout, ModuleWeights, Write, writer
 from trawl.weight_update.tensors import check_extra_state, extra_state, packed_extra, weights_of
 
@@ -99,6 +101,101 @@ class PreparedUpdate:
     layout: FlatLayout
     write: Write
     extra: bytes
+
+
+class WeightHost(Protocol):
+    """Collector that sends weights to its workers through schemes."""
+
+    def groups(self, model_id: str) -> list[ReceiverGroup]:
+        """Returns groups of workers whose models have the same weights."""
+
+    def update(self, model_id: str, weights: Any, worker_ids: Any) -> None:
+        """Sends weights, as the collector's ``update_policy_weights_`` does."""
+
+    def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
+        """Delivers a message with weights to a worker."""
+
+
+class ReceiverGroups:
+    """All receivers of a scheme.
+
+    Args:
+        groups: the receivers, in groups that get the same weights.
+    """
+
+    def __init__(self, groups: Sequence[ReceiverGroup] = ()) -> None:
+        self._groups = list(groups)
+
+    def __iter__(self) -> Iterator[ReceiverGroup]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: ReceiverGroup) -> None:
+        """Adds a group."""
+        self._groups.append(group)
+
+    @property
+    def workers(self) -> list[int]:
+        """Numbers of all receivers."""
+        return sorted(i for group in self._groups for i in group.workers)
+
+    def set_layout(self, worker: int, layout: FlatLayout) -> None:
+        """Sets the layout of a receiver's model, which the sender may not know."""
+        for group in self._groups:
+            if worker in group.workers:
+                group.set_layout(layout)
+
+    def chosen(self, worker_ids: Any) -> list[int]:
+        """Returns the numbers of the named receivers; None names all.
+
+        Raises:
+            ValueError: if a receiver is unknown, or none is named.
+            TypeError: if ``worker_ids`` are not integers.
+        """
+        known = self.workers
+        if worker_ids is None:
+            return known
+        single = not isinstance(worker_ids, Iterable) or isinstance(worker_ids, (str, Tensor))
+        given: list[Any] = [worker_ids] if single else list(cast("Iterable[Any]", worker_ids))
+        if any(isinstance(i, bool) or not isinstance(i, (int, np.integer)) for i in given):
+            raise TypeError(
+                "worker_ids must be the number of a worker, or several of them, but it is "
+                f"{worker_ids!r}"
+            )
+        chosen = [int(i) for i in given]
+        if not chosen:
+            raise ValueError("worker_ids is empty: nobody would get the weights")
+        for index in chosen:
+            if index not in known:
+                raise ValueError(
+                    f"worker_ids names worker {index}, but there are workers {known[0]} to "
+                    f"{known[-1]}"
+                )
+        return chosen
+
+    def prepare(self, weights: Any, workers: Sequence[int]) -> Iterator[PreparedUpdate]:
+        """Checks weights, and yields the updates that they make.
+
+        Raises:
+            Exception: the errors of :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
+        """
+        own = by_worker(weights)
+        if own:
+            workers = [i for i in self.chosen(list(own)) if i in workers]
+            if not workers:
+                raise ValueError(
+                    f"there are weights for workers {sorted(own)} only: nobody gets any"
+                )
+        for group in self._groups:
+            chosen = tuple(i for i in group.workers if i in workers)
+            sets = [((i,), own[i]) for i in chosen] if own else [(chosen, weights)] * bool(chosen)
+            layout = group.layout
+            for some, given in sets:
+                update = group.prepare(some, given, layout)
+                layout = update.layout
+                yield update
 
 
 def by_worker(weights: Any) -> dict[int, Any]:

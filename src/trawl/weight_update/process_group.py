@@ -14,10 +14,9 @@ from typing_extensions import override
 from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.link import GONE, STATE, Address, Link, check_name, hosted_store
 from trawl.backends.remote_packing import MESSAGE, STOP, Packed, pack
-from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
+from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage, channel_of
 from trawl.weight_update.framework_transports import DistributedTransport
 from trawl.weight_update.messages import MessageWeightSyncScheme
-from trawl.weight_update.scheme import channel_of
 from trawl.weight_update.transports import TransportBackend
 
 # Seconds that a sender waits at shutdown until the last weights have been sent.

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, cast, get_args
+from typing import Any, ClassVar, get_args
 
-import numpy as np
-from torch import Tensor
-
-from trawl.paths import get_path
-from trawl.weight_update.channel import WeightMessage
-from trawl.weight_update.layout import FlatLayout, ModuleWeights
+from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.prepared import (
     PreparedUpdate,
-    ReceiverGroup,
-    by_worker,
+    ReceiverGroups,
+    WeightHost,
     groups_of,
     receivers_of,
 )
+from trawl.weight_update.scheme_end import SchemeEnd
 from trawl.weight_update.store import Receiver, Version, WeightUpdate
-from trawl.weight_update.strategy import WeightStrategy, check_strategy, in_form
+from trawl.weight_update.strategy import in_form
 from trawl.weight_update.tensors import Weights
 from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 
@@ -31,20 +26,7 @@ from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 _by_backend: dict[str, Any] = {}
 
 
-class WeightHost(Protocol):
-    """Collector that sends weights to its workers through schemes."""
-
-    def groups(self, model_id: str) -> list[ReceiverGroup]:
-        """Returns groups of workers whose models have the same weights."""
-
-    def update(self, model_id: str, weights: Any, worker_ids: Any) -> None:
-        """Sends weights, as the collector's ``update_policy_weights_`` does."""
-
-    def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
-        """Delivers a message with weights to a worker."""
-
-
-class WeightSyncScheme(ABC):
+class WeightSyncScheme(SchemeEnd, ABC):
     """Sends the weights of a model from one sender to receivers in other processes.
 
     A collector does all of this by itself. Between processes of your own, use a scheme like this::
@@ -75,20 +57,17 @@ class WeightSyncScheme(ABC):
         _by_backend.update(dict.fromkeys(backends, cls))
 
     def __init__(self, strategy: str = "tensordict") -> None:
-        check_strategy("strategy", strategy)
-        self._strategy = WeightStrategy(strategy)
-        self._model_id: str | None = None
-        self._context: weakref.ref[Any] | None = None
+        super().__init__(strategy)
         self._host: WeightHost | None = None
-        self._update: Callable[..., None] | None = None
-        self._groups: list[ReceiverGroup] | None = None
+        #: Function of the collector that :meth:`send` calls with the model's name, the weights and
+        #: the receivers, while the collector lives; None if the scheme belongs to no collector.
+        self.on_send: Callable[[str, Any, Any], None] | None = None
+        self._groups: ReceiverGroups | None = None
         self._connected_sender = False
         # Senders' ends by receiver, and the receiver's end; none if a collector carries weights.
         self._channels: dict[int, Any] = {}
         self._inbox: Any = None
-        self._worker_idx: int | None = None
         self._live: ModuleWeights | None = None
-        self._model: Any = None
         self._owner = os.getpid()
 
     @staticmethod
@@ -119,7 +98,7 @@ class WeightSyncScheme(ABC):
     def _join(self, worker: int) -> Any:
         """Returns the receiver's end of a channel: a :class:`Receiver` that can also wait."""
 
-    def _check(self, update: PreparedUpdate) -> None:  # noqa: B027
+    def _check(self, update: PreparedUpdate) -> None:
         """Refuses weights that can't be sent, before any are sent."""
 
     @abstractmethod
@@ -142,7 +121,7 @@ class WeightSyncScheme(ABC):
         """Returns a copy of the weights that a worker was sent last; None before the first."""
         return None
 
-    def _check_fork(self) -> None:  # noqa: B027
+    def _check_fork(self) -> None:
         """Refuses a receiver in a process forked from the sender's, if that is not supported."""
 
     # --- the sender
@@ -184,34 +163,22 @@ class WeightSyncScheme(ABC):
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
             raise TypeError(f"give one of {', '.join(names)}, not several")
-        self._model_id = model_id
-        self._context = None if context is None else weakref.ref(context)
+        self._set_model(model_id, model, context)
         if self._host is not None:
-            self._groups = self._host.groups(model_id)
+            self._groups = ReceiverGroups(self._host.groups(model_id))
         else:
-            source = model if model is not None else weights
-            if source is None and context is not None and params_map is None:
-                source = _model_of(context, model_id)
+            source = weights if params_map is not None or weights is not None else self.model
             count = receivers_of(num_workers, devices, params_map, context)
-            self._groups = groups_of(source, params_map, device_map_fn, count)
-        self._model = model
+            self._groups = ReceiverGroups(groups_of(source, params_map, device_map_fn, count))
         self._owner = os.getpid()
-        self._open(self.workers)
+        self._open(self._groups.workers)
 
     def attach(self, host: WeightHost, model_id: str, collector: Any) -> None:
         """Makes this scheme the sender's end for the workers of a collector, and connects it."""
         self._host = host
         self.init_on_sender(model_id=model_id, context=collector)
-        self.send_through(host.update)
+        self.on_send = host.update
         self.connect()
-
-    def send_through(self, update: Callable[[str, Any, Any], None]) -> None:
-        """Makes :meth:`send` call a function of the collector that the scheme belongs to.
-
-        Args:
-            update: called with the model's name, the weights, and the numbers of receivers.
-        """
-        self._update = update
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
         """Connects this end. Call it once on each side, when all processes have been started.
@@ -262,13 +229,13 @@ class WeightSyncScheme(ABC):
         """
         if not self.initialized_on_sender:
             raise RuntimeError("send() before init_on_sender()")
-        if self._update is not None and self.context is not None:
+        if self.on_send is not None and self.context is not None:
             # The collector counts versions, and limits how far workers may lag behind.
-            self._update(self._model_id, weights, worker_ids)
+            self.on_send(self._model_id or "", weights, worker_ids)
             return
         if not self._connected_sender:
             raise RuntimeError("send() before connect()")
-        self.commit(self.prepare(weights, self.chosen(worker_ids)), None)
+        self.commit(self.prepare(weights, self.receivers.chosen(worker_ids)), None)
 
     def send_async(
         self, weights: Any = None, worker_ids: int | Sequence[int] | None = None
@@ -295,7 +262,7 @@ class WeightSyncScheme(ABC):
         if not self._connected_sender:
             raise RuntimeError("wait_async() before connect()")
         deadline = None if timeout is None else time.monotonic() + timeout
-        for worker in self.chosen(worker_ids):
+        for worker in self.receivers.chosen(worker_ids):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if worker in self._channels:
                 self._channels[worker].wait_ack(left)
@@ -309,29 +276,14 @@ class WeightSyncScheme(ABC):
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
-        own = by_worker(weights)
-        if own:
-            workers = [i for i in self.chosen(list(own)) if i in workers]
-            if not workers:
-                raise ValueError(
-                    f"there are weights for workers {sorted(own)} only: nobody gets any"
-                )
         prepared = []
-        for group in self._groups or ():
-            chosen = tuple(i for i in group.workers if i in workers)
-            sets = [((i,), own[i]) for i in chosen] if own else [(chosen, weights)] * bool(chosen)
-            layout = group.layout
-            for workers_, given in sets:
-                prepared.append(group.prepare(workers_, given, layout))
-                layout = prepared[-1].layout
-                self._check(prepared[-1])
+        for update in self.receivers.prepare(weights, workers):
+            self._check(update)
+            prepared.append(update)
         return prepared
 
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Returns a new transport to one receiver, of the kind that belongs to this scheme.
-
-        Transports are for programs that send weights themselves. A scheme does not need this
-        method: it makes its own connections when it is initialised.
+        """Returns a new transport to one receiver, for a program that sends weights itself.
 
         Args:
             **options: arguments of the transport.
@@ -341,83 +293,16 @@ class WeightSyncScheme(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
 
-    def prepare_weights(
-        self,
-        weights: Any,
-        model_id: str = "policy",
-        strategy: WeightStrategy | None = None,
-        context: Any = None,
-    ) -> Any:
-        """Returns weights in the form in which they are sent, not copied.
-
-        Args:
-            weights: weights in any form; the path of a model of the context; or None for the
-                current weights of the model.
-            model_id: name of the model that the weights belong to.
-            strategy: determines the form; by default that of this scheme.
-            context: the collector that has the model; by default that of this scheme.
-
-        Raises:
-            RuntimeError: if there are no weights to return.
-            TypeError: if weights are in no known form.
-        """
-        form = strategy or self._strategy
-        owner = self.context if context is None else context
-        if isinstance(weights, str):
-            model_id, weights = weights, None
-        if weights is None:
-            weights = self._model if owner is None else _model_of(owner, model_id)
-        if weights is None:
-            raise RuntimeError(
-                f"there are no weights of {model_id!r} to take: give them, or a context that has "
-                "the model"
-            )
-        return form.extract_weights(weights)
-
     def commit(self, prepared: Sequence[PreparedUpdate], version: Version) -> None:
         """Sends prepared weights."""
         for update in prepared:
             self._publish(update, version)
             update.group.layout = update.layout
 
-    def set_layout(self, worker: int, layout: FlatLayout) -> None:
-        """Sets the layout of a receiver's model, which the sender may not know."""
-        for group in self._groups or ():
-            if worker in group.workers:
-                group.set_layout(layout)
-
     @property
-    def workers(self) -> list[int]:
-        """Numbers of all receivers."""
-        return sorted(i for group in self._groups or () for i in group.workers)
-
-    def chosen(self, worker_ids: Any) -> list[int]:
-        """Returns the numbers of the named receivers; None names all.
-
-        Raises:
-            ValueError: if a receiver is unknown, or none is named.
-            TypeError: if ``worker_ids`` are not integers.
-        """
-        known = self.workers
-        if worker_ids is None:
-            return known
-        single = not isinstance(worker_ids, Iterable) or isinstance(worker_ids, (str, Tensor))
-        given: list[Any] = [worker_ids] if single else list(cast("Iterable[Any]", worker_ids))
-        if any(isinstance(i, bool) or not isinstance(i, (int, np.integer)) for i in given):
-            raise TypeError(
-                "worker_ids must be the number of a worker, or several of them, but it is "
-                f"{worker_ids!r}"
-            )
-        chosen = [int(i) for i in given]
-        if not chosen:
-            raise ValueError("worker_ids is empty: nobody would get the weights")
-        for index in chosen:
-            if index not in known:
-                raise ValueError(
-                    f"worker_ids names worker {index}, but there are workers {known[0]} to "
-                    f"{known[-1]}"
-                )
-        return chosen
+    def receivers(self) -> ReceiverGroups:
+        """The receivers, in groups; none before :meth:`init_on_sender`."""
+        return ReceiverGroups() if self._groups is None else self._groups
 
     # --- the receiver
 
@@ -448,12 +333,11 @@ class WeightSyncScheme(ABC):
             self.__dict__.update(self.__getstate__())
         if self.initialized_on_sender or self.initialized_on_receiver:
             raise RuntimeError("this weight-sync scheme was initialised already")
-        self._model_id = model_id
-        self._context = None if context is None else weakref.ref(context)
-        self._model = model
+        self._set_model(model_id, model, context)
         self._live = None if model is None else ModuleWeights(model)
-        config = getattr(context, "config", None)
-        self._worker_idx = worker_idx if worker_idx is not None else _index_of(config)
+        if worker_idx is None:
+            worker_idx = getattr(getattr(context, "config", None), "worker_idx", None)
+        self._worker_idx = worker_idx or 0
 
     def receive(self, timeout: float | None = None) -> Any:
         """Receives the newest weights, and loads them into the model.
@@ -491,57 +375,15 @@ class WeightSyncScheme(ABC):
             self.context.update_policy_weights_(received[0], model_id=self._model_id)
         return in_form(received[0], self._strategy.extract_as) if received else None
 
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Loads weights into the receiver's model.
-
-        Raises:
-            RuntimeError: if the scheme is not initialised.
-        """
-        if not self.initialized_on_receiver:
-            raise RuntimeError("apply_weights() before init_on_receiver()")
-        self._strategy.apply_weights(self.model, weights, inplace)
-
     # --- state
-
-    @property
-    def context(self) -> Any:
-        """Collector that has the model; None if none was given, or it no longer exists."""
-        return None if self._context is None else self._context()
-
-    @property
-    def model(self) -> Any:
-        """Model that was given, or else the model of the context at the path ``model_id``."""
-        if self._model is not None or self.context is None or self._model_id is None:
-            return self._model
-        return _model_of(self.context, self._model_id)
-
-    @property
-    def model_id(self) -> str | None:
-        """Name, or path, of the model."""
-        return self._model_id
-
-    @property
-    def worker_idx(self) -> int | None:
-        """Number of this receiver; None on the sender's side."""
-        return self._worker_idx
 
     @property
     def weights(self) -> Any:
         """Current weights of the model, or the given weights, in the form of :attr:`strategy`."""
         source = self.model
-        if source is None and self._groups and len(self._groups) == 1:
-            source = self._groups[0].fixed
+        if source is None and self._groups is not None and len(self._groups) == 1:
+            source = next(iter(self._groups)).fixed
         return self._strategy.extract_weights(source)
-
-    @property
-    def strategy(self) -> str:
-        """Form in which weights are returned."""
-        return self._strategy.extract_as
-
-    @property
-    def strategy_str(self) -> str:
-        """Another name of :attr:`strategy`, which TorchRL's trainers read."""
-        return self.strategy
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -552,11 +394,6 @@ class WeightSyncScheme(ABC):
     def sends(self) -> bool:
         """True if this is the sender's end, and not a copy of it in a forked process."""
         return self.initialized_on_sender and self._owner == os.getpid()
-
-    @property
-    def initialized_on_receiver(self) -> bool:
-        """True if this is a receiver's end."""
-        return self._worker_idx is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
@@ -609,25 +446,5 @@ class WeightSyncScheme(ABC):
 
 def _fresh() -> dict[str, Any]:
     """Returns the attributes of a scheme that is not initialised."""
-    names = ("context", "groups", "host", "inbox", "live", "model", "update", "worker_idx")
-    return {**{f"_{name}": None for name in names}, "_connected_sender": False}
-
-
-def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
-    """Returns the channel to a receiver, or its address.
-
-    Raises:
-        ValueError: if the sender has no receiver of this number.
-    """
-    if worker not in channels:
-        raise ValueError(f"worker_idx is {worker}, but the sender has receivers {sorted(channels)}")
-    return channels[worker]
-
-
-def _index_of(config: Any) -> int:
-    return getattr(config, "worker_idx", None) or 0
-
-
-def _model_of(context: Any, model_id: str) -> Any:
-    find = getattr(context, "get_model", None)
-    return get_path(context, model_id) if find is None else find(model_id)
+    names = ("_context", "_groups", "_host", "_inbox", "_live", "_model", "_worker_idx", "on_send")
+    return {**dict.fromkeys(names), "_connected_sender": False}

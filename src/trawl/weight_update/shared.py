@@ -12,8 +12,9 @@ from typing import Any
 from tensordict import TensorDictBase
 from typing_extensions import override
 
+from trawl.weight_update.channel import channel_of
 from trawl.weight_update.prepared import PreparedUpdate, ReceiverGroup, by_worker
-from trawl.weight_update.scheme import WeightSyncScheme, channel_of
+from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, StoreReader, Version, WeightStore, WeightUpdate
 from trawl.weight_update.strategy import WeightStrategy
 from trawl.weight_update.tensors import Weights
@@ -177,7 +178,7 @@ class SharedMemTransport(Transport):
         if self._scheme is not None:
             own = by_worker(weights)
             chosen = set(own if worker_ids is None else worker_ids)
-            unknown = chosen - set(self._scheme.workers) | chosen - set(own or chosen)
+            unknown = chosen - set(self._scheme.receivers.workers) | chosen - set(own or chosen)
             if unknown:
                 missing = sorted(unknown)
                 raise ValueError(f"there are no receivers, or no weights for them: {missing}")
