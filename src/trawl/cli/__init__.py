@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trawl.cli.errors import CliError, Stopped, message_of
-from trawl.cli.notes import notes, tell, tell_traceback
+from trawl.cli.errors import CliError, StoppedEarly, message_of
+from trawl.cli.notes import print_note, print_traceback, warnings_as_notes
 from trawl.lean import import_lean
 
 if TYPE_CHECKING:
-    from trawl.cli.arguments import Collect, Evaluate, Show
+    from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
 
 # Torch, rich and tyro are imported only where needed, so that commands without them start fast.
 
@@ -40,20 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         return _main(argv)
-    except Stopped as stop:
-        tell(str(stop))
+    except StoppedEarly as stop:
+        print_note(str(stop))
         return stop.code
     except CliError as error:
-        tell(str(error))
+        print_note(str(error))
     except BrokenPipeError:
         # The reader of the output has gone, so Python must not try to flush the rest to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit:  # rich raises this for a broken pipe
         pass
     except OSError as error:
-        tell(message_of(error))
+        print_note(message_of(error))
     except KeyboardInterrupt:
-        tell("interrupted: nothing was written")
+        print_note("interrupted: nothing was written")
         return 130
     return 2
 
@@ -67,16 +67,16 @@ def _main(argv: Sequence[str]) -> int:
     command = _parse(argv or ["--help"])
     if isinstance(command, int):
         return command if argv else 2
-    with notes():
+    with warnings_as_notes():
         try:
             return _run(command)
         except (CliError, OSError):
             if command.traceback:
-                tell_traceback()
+                print_traceback()
             raise
 
 
-def _parse(argv: Sequence[str]) -> Collect | Evaluate | Show | int:
+def _parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowArguments | int:
     """Returns the command; an exit code if only help or an error was printed."""
     from trawl.cli.arguments import parse
 
@@ -86,15 +86,15 @@ def _parse(argv: Sequence[str]) -> Collect | Evaluate | Show | int:
         return stop.code if isinstance(stop.code, int) else 2
 
 
-def _run(command: Collect | Evaluate | Show) -> int:
-    from trawl.cli.arguments import Collect, Evaluate
+def _run(command: CollectArguments | EvaluateArguments | ShowArguments) -> int:
+    from trawl.cli.arguments import CollectArguments, EvaluateArguments
 
     import_lean()
-    if isinstance(command, Collect):
+    if isinstance(command, CollectArguments):
         from trawl.cli.collect import collect
 
         return collect(command)
-    if isinstance(command, Evaluate):
+    if isinstance(command, EvaluateArguments):
         from trawl.cli.evaluate import evaluate
 
         return evaluate(command)

@@ -11,21 +11,62 @@ import tyro
 # An option --name without a matching --no-name.
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 _ORDER = tyro.conf.create_mutex_group(required=False, title="with --workers")
-_POLICY = (
-    "What acts: random actions; a file with a program of torch.export or TorchScript, called with "
-    "the observations in the order of the environment's keys; or a function in a module (or "
-    "path/to/file.py), called with the environment if it takes an argument, that gives a policy. "
-    "Programs run as they are: load none that you don't trust."
-)
 
 
-def _number(default: str = "") -> Any:
+def _number(default: str = "", help: str | None = None) -> Any:
     """Returns the settings of a numeric option; the help shows ``default`` as its default."""
-    return tyro.conf.arg(metavar="N", help_behavior_hint=default or None)
+    return tyro.conf.arg(metavar="N", help_behavior_hint=default or None, help=help)
+
+
+# Options that several commands have.
+EnvName = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="ENV",
+        help="Gymnasium id, such as Pendulum-v1;\n"
+        "module:id, to import the module that registers the id; or\n"
+        "module:function, for a function that makes an environment.\n"
+        "A module may also be a file: path/to/file.py.",
+    ),
+]
+EnvKwargs = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="JSON",
+        help_behavior_hint="",
+        help="Arguments of the environment as a JSON object, such as '{\"g\": 9.8}'.\n"
+        "The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do.",
+    ),
+]
+PolicyName = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="random|FILE|MODULE:FACTORY",
+        help="What acts: random actions; a file with a program of torch.export or TorchScript, "
+        "called with the observations in the order of the environment's keys; or a function in a "
+        "module (or path/to/file.py), called with the environment if it takes an argument, that "
+        "gives a policy. Programs run as they are: load none that you don't trust.",
+    ),
+]
+NumEnvs = Annotated[
+    int,
+    _number(help="Number of environments to step as one batch; with --workers, in each worker."),
+]
+MaxSteps = Annotated[
+    int | None,
+    _number("(default: no limit of ours)", "Steps after which an episode is truncated."),
+]
+UnsafePickle = Annotated[
+    Flag, tyro.conf.arg(help="Load a policy file that is a pickle, which can run any code.")
+]
+Traceback = Annotated[
+    Flag, tyro.conf.arg(help="Show the traceback of an error, in addition to its message.")
+]
 
 
 @dataclass(frozen=True)
-class Collect:
+class CollectArguments:
     """Collects frames of an environment into a dataset on disk.
 
     trawl.data.load(DIR) loads the dataset as a TensorDict. Ctrl-C finishes the current batch and
@@ -33,19 +74,9 @@ class Collect:
     that, or after a crash, run the same command with --resume.
     """
 
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, such as Pendulum-v1;
-    module:id, to import the module that registers the id; or
-    module:function, for a function that makes an environment.
-    A module may also be a file: path/to/file.py."""
-
-    env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
-    """Arguments of the environment as a JSON object, such as '{"g": 9.8}'.
-    The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do."""
-
-    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
-        "random"
-    )
+    env: EnvName
+    env_kwargs: EnvKwargs = None
+    policy: PolicyName = "random"
 
     deterministic: Flag = False
     """Take the most likely action of a probabilistic policy, or the mean, instead of sampling."""
@@ -77,11 +108,9 @@ class Collect:
     resume: Flag = False
     """Continue the dataset in --out until it has --frames frames; if there is none, begin it."""
 
-    max_frames_per_traj: Annotated[int | None, _number("(default: no limit of ours)")] = None
-    """Steps after which an episode is truncated."""
+    max_frames_per_traj: MaxSteps = None
 
-    envs: Annotated[int, _number()] = 1
-    """Number of environments to step as one batch; with --workers, in each worker."""
+    envs: NumEnvs = 1
 
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
     """Number of worker processes to collect in."""
@@ -99,34 +128,22 @@ class Collect:
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
     """One worker makes each batch, and batches are written in the order in which they finish."""
 
-    unsafe_pickle: Flag = False
-    """Load a policy file that is a pickle, which can run any code."""
+    unsafe_pickle: UnsafePickle = False
 
-    traceback: Flag = False
-    """Show the traceback of an error, in addition to its message."""
+    traceback: Traceback = False
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateArguments:
     """Evaluates a policy over whole episodes: the mean return, and its uncertainty.
 
     The same seed gives the same episodes, so that you can compare two policies. The results are
     written as JSON.
     """
 
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Gymnasium id, such as Pendulum-v1;
-    module:id, to import the module that registers the id; or
-    module:function, for a function that makes an environment.
-    A module may also be a file: path/to/file.py."""
-
-    env_kwargs: Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")] = None
-    """Arguments of the environment as a JSON object, such as '{"g": 9.8}'.
-    The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do."""
-
-    policy: Annotated[str, tyro.conf.arg(metavar="random|FILE|MODULE:FACTORY", help=_POLICY)] = (
-        "random"
-    )
+    env: EnvName
+    env_kwargs: EnvKwargs = None
+    policy: PolicyName = "random"
 
     episodes: Annotated[int, _number()] = 20
     """Number of episodes to run."""
@@ -144,11 +161,9 @@ class Evaluate:
     """Sample the actions of a probabilistic policy.
     Without this option, the most likely action or the mean is taken."""
 
-    max_steps: Annotated[int | None, _number("(default: no limit of ours)")] = None
-    """Steps after which an episode is truncated."""
+    max_steps: MaxSteps = None
 
-    envs: Annotated[int, _number()] = 1
-    """Number of environments to step as one batch; with --workers, in each worker."""
+    envs: NumEnvs = 1
 
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
     """Number of worker processes to evaluate in."""
@@ -159,15 +174,13 @@ class Evaluate:
     ] = "process"
     """Place of the workers: processes on this machine, or actors in a Ray cluster."""
 
-    unsafe_pickle: Flag = False
-    """Load a policy file that is a pickle, which can run any code."""
+    unsafe_pickle: UnsafePickle = False
 
-    traceback: Flag = False
-    """Show the traceback of an error, in addition to its message."""
+    traceback: Traceback = False
 
 
 @dataclass(frozen=True)
-class Show:
+class ShowArguments:
     """Shows a dataset: its entries, episodes and returns, and how it was made."""
 
     directory: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
@@ -178,14 +191,13 @@ class Show:
     ] = None
     """File to draw the returns into: PNG, PDF or SVG, by its ending (needs trawl-rl[plot])."""
 
-    traceback: Flag = False
-    """Show the traceback of an error, in addition to its message."""
+    traceback: Traceback = False
 
 
 _Command = (
-    Annotated[Collect, tyro.conf.subcommand("collect")]
-    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-    | Annotated[Show, tyro.conf.subcommand("show")]
+    Annotated[CollectArguments, tyro.conf.subcommand("collect")]
+    | Annotated[EvaluateArguments, tyro.conf.subcommand("evaluate")]
+    | Annotated[ShowArguments, tyro.conf.subcommand("show")]
 )
 
 _DESCRIPTION = """Collects experience for reinforcement learning.
@@ -202,13 +214,13 @@ Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (
 """
 
 
-def parse(argv: Sequence[str]) -> Collect | Evaluate | Show:
+def parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowArguments:
     """Parses the arguments of the command line.
 
     Raises:
         SystemExit: after printing help (code 0), or an error in the arguments (code 2).
     """
-    command: Collect | Evaluate | Show = tyro.cli(
+    command: CollectArguments | EvaluateArguments | ShowArguments = tyro.cli(
         _Command,
         prog="trawl",
         description=_DESCRIPTION,

@@ -103,7 +103,7 @@ def plain_call(path: str, module: nn.Module, env: Any) -> Call:
     for lead in (-1, None):
         arranged = _arranged(path, call, lead, batch)
         try:
-            Program(path, arranged, env)
+            ProgramModule(path, arranged, env)
             return arranged
         except CliError as error:
             first = first or error
@@ -111,7 +111,7 @@ def plain_call(path: str, module: nn.Module, env: Any) -> Call:
     raise first
 
 
-class Program(nn.Module):
+class ProgramModule(nn.Module):
     """Module that maps observations to actions by a program; a call with zeros checks it.
 
     Args:

@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium
 from rich.console import Console
 
-from trawl.cli.arguments import Collect
+from trawl.cli.arguments import CollectArguments
 from trawl.cli.collectors import batch_size, make_collector
-from trawl.cli.environments import env_kwargs, env_of_minari
-from trawl.cli.errors import CliError, Stopped, describe, message_of
+from trawl.cli.environments import check_numbers, env_kwargs, env_of_minari
+from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
 from trawl.cli.interrupts import Interrupts
-from trawl.cli.notes import tell
+from trawl.cli.notes import print_note
 from trawl.cli.policies import fingerprint
 from trawl.cli.resume import begun
 from trawl.cli.summary import print_summary, run_name
@@ -30,7 +30,7 @@ from trawl.envs.seeding import derive
 from trawl.observe import CollectionProgress
 
 
-def collect(args: Collect) -> int:
+def collect(args: CollectArguments) -> int:
     """Collects frames into a dataset on disk.
 
     Returns:
@@ -39,7 +39,7 @@ def collect(args: Collect) -> int:
     Raises:
         CliError: if the arguments are not valid, or collection fails. Frames that were committed
             before are kept, as the message says.
-        Stopped: if a signal stopped the collection; committed frames are kept.
+        StoppedEarly: if a signal stopped the collection; committed frames are kept.
         OSError: if the dataset can't be written.
     """
     _check(args)
@@ -80,7 +80,7 @@ def collect(args: Collect) -> int:
         return _Run(args, collector, directory, info, target).go()
 
 
-def _before(args: Collect, directory: Path) -> dict[str, Any]:
+def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
     """Returns the dataset's number of ``frames`` and, if it has any, how they were made."""
     if args.resume:
         return begun(args, directory)
@@ -91,7 +91,7 @@ def _before(args: Collect, directory: Path) -> dict[str, Any]:
     return {"frames": 0}
 
 
-def _nothing_to_do(args: Collect, directory: Path, before: dict[str, Any]) -> int:
+def _nothing_to_do(args: CollectArguments, directory: Path, before: dict[str, Any]) -> int:
     """Reports that no frames are needed, and completes a dataset that has them all."""
     frames, asked = before["frames"], int((before.get("arguments") or {}).get("frames", 0))
     told = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
@@ -100,11 +100,11 @@ def _nothing_to_do(args: Collect, directory: Path, before: dict[str, Any]) -> in
             pass
     elif not before["complete"]:
         told += f" (before, it was --frames {asked})"
-    tell(f"{told}: nothing was collected")
+    print_note(f"{told}: nothing was collected")
     return 0
 
 
-def _opened(args: Collect, directory: Path, info: dict[str, Any]) -> Sink:
+def _opened(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Sink:
     """Returns the sink that the arguments ask for."""
     try:
         if args.format == "minari":
@@ -138,7 +138,7 @@ class _Run:
 
     def __init__(
         self,
-        args: Collect,
+        args: CollectArguments,
         collector: Any,
         directory: Path,
         info: dict[str, Any],
@@ -169,7 +169,7 @@ class _Run:
         if self.error is not None:
             raise CliError(f"{self.error}; {self._kept()}") from self.error.__cause__
         if self.interrupts.signum is not None:
-            raise Stopped(f"interrupted; {self._kept()}", 128 + self.interrupts.signum)
+            raise StoppedEarly(f"interrupted; {self._kept()}", 128 + self.interrupts.signum)
         return 0
 
     def _gather(self) -> None:
@@ -216,7 +216,7 @@ class _Run:
                     self.error = CliError(_unwritable(self.directory, error))
                     self.error.__cause__ = error
                 return
-        raise Stopped(f"stopped; {self._kept()}", 128 + signal.SIGINT)
+        raise StoppedEarly(f"stopped; {self._kept()}", 128 + signal.SIGINT)
 
     def _outcome(self) -> dict[str, Any]:
         facts, signum = self.collector.stats(), self.interrupts.signum
@@ -246,19 +246,10 @@ class _Run:
         return f"kept the {self.sink.frames:,} frames collected before, in {self.directory}"
 
 
-def _check(args: Collect) -> None:
-    for name in ("frames", "frames_per_batch", "max_frames_per_traj", "envs"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+def _check(args: CollectArguments) -> None:
+    check_numbers(args, "frames", "frames_per_batch", "max_frames_per_traj", "envs")
     env_kwargs(args)
     if args.deterministic and args.policy == "random":
         raise CliError("--deterministic needs a policy, as random actions are drawn: give --policy")
-    if args.workers < 0:
-        raise CliError(f"--workers must be at least 0, but it is {args.workers}")
-    if args.backend != "process" and not args.workers:
-        raise CliError(f"--backend {args.backend} needs workers: give --workers")
     if args.asynchronous and not args.workers:
         raise CliError("--async needs processes to collect in: give --workers")
-    if args.seed is not None and not 0 <= args.seed < 2**63:
-        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")

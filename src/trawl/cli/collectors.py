@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from tensordict.nn import InteractionType
 
-from trawl.cli.arguments import Collect
+from trawl.cli.arguments import CollectArguments
 from trawl.cli.environments import env_source, make_env
-from trawl.cli.errors import CliError, blame
-from trawl.cli.policies import load_policy
+from trawl.cli.errors import blamed
+from trawl.cli.policies import PolicyLoader
 from trawl.cli.references import search_here
 from trawl.collectors import Collector, MultiCollector
 from trawl.envs.serial import build_env
@@ -20,7 +21,7 @@ _FRAMES_PER_BATCH = 1000
 
 
 def make_collector(
-    args: Collect, seed: int, stream: int | None = None
+    args: CollectArguments, seed: int, stream: int | None = None
 ) -> Collector | MultiCollector:
     """Makes the collector and sets its seed.
 
@@ -35,9 +36,11 @@ def make_collector(
     search_here()
     source = env_source(args)
     env = make_env(args, source)
-    try:
+    loader = PolicyLoader(args.policy, seed, args.unsafe_pickle)
+    with ExitStack() as stack, blamed(args.env, args.policy):
+        stack.callback(env.close, raise_if_closed=False)
         # Also with workers, so that an error is found before they start.
-        policy = load_policy(args.policy, env, seed, args.unsafe_pickle)
+        policy = loader(env)
         options: dict[str, Any] = {
             "frames_per_batch": args.frames_per_batch or batch_size(args),
             "total_frames": args.frames,
@@ -47,36 +50,30 @@ def make_collector(
             options["exploration_type"] = InteractionType.DETERMINISTIC
         collector: Collector | MultiCollector
         if args.workers:
-            env.close(raise_if_closed=False)
+            env.close()
             each = [source] * args.envs if args.envs > 1 else source
-            collector = _with_workers(args, each, seed, options, acts=policy is not None)
+            factory = None if policy is None else PolicyFactory(each, loader)
+            collector = _with_workers(args, each, factory, options)
         else:
             collector = Collector(env, policy, **options)
-    except CliError:
-        env.close(raise_if_closed=False)
-        raise
-    except Exception as error:
-        env.close(raise_if_closed=False)
-        raise blame(error, args.env, args.policy) from error
-    try:
+        stack.pop_all()
+    with ExitStack() as stack, blamed(args.env):
+        stack.callback(collector.shutdown, raise_on_error=False)
         collector.set_seed(seed if stream is None else stream)
-    except Exception as error:
-        collector.shutdown(raise_on_error=False)
-        raise blame(error, args.env) from error
+        stack.pop_all()
     return collector
 
 
 def _with_workers(
-    args: Collect, source: Any, seed: int, options: dict[str, Any], acts: bool
+    args: CollectArguments, source: Any, factory: PolicyFactory | None, options: dict[str, Any]
 ) -> MultiCollector:
-    factory = PolicyFactory(args.policy, source, seed, args.unsafe_pickle)
     cls: Any = MultiCollector
     if args.backend == "ray":
         from trawl.collectors.distributed import RayCollector as cls
     collector: MultiCollector = cls(
         [source] * args.workers,
         sync=not args.asynchronous,
-        policy_factory=factory if acts else None,
+        policy_factory=factory,
         **options,
     )
     return collector
@@ -84,23 +81,21 @@ def _with_workers(
 
 @dataclass(frozen=True)
 class PolicyFactory:
-    """Loads the policy anew in each worker, because not every policy can be sent there."""
+    """Loads the policy anew in each worker, for its environments."""
 
-    policy: str
     source: Any
-    seed: int
-    unsafe_pickle: bool
+    loader: PolicyLoader
 
     def __call__(self) -> Any:
         """Returns the policy."""
         env = build_env(self.source)
         try:
-            return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
+            return self.loader(env)
         finally:
             env.close(raise_if_closed=False)
 
 
-def batch_size(args: Collect) -> int:
+def batch_size(args: CollectArguments) -> int:
     """Returns the default size of a batch: a whole number of steps of its environments."""
     frames, environments = args.frames, args.envs
     if args.asynchronous:

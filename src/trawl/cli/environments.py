@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from trawl.cli.arguments import Collect, Evaluate
+from trawl.cli.arguments import CollectArguments, EvaluateArguments
 from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
@@ -54,7 +54,25 @@ class EnvFactory:
         return factory
 
 
-def env_kwargs(args: Collect | Evaluate) -> dict[str, Any]:
+def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) -> None:
+    """Checks the options ``positive``, and those that both commands have.
+
+    Raises:
+        CliError: if the value of an option is out of range.
+    """
+    for name in positive:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
+    if args.workers < 0:
+        raise CliError(f"--workers must be at least 0, but it is {args.workers}")
+    if args.backend != "process" and not args.workers:
+        raise CliError(f"--backend {args.backend} needs workers: give --workers")
+    if args.seed is not None and not 0 <= args.seed < 2**63:
+        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
+
+
+def env_kwargs(args: CollectArguments | EvaluateArguments) -> dict[str, Any]:
     """Returns the arguments that ``--env-kwargs`` gives.
 
     Raises:
@@ -75,7 +93,7 @@ def env_kwargs(args: Collect | Evaluate) -> dict[str, Any]:
     return found
 
 
-def env_source(args: Collect | Evaluate) -> Any:
+def env_source(args: CollectArguments | EvaluateArguments) -> Any:
     """Returns a collector's ``create_env_fn``: a Gymnasium id, or a function.
 
     Raises:
@@ -92,7 +110,7 @@ def env_source(args: Collect | Evaluate) -> Any:
     return partial(GymEnv, args.env, **kwargs) if kwargs else args.env
 
 
-def built(args: Collect | Evaluate, source: Any) -> Any:
+def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> Any:
     """Makes the command's environments as one, and does not check their data.
 
     Raises:
@@ -107,7 +125,7 @@ def built(args: Collect | Evaluate, source: Any) -> Any:
         raise CliError(f"environment {args.env} can't be made: {told}") from error
 
 
-def make_env(args: Collect, source: Any) -> Any:
+def make_env(args: CollectArguments, source: Any) -> Any:
     """Makes the command's environments as one, and checks that a dataset can hold their data.
 
     Args:
@@ -117,7 +135,7 @@ def make_env(args: Collect, source: Any) -> Any:
     Raises:
         CliError: if they can't be made, or the dataset can't hold their data.
     """
-    env = built(args, source)
+    env = build_unchecked(args, source)
     try:
         _check_layout(args, env)
     except CliError:
@@ -126,7 +144,7 @@ def make_env(args: Collect, source: Any) -> Any:
     return env
 
 
-def _check_layout(args: Collect, env: Any) -> None:
+def _check_layout(args: CollectArguments, env: Any) -> None:
     if not isinstance(env, TensorDictEnv):
         return
     for key, space in _loose_leaves(env):
@@ -150,7 +168,7 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
                 yield from ((leaf.key, leaf.space) for leaf in codec.loose)
 
 
-def env_of_minari(args: Collect) -> Any:
+def env_of_minari(args: CollectArguments) -> Any:
     """Returns the ``env`` of a MinariSink: an id, an environment, or None."""
     source = env_source(args)
     if isinstance(source, str):

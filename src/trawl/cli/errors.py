@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from trawl.errors import WorkerError, raised_by_reset
 
@@ -18,7 +20,7 @@ class CliError(Exception):
     """Error for the user, shown as one line, without a traceback."""
 
 
-class Stopped(Exception):
+class StoppedEarly(Exception):
     """Collection was stopped early; committed frames were kept.
 
     Args:
@@ -29,6 +31,27 @@ class Stopped(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+@contextmanager
+def explained(
+    what: str,
+    kinds: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+    hint: str = "",
+) -> Iterator[None]:
+    """Turns exceptions of a user's code within the context into a :class:`CliError`.
+
+    Args:
+        what: beginning of the message.
+        kinds: types of the exceptions.
+        hint: end of the message.
+    """
+    try:
+        yield
+    except CliError:
+        raise
+    except kinds as error:
+        raise CliError(f"{what}: {describe(error)}{hint}") from error
 
 
 def message_of(error: BaseException) -> str:
@@ -55,21 +78,26 @@ def describe(error: BaseException) -> str:
     return f"{line} ({'; '.join(notes)})" if notes else line
 
 
-def blame(error: Exception, env: str, policy: str | None = None) -> CliError:
-    """Returns the error of a collector or an evaluator that can't be made.
+@contextmanager
+def blamed(env: str, policy: str | None = None) -> Iterator[None]:
+    """Turns exceptions of a collector or an evaluator that is made into a :class:`CliError`.
 
     Args:
-        error: the exception.
         env: the environment, as the user gave it.
         policy: the policy, as the user gave it; None if the policy can't be the cause.
     """
-    if raised_by_reset(error):
-        what = f"environment {env} failed"
-    elif policy in (None, "random"):
-        what = "the run can't begin"
-    else:
-        what = f"--policy {policy}"
-    return CliError(f"{what}: {describe(error)}")
+    try:
+        yield
+    except CliError:
+        raise
+    except Exception as error:
+        if raised_by_reset(error):
+            what = f"environment {env} failed"
+        elif policy in (None, "random"):
+            what = "the run can't begin"
+        else:
+            what = f"--policy {policy}"
+        raise CliError(f"{what}: {describe(error)}") from error
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from tensordict.nn import InteractionType
 
-from trawl.cli.arguments import Evaluate
-from trawl.cli.environments import built, env_kwargs, env_source
-from trawl.cli.errors import CliError, blame, describe
-from trawl.cli.policies import fingerprint, load_policy
+from trawl.cli.arguments import EvaluateArguments
+from trawl.cli.environments import build_unchecked, check_numbers, env_kwargs, env_source
+from trawl.cli.errors import CliError, blamed, explained
+from trawl.cli.policies import PolicyLoader, fingerprint
 from trawl.cli.references import search_here
 from trawl.cli.summary import print_facts, run_name, show_environment
 from trawl.cli.versions import versions
@@ -28,7 +28,7 @@ from trawl.collectors.evaluation.statistics import Summary, summarise
 from trawl.observe.progress import plural, short
 
 
-def evaluate(args: Evaluate) -> int:
+def evaluate(args: EvaluateArguments) -> int:
     """Evaluates a policy, prints a table and writes the results.
 
     Returns:
@@ -38,19 +38,14 @@ def evaluate(args: Evaluate) -> int:
         CliError: if the arguments are not valid, or the evaluation fails; nothing is written then.
         OSError: if the results can't be written.
     """
-    _check(args)
+    check_numbers(args, "episodes", "max_steps", "envs")
     started = datetime.now(timezone.utc)
     out = Path(args.out or f"{run_name(args.env, started)}.json")
     if out.exists():
         raise CliError(f"{out} is there already: give another --out")
     search_here()
-    with _evaluator(args) as evaluator:
-        try:
-            result = evaluator.evaluate()
-        except CliError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise CliError(f"the evaluation failed: {describe(error)}") from error
+    with _evaluator(args) as evaluator, explained("the evaluation failed", (Exception, SystemExit)):
+        result = evaluator.evaluate()
     facts = _facts(args, started, result)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -58,30 +53,14 @@ def evaluate(args: Evaluate) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class PolicyLoader:
-    """Loads the policy in the process where it acts, because not every policy can be sent."""
-
-    policy: str
-    seed: int
-    unsafe_pickle: bool
-
-    def __call__(self, env: Any) -> Any:
-        """Returns the policy for an environment; None for random actions."""
-        return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
-
-
-def _evaluator(args: Evaluate) -> Evaluator:
+def _evaluator(args: EvaluateArguments) -> Evaluator:
     source = env_source(args)
-    env = built(args, source)
+    env = build_unchecked(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
     try:
         # Also with workers, so that an error is found before they start.
-        policy = loader(env)
-    except CliError:
-        raise
-    except Exception as error:
-        raise CliError(f"--policy {args.policy}: {describe(error)}") from error
+        with explained(f"--policy {args.policy}"):
+            policy = loader(env)
     finally:
         env.close(raise_if_closed=False)
     kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
@@ -89,7 +68,7 @@ def _evaluator(args: Evaluate) -> Evaluator:
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
-    try:
+    with blamed(args.env, args.policy):
         return Evaluator(
             source,
             **acts,
@@ -102,26 +81,9 @@ def _evaluator(args: Evaluate) -> Evaluator:
             seed=args.seed,
             dump_video=False,
         )
-    except CliError:
-        raise
-    except Exception as error:
-        raise blame(error, args.env, args.policy) from error
 
 
-def _check(args: Evaluate) -> None:
-    for name in ("episodes", "max_steps", "envs"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise CliError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}")
-    if args.workers < 0:
-        raise CliError(f"--workers must be at least 0, but it is {args.workers}")
-    if args.backend != "process" and not args.workers:
-        raise CliError(f"--backend {args.backend} needs workers: give --workers")
-    if not 0 <= args.seed < 2**63:
-        raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
-
-
-def _facts(args: Evaluate, started: datetime, result: EvaluationResult) -> dict[str, Any]:
+def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult) -> dict[str, Any]:
     """Returns the content of the results file: settings of the evaluation, and its results."""
     episodes = result.episodes
     facts: dict[str, Any] = {

@@ -15,19 +15,19 @@ from trawl.cli.errors import one_line, printable
 _WORKER = re.compile(r"^in worker \d+: ")
 
 
-def tell(message: str) -> None:
+def print_note(message: str) -> None:
     """Prints a line on stderr."""
     print(f"trawl: {printable(message)}", file=sys.stderr, flush=True)
 
 
-def tell_traceback() -> None:
+def print_traceback() -> None:
     """Prints the traceback of the current exception on stderr."""
     for line in traceback.format_exc().splitlines():
         print(printable(line), file=sys.stderr)
 
 
 @contextmanager
-def notes() -> Iterator[None]:
+def warnings_as_notes() -> Iterator[None]:
     """Prints warnings within the context as one line on stderr, without a line of code."""
     told: set[str] = set()
 
@@ -36,7 +36,7 @@ def notes() -> Iterator[None]:
         text = _WORKER.sub("", note)
         # Workers make the environment and policy again, and would repeat warnings of this process.
         if text == note or text not in told:
-            tell(f"note: {note}")
+            print_note(f"note: {note}")
         told.add(text)
 
     with warnings.catch_warnings():

@@ -6,13 +6,14 @@ import hashlib
 import inspect
 import os
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from trawl.cli.errors import CliError, describe
+from trawl.cli.errors import CliError, explained
 from trawl.cli.references import find, load_module, split
 
 
@@ -49,6 +50,19 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
     return _made(text, found, env)
 
 
+@dataclass(frozen=True)
+class PolicyLoader:
+    """Loads the policy in the process where it acts, because not every policy can be sent."""
+
+    policy: str
+    seed: int
+    unsafe_pickle: bool
+
+    def __call__(self, env: Any) -> Any:
+        """Returns the policy for an environment; None for random actions."""
+        return load_policy(self.policy, env, self.seed, self.unsafe_pickle)
+
+
 def fingerprint(text: str) -> str | None:
     """Returns the SHA-256 of a policy's file, for the record; None if it is not a file."""
     if text == "random" or not os.path.isfile(text):
@@ -71,15 +85,9 @@ def _made(text: str, factory: Any, env: Any) -> Any:
         return factory
     if not callable(factory):
         raise CliError(f"--policy {text} is no function but {type(factory).__name__}")
-    try:
+    hint = ". It is called without arguments, or with the environment, and has to return the policy"
+    with explained(f"--policy {text} failed", (Exception, SystemExit), hint):
         made = factory(env) if _takes_env(text, factory) else factory()
-    except CliError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise CliError(
-            f"--policy {text} failed: {describe(error)}. It is called without arguments, or with "
-            "the environment, and has to return the policy"
-        ) from error
     if made is None:
         raise CliError(
             f"--policy {text} returned None, where a policy was expected; --policy random acts "

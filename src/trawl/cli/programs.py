@@ -14,8 +14,8 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
-from trawl.cli.calls import Call, Program, export_call, plain_call
-from trawl.cli.errors import CliError, describe
+from trawl.cli.calls import Call, ProgramModule, export_call, plain_call
+from trawl.cli.errors import CliError, explained
 
 # Names of the records in a program of torch.export that hold pickled objects. The other records
 # hold none.
@@ -47,12 +47,8 @@ def load_file(path: str, env: Any, unsafe_pickle: bool) -> Any:
         "script": lambda: torch.jit.load(path, map_location="cpu").eval(),
         "pickle": lambda: torch.load(path, map_location="cpu", weights_only=False),
     }
-    try:
+    with explained(f"{path} can't be loaded"):
         loaded = loaders[kind]()
-    except CliError:
-        raise
-    except Exception as error:
-        raise CliError(f"{path} can't be loaded: {describe(error)}") from error
     return _as_policy(path, loaded, env)
 
 
@@ -71,7 +67,7 @@ def _as_policy(path: str, loaded: Any, env: Any) -> Any:
 
 
 def _wrapped(path: str, call: Call, env: Any) -> TensorDictModule:
-    program = Program(path, call, env)
+    program = ProgramModule(path, call, env)
     extra = [f"output{i + 1}" for i in range(program.extra)]
     in_keys = list(env.observation_spec.keys(True, True))
     return TensorDictModule(program, in_keys=in_keys, out_keys=[*env.action_keys, *extra])

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trawl.cli.arguments import Collect
+from trawl.cli.arguments import CollectArguments
 from trawl.cli.environments import env_kwargs
 from trawl.cli.errors import CliError, shown
 from trawl.cli.policies import fingerprint
 from trawl.data import info
 
 
-def begun(args: Collect, directory: Path) -> dict[str, Any]:
+def begun(args: CollectArguments, directory: Path) -> dict[str, Any]:
     """Returns how the dataset to resume was made, after checking it against the arguments.
 
     Returns:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from tensordict import TensorDictBase
 
-from trawl.cli.arguments import Show
+from trawl.cli.arguments import ShowArguments
 from trawl.cli.errors import CliError, message_of, shown
 from trawl.cli.summary import (
     print_episodes,
@@ -43,7 +43,7 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _NUMBERS = _FLOATS | {torch.int64, torch.int32}
 
 
-def show(args: Show) -> int:
+def show(args: ShowArguments) -> int:
     """Shows what a dataset holds.
 
     Returns:
