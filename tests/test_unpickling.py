@@ -37,9 +37,9 @@ PLACES = {
     "backends/ray_actor.py: RayActor.backend_ask": OWN,
     "backends/ray_wire.py: _Unpickler": RAY,
     "backends/ray_wire.py: read_letter": RAY,
-    "backends/remote_packing.py: Packed.content": SEALED,
+    "backends/frames.py: Frame.content": SEALED,
     "backends/remote_rank.py: Rank.make_service": CARRIED,
-    "backends/rpc.py: _call": RPC,
+    "backends/rpc.py: _RpcInlet.receive": RPC,
     "backends/wire.py: Wire.receive": SOCKET_PAIR,
     "cli/programs.py: load_file": CHOSEN,
     "collectors/assembler.py: WorkerBatch.batch": CARRIED,
@@ -61,18 +61,18 @@ PLACES = {
 # Whoever makes a message of what came from a network has to unseal it.
 MAKERS = {
     # From what it is given to send.
+    "backends/frames.py: pack": OWN,
+    "backends/frames.py: seal": OWN,
     "backends/ray_backend.py: RayWorker._write": OWN,
-    "backends/remote.py: RemoteWorker.stop": OWN,
+    "backends/remote.py: RemoteWorker._lose": OWN,
     "backends/remote.py: RemoteWorker.kill": OWN,
-    "backends/remote.py: RemoteWorker.lose": OWN,
-    "backends/remote_packing.py: pack": OWN,
-    "backends/remote_packing.py: seal": OWN,
+    "backends/remote.py: RemoteWorker.stop": OWN,
     "weight_update/process_group.py: LinkChannel._send_all": OWN,
     # From what it has read.
+    "backends/control.py: WorkerConnection.next": SEALED,
+    "backends/frames.py: unseal": SEALED,
     "backends/link.py: Link.receive": SEALED,
-    "backends/order_line.py: Orders.next": SEALED,
-    "backends/remote_packing.py: unseal": SEALED,
-    "backends/rpc.py: _received": SEALED,
+    "backends/rpc.py: _RpcInlet.receive": SEALED,
 }
 
 
@@ -105,7 +105,7 @@ def unpickles(node):
 
 
 def makes_a_message(node):
-    names = ("Packed", "Sheet")
+    names = ("Packed", "Frame")
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
@@ -128,7 +128,7 @@ def test_every_place_that_makes_messages_is_known():
     # Ray has a class of the same name, for what goes by Ray alone.
     found = {place for place in all_places(makes_a_message) if "/ray_wire.py" not in place}
     assert found == MAKERS.keys()
-    for path in ("backends/link.py", "backends/order_line.py", "backends/rpc.py"):
+    for path in ("backends/link.py", "backends/control.py", "backends/rpc.py"):
         made = [
             place for place, why in MAKERS.items() if why == SEALED and place.startswith(f"{path}:")
         ]

@@ -17,11 +17,10 @@ from backend_parts import descriptors
 
 from trawl.backends import listener as listeners
 from trawl.backends.authentication import AuthenticationError, Session, connect
-from trawl.backends.lifeline import Lifelines
+from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
+from trawl.backends.frames import Frame, pack, seal, unseal
 from trawl.backends.listener import MOST_GUESTS, Listener
 from trawl.backends.network import LOOPBACK
-from trawl.backends.order_line import OrderLine
-from trawl.backends.remote_packing import Packed, pack, seal, unseal
 
 KEY, OTHER = os.urandom(32), os.urandom(32)
 PATIENCE = 300.0
@@ -119,16 +118,16 @@ def bomb():
 def test_a_message_is_not_unpickled_before_it_is_authenticated(bomb):
     _, server = sessions()
     with pytest.raises(AuthenticationError):
-        unseal(Packed(0, bytes(32) + bomb), server).content()
+        unseal(Frame(0, bytes(32) + bomb), server).content()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: Packed(m.verb + 1, m.body, m.buffers),
-        lambda m: Packed(m.verb, m.body + b".", m.buffers),
-        lambda m: Packed(m.verb, m.body, [memoryview(bytes(m.buffers[0])[1:])]),
-        lambda m: Packed(m.verb, m.body, []),
+        lambda m: Frame(m.verb + 1, m.body, m.buffers),
+        lambda m: Frame(m.verb, m.body + b".", m.buffers),
+        lambda m: Frame(m.verb, m.body, [memoryview(bytes(m.buffers[0])[1:])]),
+        lambda m: Frame(m.verb, m.body, []),
     ],
 )
 def test_a_sealed_message_that_was_changed_is_refused(change):
@@ -398,18 +397,18 @@ end.close()
 
 
 def test_a_forged_name_and_a_reset_kill_no_worker(door):
-    """A stranger who knows the names of workers can't have their lifelines end."""
+    """A stranger who knows the names of workers can't have their connections end."""
     lost = []
-    lines = Lifelines(door.listener, 30.0)
-    lines.watch("worker", KEY, lost.append)
-    hello = hashlib.sha256(b"lifeline of worker").digest() + bytes(32)
+    control = ControlConnection(door.listener, SIGNALS, "worker", KEY, PATIENCE)
+    control.watch(30.0, lost.append)
+    hello = hashlib.sha256(b"signals for worker").digest() + bytes(32)
     for said, size in ((b"worker\n", 0), (hello, 33)):
         code = RESET.format(host=door.listener.host, port=door.listener.port, said=said, size=size)
         subprocess.run([sys.executable, "-c", code], check=True)
     # What the stranger did was noticed before this: it came before.
-    held = lines.line.connect("worker", KEY)
+    held = control.rendezvous.connect(SIGNALS)
     with pytest.raises(ConnectionRefusedError):
-        lines.line.connect("worker", KEY)
+        control.rendezvous.connect(SIGNALS)
     assert lost == []
     # A reset by the worker's own machine is told.
     end = held._end
@@ -419,11 +418,13 @@ def test_a_forged_name_and_a_reset_kill_no_worker(door):
     while not lost and time.monotonic() < deadline:
         time.sleep(0.01)
     assert lost == [None]
+    held.close()
+    control.close()
 
 
-def test_an_order_that_is_forged_is_not_read(door, bomb):
-    line = OrderLine(door.listener, "worker", KEY, PATIENCE)
-    orders = line.meeting.connect()
+def test_a_request_that_is_forged_is_not_read(door, bomb):
+    line = ControlConnection(door.listener, REQUESTS, "worker", KEY, PATIENCE)
+    orders = line.rendezvous.connect()
     line.meet()
     # Somebody on the way puts it in.
     line._end.sendall(b"\0" + (32 + len(bomb)).to_bytes(8, "big") + bytes(4 + 32) + bomb)

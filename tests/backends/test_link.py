@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from trawl.backends.authentication import AuthenticationError
+from trawl.backends.frames import MESSAGE, pack
 from trawl.backends.link import Address, hosted_store
 from trawl.backends.network import LOOPBACK
-from trawl.backends.remote_packing import MESSAGE, pack
 
 FRAME = 2048
 

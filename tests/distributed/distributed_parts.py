@@ -40,7 +40,7 @@ def make(cls, **options):
 def kill_one(collector, index=0):
     """Ends a worker's process."""
     worker = collector._pool.slots[index].worker
-    os.kill(worker._process._worker.pid, signal.SIGKILL)
+    os.kill(worker.process._worker.pid, signal.SIGKILL)
 
 
 def exhaust(collector):

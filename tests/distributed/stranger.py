@@ -19,9 +19,9 @@ from pathlib import Path
 import torch.distributed
 
 from trawl.backends.authentication import AuthenticationError
+from trawl.backends.control import Rendezvous
+from trawl.backends.frames import Frame
 from trawl.backends.link import Address
-from trawl.backends.order_line import Meeting
-from trawl.backends.remote_packing import Packed
 from trawl.collectors.distributed.launchers import run_rank
 
 SHORT = 60.0
@@ -56,7 +56,7 @@ class Stranger:
 
     def control(self):
         """Where the driver waits for workers."""
-        host, port = self.store.get(f"{self.prefix}/1/0/orders").decode().rsplit(" ", 1)
+        host, port = self.store.get(f"{self.prefix}/1/0/rendezvous").decode().rsplit(" ", 1)
         return host, int(port)
 
     def poisons_the_store(self, count):
@@ -82,22 +82,22 @@ class Stranger:
             self.held.append(end)
         return len(self.held)
 
-    def gets_orders(self):
+    def gets_requests(self):
         """Asks for the orders of a worker."""
         host, port = self.control()
         found = []
         for name in ("trawl/1/0", "trawl/1/1", "trawl0/1/0"):
             for key in (b"", bytes(32)):
                 try:
-                    Meeting(host, port, name, key, SHORT).connect()
+                    Rendezvous(host, port, name, key, SHORT).connect()
                 except (AuthenticationError, OSError) as error:
                     found.append(type(error).__name__)
                 else:
                     found.append("admitted")
         return found
 
-    def resets_lifelines(self):
-        """Sends the names of workers where these have their lifelines, and resets."""
+    def resets_connections(self):
+        """Sends the names of workers where these connect, and resets."""
         for name in (b"trawl/1/0\n", b"trawl/2/0\n"):
             end = socket.create_connection(self.control(), SHORT)
             end.sendall(name)
@@ -107,7 +107,7 @@ class Stranger:
     def plays_the_driver(self, prefix):
         """Tells the worker that comes to an address to come here, and gives it bombs as orders."""
         fake = socket.create_server((self.host, 0))
-        self.store.set(f"{prefix}/orders", f"{self.host} {fake.getsockname()[1]}")
+        self.store.set(f"{prefix}/rendezvous", f"{self.host} {fake.getsockname()[1]}")
         self.store.set(f"{prefix}/task", self.bomb)
 
         def serve():
@@ -128,7 +128,7 @@ class Stranger:
 
         def link():
             found = self.address(prefix).link(rank)
-            found.send(Packed(0, bytes(32) + self.bomb))
+            found.send(Frame(0, bytes(32) + self.bomb))
             self.held.append(found)
 
         thread = threading.Thread(target=link, daemon=True)

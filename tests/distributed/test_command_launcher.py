@@ -13,7 +13,8 @@ from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 
 from trawl.backends.launch_command import KEY, CommandLauncher
-from trawl.backends.process_group import ProcessGroupBackend
+from trawl.backends.process_group import ProcessGroupCarrier
+from trawl.backends.remote import RemoteBackend
 from trawl.collectors.distributed import DistributedSyncCollector
 from trawl.errors import WorkerDied
 
@@ -27,7 +28,7 @@ class TestCommandLauncher(BackendConformance):
     many = 3
 
     def new_backend(self):
-        return ProcessGroupBackend(CommandLauncher(SHELL))
+        return RemoteBackend(CommandLauncher(SHELL), ProcessGroupCarrier())
 
 
 def commanded(command, cls=CLASSES[0], **options):
@@ -70,7 +71,7 @@ def test_no_key_is_in_a_command_line():
     with commanded("{worker} # {key_file}", num_workers=1) as collector:
         collector.next()
         (member,) = collector._fleet.members
-        key = member.worker._address.key.hex()
+        key = member.worker.address.key.hex()
         lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
         started = [line for line in lines if "launch_command" in line]
         assert started
@@ -82,7 +83,7 @@ def test_no_key_is_in_a_command_line():
 
 def command_of(collector, index):
     """The process of a worker's command."""
-    name = collector._fleet.members[index].worker._address.prefix
+    name = collector._fleet.members[index].worker.address.prefix
     found = psutil.Process().children()
     return next(child for child in found if name in " ".join(child.cmdline()))
 

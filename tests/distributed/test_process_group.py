@@ -3,12 +3,13 @@
 from backend_conformance import BackendConformance
 
 from trawl.backends.launch import LocalLauncher
-from trawl.backends.process_group import ProcessGroupBackend
+from trawl.backends.process_group import ProcessGroupCarrier
+from trawl.backends.remote import RemoteBackend
 
 
-class TestProcessGroupBackend(BackendConformance):
+class TestProcessGroups(BackendConformance):
     shares_memory = False
     many = 6
 
     def new_backend(self):
-        return ProcessGroupBackend(LocalLauncher())
+        return RemoteBackend(LocalLauncher(), ProcessGroupCarrier())

@@ -252,7 +252,7 @@ from distributed_parts import *
 if __name__ == "__main__":
     with make({cls}) as c:
         c.next()
-        print(*[m.worker._process._worker.pid for m in c._pool.slots], c._backend.port)
+        print(*[m.worker.process._worker.pid for m in c._pool.slots], c._backend.port)
         sys.stdout.flush()
         time.sleep(1000)
 """

@@ -3,13 +3,14 @@
 from backend_conformance import BackendConformance
 
 from trawl.backends.launch import LocalLauncher
-from trawl.backends.rpc import RpcBackend
+from trawl.backends.remote import RemoteBackend
+from trawl.backends.rpc import RpcCarrier
 
 
-class TestRpcBackend(BackendConformance):
+class TestRpc(BackendConformance):
     shares_memory = False
     many = 6
     patience = 15.0
 
     def new_backend(self):
-        return RpcBackend(LocalLauncher())
+        return RemoteBackend(LocalLauncher(), RpcCarrier())

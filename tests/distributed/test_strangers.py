@@ -89,21 +89,21 @@ def test_another_user_beside_a_collector(cls, crater):
         backend = collector._pool.backend
         with another_user(backend.port, crater) as other:
             found = other.reads_the_store()
-            keys = [member.worker._address.key for member in collector._pool.slots]
-            assert len({"trawl/1/0/orders", "trawl/2/0/orders"} & found.keys()) == 2
+            keys = [member.worker.address.key for member in collector._pool.slots]
+            assert len({"trawl/1/0/rendezvous", "trawl/2/0/rendezvous"} & found.keys()) == 2
             for name, value in found.items():
                 data = bytes.fromhex(value)
                 assert not any(key in data for key in (*keys, backend._secret)), name
                 assert b"trawl." not in data, f"{name} is a pickle"
             other.poisons_the_store(POISONED)
-            assert set(other.gets_orders()) == {"ConnectionRefusedError"}
-            other.resets_lifelines()
+            assert set(other.gets_requests()) == {"ConnectionRefusedError"}
+            other.resets_connections()
             assert other.crowds(240) == 240
             before = collector.stats()["frames"]
             frames = sum(collector.next().numel() for _ in range(3))
             assert collector.stats()["restarts"] == 0
             # One that has to join now gets through them.
-            os.kill(collector._pool.slots[0].worker._process._worker.pid, signal.SIGKILL)
+            os.kill(collector._pool.slots[0].worker.process._worker.pid, signal.SIGKILL)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 while not collector.stats()["restarts"]:
@@ -196,7 +196,7 @@ def test_files_of_jobs_tell_others_nothing(tmp_path):
     with make(CLASSES[0], launcher="submitit", slurm_kwargs=jobs, num_workers=1) as collector:
         collector.next()
         (member,) = collector._pool.slots
-        key = member.worker._address.key
+        key = member.worker.address.key
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         holders = [path for path in files if key in path.read_bytes()]
         assert len(holders) == 1

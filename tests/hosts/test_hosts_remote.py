@@ -178,8 +178,8 @@ from stranger import Stranger
 from hosts_parts import *
 stranger = Stranger({host!r}, 29_500, "trawl0", {crater!r})
 say(all(b"trawl." not in bytes.fromhex(value) for value in stranger.reads_the_store().values()))
-say(set(stranger.gets_orders()))
-stranger.resets_lifelines()
+say(set(stranger.gets_requests()))
+stranger.resets_connections()
 say(stranger.crowds(240))
 say(stranger.comes_as_a_rank("x" * 32))
 hear()

@@ -7,7 +7,7 @@ import pytest
 from backend_conformance import BackendConformance
 
 from trawl.backends import ray_backend
-from trawl.backends.order_line import OrderLine
+from trawl.backends.control import ControlConnection
 from trawl.backends.ray_backend import RayBackend
 
 FREE = {"num_cpus": 0}
@@ -47,12 +47,12 @@ class TestRayInStep(TestRay):
         assert self.end(worker)[2].reason.startswith("died")
 
 
-class LineToNowhere(OrderLine):
+class LineToNowhere(ControlConnection):
     """One that no worker gets to, as a firewall may have it."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.meeting = replace(self.meeting, port=1)
+        self.rendezvous = replace(self.rendezvous, port=1)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -61,4 +61,4 @@ class TestRayBehindAFirewall(TestRay):
 
     @pytest.fixture(autouse=True)
     def firewall(self, monkeypatch):
-        monkeypatch.setattr(ray_backend, "OrderLine", LineToNowhere)
+        monkeypatch.setattr(ray_backend, "ControlConnection", LineToNowhere)

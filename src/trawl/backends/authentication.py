@@ -2,7 +2,7 @@
 
 Both ends of a connection prove that they know the key: each sends a random number, and answers with
 an HMAC (RFC 2104) over both numbers. Messages then carry an HMAC over a counter and their content,
-without the memory of large arrays (:func:`trawl.backends.remote_packing.seal`). So forged, changed
+without the memory of large arrays (:func:`trawl.backends.frames.seal`). So forged, changed
 and replayed messages are rejected. Nothing is encrypted.
 """
 

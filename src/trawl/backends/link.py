@@ -6,6 +6,7 @@ numbers. A key that both processes get from elsewhere authenticates their messag
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ import torch.distributed
 from torch import Tensor
 
 from trawl.backends.authentication import NONCE_BYTES, AuthenticationError, Session
+from trawl.backends.frames import Frame, seal, unseal
 from trawl.backends.network import listening, own_address
-from trawl.backends.remote_packing import Packed, seal, unseal
 
 # Much of the module has no type annotations.
 dist: Any = torch.distributed
@@ -117,7 +118,7 @@ class Link:
         self._sent = torch.empty(_FRAME, dtype=torch.uint8)
         self._received = torch.empty(_FRAME, dtype=torch.uint8)
 
-    def send(self, packed: Packed) -> None:
+    def send(self, frame: Frame) -> None:
         """Sends a message. Only one thread may send at a time.
 
         Memory that the message refers to may change after the call returns.
@@ -125,26 +126,26 @@ class Link:
         Raises:
             RuntimeError: if the other rank is gone.
         """
-        packed = seal(packed, self._session)
-        sizes = [len(view) for view in packed.buffers]
-        total = _HEAD.size + 8 * len(sizes) + len(packed.body)
+        frame = seal(frame, self._session)
+        sizes = [len(view) for view in frame.buffers]
+        total = _HEAD.size + 8 * len(sizes) + len(frame.body)
         inside = total + sum(sizes) <= _LARGEST_FRAME
         total += sum(sizes) if inside else 0
         following = max(_FRAME, 1 << (total - 1).bit_length()) if inside else _FRAME
-        head = _HEAD.pack(packed.verb, inside, total, len(packed.body), len(sizes), following)
-        parts = [head, struct.pack(f"!{len(sizes)}Q", *sizes), packed.body]
-        whole = over(bytearray().join([*parts, *packed.buffers] if inside else parts))
+        head = _HEAD.pack(frame.verb, inside, total, len(frame.body), len(sizes), following)
+        parts = [head, struct.pack(f"!{len(sizes)}Q", *sizes), frame.body]
+        whole = over(bytearray().join([*parts, *frame.buffers] if inside else parts))
         room = len(self._sent)
         self._sent[:total] = whole[:room]
         tensors = [self._sent, *([whole[room:]] if total > room else [])]
-        tensors += [] if inside else [over(view) for view in packed.buffers]
+        tensors += [] if inside else [over(view) for view in frame.buffers]
         works = [self._group.send([one], self._peer, 0) for one in tensors]
         for work in works:
             work.wait(FOREVER)
         if following != room:
             self._sent = torch.empty(following, dtype=torch.uint8)
 
-    def receive(self) -> Packed:
+    def receive(self) -> Frame:
         """Waits for the next message and returns it.
 
         Raises:
@@ -173,8 +174,17 @@ class Link:
                 begin += len(buffer)
             else:
                 self._take(buffer)
-        packed = Packed(verb, body, [buffer.numpy() for buffer in buffers])
-        return unseal(packed, self._session)
+        frame = Frame(verb, body, [buffer.numpy() for buffer in buffers])
+        return unseal(frame, self._session)
+
+    def nudge(self) -> None:
+        """Sends a byte to a rank that is out of reach.
+
+        The kernel tries in vain to send it, so that it gives up the connection in the end, and
+        wakes a thread that waits for a message.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._group.send([torch.zeros(1, dtype=torch.uint8)], self._peer, 0)
 
     def _take(self, tensor: Tensor) -> None:
         self._group.recv([tensor], self._peer, 0).wait(FOREVER)

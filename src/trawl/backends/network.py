@@ -64,24 +64,26 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def ask_now_and_then(end: socket.socket, seconds: float) -> int:
+def keep_alive(end: socket.socket, seconds: float, strictly: bool = False) -> None:
     """Turns on TCP keepalive: while nothing is sent, the kernel probes the other end.
 
     Args:
         end: a TCP connection.
         seconds: seconds without an answer after which the kernel closes the connection.
-
-    Returns:
-        Seconds between two probes.
+        strictly: True to close it also if sent data is not acknowledged for so long. That must not
+            be used if the other end may not read all that is sent.
     """
     every = max(1, int(seconds / _PROBES))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Systems other than Linux lack some of these options, and close the connection later.
-    for name, value in (
-        ("TCP_KEEPIDLE", every),
-        ("TCP_KEEPINTVL", every),
-        ("TCP_KEEPCNT", max(1, round(seconds / every) - 1)),
-    ):
+    options = {
+        "TCP_KEEPIDLE": every,
+        "TCP_KEEPINTVL": every,
+        "TCP_KEEPCNT": max(1, round(seconds / every) - 1),
+    }
+    if strictly:
+        # The kernel checks this limit at each probe only, and it overrides the number of probes.
+        options["TCP_USER_TIMEOUT"] = int(1000 * (seconds - every / 2))
+    for name, value in options.items():
         if hasattr(socket, name):
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return every

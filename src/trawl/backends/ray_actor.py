@@ -23,8 +23,8 @@ from typing_extensions import override
 
 from trawl.backends.authentication import AuthenticationError
 from trawl.backends.base import Asked, Port, Service
+from trawl.backends.control import Rendezvous, WorkerConnection
 from trawl.backends.failure import Failure
-from trawl.backends.order_line import Meeting, Orders
 from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
 from trawl.backends.worker_loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
@@ -92,17 +92,17 @@ class RayActor:
     of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
     def __init__(
-        self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Meeting | None
+        self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Rendezvous | None
     ) -> None:
         import ray
 
         sys.setswitchinterval(_TURN)
         sys.path += [entry for entry in path if entry not in sys.path]
-        orders: Orders | None = None
+        orders: WorkerConnection | None = None
         with contextlib.suppress(OSError, AuthenticationError):
             orders = None if meeting is None else meeting.connect()
         if orders is not None:
-            orders.ask_now_and_then(_OUT_OF_REACH)
+            orders.keep_alive(_OUT_OF_REACH)
         self._mail = _Mail(orders)
         node = ray.get_runtime_context().get_node_id()
         self._mail.say(Hello(os.getpid(), node, orders is not None))
@@ -166,7 +166,7 @@ class _Mail:
         orders: the connection to the driver, if there is one.
     """
 
-    def __init__(self, orders: Orders | None) -> None:
+    def __init__(self, orders: WorkerConnection | None) -> None:
         self._lock = threading.Lock()
         # Wakes calls when there is something in the outbox.
         self._spoke = threading.Condition(self._lock)

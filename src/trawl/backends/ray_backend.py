@@ -18,15 +18,14 @@ from typing_extensions import override
 
 from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.control import REQUESTS, ControlConnection
 from trawl.backends.failure import Failure
+from trawl.backends.frames import MESSAGE, Frame
 from trawl.backends.listener import Listener
-from trawl.backends.order_line import OrderLine
 from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Place
 from trawl.backends.ray_handle import actor_class
 from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
-from trawl.backends.remote_packing import MESSAGE
-from trawl.backends.remote_packing import Packed as Sheet
 from trawl.memory import PrivateMemory
 
 # Most calls with messages for an actor that may be under way at a time. Messages that are sent
@@ -99,7 +98,7 @@ class RayBackend(Backend):
         asked = self.options(index)
         place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
         orders = self._new_orders()
-        meeting = None if orders is None else orders.meeting
+        meeting = None if orders is None else orders.rendezvous
         if self._kind is None:
             self._kind = actor_class(self._methods)
         kind = self._kind.options(**{**asked, **own})
@@ -111,7 +110,7 @@ class RayBackend(Backend):
         worker.listen()
         return worker
 
-    def _new_orders(self) -> OrderLine | None:
+    def _new_orders(self) -> ControlConnection | None:
         """Returns the connection for small messages to the next worker; None if impossible."""
         import ray
 
@@ -122,7 +121,7 @@ class RayBackend(Backend):
         if self._listener is None:
             return None
         name = f"worker {next(self._launches)}"
-        return OrderLine(self._listener, name, os.urandom(KEY_BYTES), _LINING)
+        return ControlConnection(self._listener, REQUESTS, name, os.urandom(KEY_BYTES), _LINING)
 
     def hear(self, worker: RayWorker, said: list[Any]) -> None:
         """Queues messages of a worker, or the error that ended it. Any thread may call it."""
@@ -289,7 +288,7 @@ class RayWorker(Worker):
         index: int,
         actor: Any,
         connection: Connection,
-        orders: OrderLine | None,
+        orders: ControlConnection | None,
         asked: Mapping[str, Any],
         place: Place,
         backend: weakref.ref[RayBackend],
@@ -374,7 +373,7 @@ class RayWorker(Worker):
                 if any(packed.arrays or packed.refs for packed in self._waiting):
                     return
                 self._confirmed = self._heard
-                self.orders.send(Sheet(MESSAGE, self._letter(self._heard)[0]))
+                self.orders.send(Frame(MESSAGE, self._letter(self._heard)[0]))
         except BaseException:
             # As in _call.
             self.kill()

@@ -1,8 +1,8 @@
-"""Workers that are reached over a network: the code that all such backends share in the driver.
+"""Workers that are reached over a network.
 
-For each worker, one thread receives its messages, and another sends the messages that it must
-receive while it works. Orders go over a connection of their own (:mod:`trawl.backends.order_line`).
-A worker is dead once its connection is closed and, if that can be known, its process has ended.
+The driver tells a worker what to do over two TCP connections (:mod:`trawl.backends.control`). A
+thread for each worker receives its messages from a carrier. A worker is dead once its carrier is
+closed and, if that can be known, its process has ended.
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ import os
 import sys
 import threading
 import time
-from abc import abstractmethod
 from collections import deque
-from queue import SimpleQueue
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 from typing_extensions import override
 
+from trawl.backends.authentication import KEY_BYTES, AuthenticationError, derived_key
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
+from trawl.backends.carrier import Carrier, Inlet
+from trawl.backends.control import REQUESTS, SIGNALS, ControlConnection
 from trawl.backends.failure import Failure
-from trawl.backends.launch import Launcher, Process
-from trawl.backends.order_line import OrderLine
-from trawl.backends.remote_packing import (
+from trawl.backends.frames import (
     ENDED,
     FAILED,
     INTERRUPT,
     KILL,
     MESSAGE,
     STOP,
-    Order,
-    Packed,
+    Frame,
+    Request,
     pack,
 )
+from trawl.backends.launch import Launcher, Process
+from trawl.backends.link import GONE, STATE, Address, hosted_store
+from trawl.backends.listener import Listener
+from trawl.backends.network import LOOPBACK, is_loopback, own_address
+from trawl.backends.remote_rank import RENDEZVOUS
 from trawl.memory import PrivateMemory
 
 # Seconds to wait for messages from before the end of a process; its children may keep its
@@ -41,6 +46,8 @@ from trawl.memory import PrivateMemory
 _LATE = 1.0
 # Seconds after which a killed worker counts as dead if its process can't be observed.
 _GONE = 3.0
+# Seconds that threads that receive messages may take to end after the workers.
+_LISTENING = 2.0
 
 
 class RemoteBackend(Backend):
@@ -50,28 +57,73 @@ class RemoteBackend(Backend):
 
     Args:
         launcher: starts the workers' processes; this object closes it.
+        carrier: brings the workers' messages; this object closes it.
+        host: address of this machine at which workers find the store.
+        port: port of the store; None for any that is free.
+        timeout: seconds that a worker may take to join.
+        prefix: prefix of the names in the store.
+        store: True if this process makes the store; False if it exists already.
+        link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
+        secret: the secret from which the workers' keys are derived; by default random. It must be
+            given if the launcher can't pass the keys to the workers.
     """
 
     shares_memory = False
     isolated = True
 
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
+    def __init__(
+        self,
+        launcher: Launcher,
+        carrier: Carrier,
+        host: str = LOOPBACK,
+        port: int | None = None,
+        timeout: float = 300.0,
+        prefix: str = "trawl",
+        store: bool = True,
+        link_timeout: float | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        self.launcher, self.carrier = launcher, carrier
+        self._secret = os.urandom(KEY_BYTES) if secret is None else secret
+        self._launches: dict[int, int] = {}
+        # Those whose messages are received, or were.
+        self._heard: list[RemoteWorker] = []
         self._changed = threading.Condition()
         self._living: set[RemoteWorker] = set()
-        self._events: deque[tuple[RemoteWorker, Packed | Death]] = deque()
-        self._closed = False
+        self._events: deque[tuple[RemoteWorker, Frame | Death]] = deque()
         self._owner = os.getpid()
+        self._store: Any = None
+        if store:
+            self._store, port = hosted_store(host, port or 0, timeout)
+        self._address = Address(host, port or 0, timeout, prefix)
+        if self._store is None:
+            self._store = self._address.client()
+        self.listener = Listener(own_address(host, self.port))
+        # There is no link to cut between this machine and itself.
+        self.link_timeout = None if is_loopback(self.listener.host) else link_timeout
+        try:
+            carrier.open(self._address, self._store)
+        except BaseException:
+            self._release()
+            raise
+        # Last, as `__del__` must not close a backend that got no port.
+        self._closed = False
 
-    # --- what a subclass does
+    @property
+    def port(self) -> int:
+        """Port at which workers find the store."""
+        return self._address.port
 
-    @abstractmethod
-    def _new_worker(self, index: int) -> RemoteWorker:
-        """Returns a worker that is not started yet."""
+    def _new_address(self, index: int) -> Address:
+        """Returns the address at which this process meets the next process of a worker."""
+        launches = self._launches[index] = self._launches.get(index, -1) + 1
+        prefix = f"{self._address.prefix}/{index + 1}/{launches}"
+        return replace(self._address, prefix=prefix, key=derived_key(self._secret, prefix))
 
-    @abstractmethod
-    def _let_go(self) -> None:
-        """Releases the resources by which connections are made."""
+    def set(self, address: Address, name: str, value: Any) -> None:
+        """Sets a name of a worker in the store, if that still exists."""
+        if (store := self._store) is not None:
+            store.set(f"{address.prefix}/{name}", value)
 
     # --- what a backend does
 
@@ -79,17 +131,18 @@ class RemoteBackend(Backend):
     def launch(self, index: int, make: MakeService) -> RemoteWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        first = pack(MESSAGE, Order((list(sys.path), cloudpickle.dumps(make))))
-        worker = self._new_worker(index)
+        first = pack(MESSAGE, Request((list(sys.path), cloudpickle.dumps(make))))
+        worker = RemoteWorker(index, self, self._new_address(index))
         try:
-            worker.orders.send(first)
+            worker.requests.send(first)
             with self._changed:
                 self._living.add(worker)
             worker.begin()
+            self._heard = [other for other in self._heard if other.thread.is_alive()] + [worker]
         except BaseException:
             with self._changed:
                 self._living.discard(worker)
-            worker.orders.close()
+            worker.let_go()
             raise
         return worker
 
@@ -112,9 +165,9 @@ class RemoteBackend(Backend):
     def _read(self) -> list[Event | None]:
         found: list[Event | None] = []
         while self._events:
-            worker, packed = self._events[0]
+            worker, frame = self._events[0]
             # A message stays in the queue until it is read, as Ctrl-C may interrupt that.
-            event = packed if isinstance(packed, Death) else worker.read(packed)
+            event = frame if isinstance(frame, Death) else worker.read(frame)
             self._events.popleft()
             found.append(event)
         return found
@@ -140,8 +193,18 @@ class RemoteBackend(Backend):
             self._events.clear()
             self._changed.notify_all()
         if first:
-            self.launcher.close()
-            self._let_go()
+            self._release()
+
+    def _release(self) -> None:
+        self.launcher.close()
+        deadline = time.monotonic() + _LISTENING
+        for worker in self._heard:
+            # For a worker out of reach, the thread ends when the kernel gives up the connection.
+            if not worker.out_of_reach:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        self.listener.close()
+        self.carrier.close()
+        self._store = None
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
@@ -149,11 +212,11 @@ class RemoteBackend(Backend):
 
     # --- what threads tell
 
-    def note(self, worker: RemoteWorker, packed: Packed) -> None:
+    def note(self, worker: RemoteWorker, frame: Frame) -> None:
         """Queues a message of a worker."""
         with self._changed:
             if worker in self._living:
-                self._events.append((worker, packed))
+                self._events.append((worker, frame))
                 self._changed.notify_all()
 
     def check(self, worker: RemoteWorker) -> None:
@@ -172,44 +235,57 @@ class RemoteWorker(Worker):
     Args:
         index: number of the worker.
         backend: backend of the worker.
-        orders: the connection for orders.
+        address: address at which this process meets the worker.
 
     Attributes:
-        orders: the connection for orders.
+        address: the same.
+        requests: the connection for requests, which the worker reads when it has time.
+        signals: the connection for signals, which it reads while it works.
+        process: its process; None before it is started.
+        thread: the thread that receives its messages.
         told_to_stop: True if :meth:`stop` was called.
         ended: the exit status that the worker reported; None before.
         out_of_reach: True if the worker can't be reached.
     """
 
-    def __init__(self, index: int, backend: RemoteBackend, orders: OrderLine) -> None:
+    def __init__(self, index: int, backend: RemoteBackend, address: Address) -> None:
         self.index = index
-        self.orders = orders
+        self.address = address
         self._backend = backend
-        self._outbox: SimpleQueue[Packed | None] = SimpleQueue()
-        self._process: Process | None = None
+        limit = backend.link_timeout
+        place = address.prefix, address.key, address.timeout
+        self.requests = ControlConnection(backend.listener, REQUESTS, *place)
+        self.requests.send(pack(MESSAGE, (backend.carrier.invite(index, address), limit)))
+        self.signals = ControlConnection(backend.listener, SIGNALS, *place)
+        if limit is not None:
+            self.signals.watch(limit, self._lost)
+        self.process: Process | None = None
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self._inlet: Inlet | None = None
         self._owner = os.getpid()
         self.told_to_stop = False
         self.ended: int | None = None
         self.out_of_reach = False
-        self._linked = self._cut = self._late = False
+        self._cut = self._late = False
         self._interruption, self._heard = (0, 0), 0
         self._exit: str | None = None
         self._why = "lost its connection"
         self._who = ""
+        if not backend.launcher.replaces:
+            self._who = f"(rank {index + 1}, which somebody else started) "
 
-    # --- what a subclass does
-
-    @abstractmethod
     def begin(self) -> None:
-        """Starts the worker's process, and the threads that talk to it."""
+        """Starts the worker's process, and the thread that receives its messages."""
+        self.process = self._backend.launcher.start(self.index, self.address, self._exited)
+        listener = self._backend.listener
+        self._backend.set(self.address, RENDEZVOUS, f"{listener.host} {listener.port}")
+        self.thread.start()
 
     # --- what a worker does
 
     @override
     def send(self, content: Any) -> None:
-        packed = pack(MESSAGE, Order(content, self._interruption, self._heard))
-        if self._owner == os.getpid():
-            self.orders.send(packed)
+        self.requests.send(pack(MESSAGE, Request(content, self._interruption, self._heard)))
 
     @override
     def share(self, name: int, memory: Any) -> None:
@@ -222,60 +298,84 @@ class RemoteWorker(Worker):
     @override
     def interrupt(self, number: int) -> None:
         self._interruption = number, self._interruption[1] + 1
-        self.put(pack(INTERRUPT, self._interruption))
+        self.signals.send(pack(INTERRUPT, self._interruption))
 
     @override
     def stop(self) -> None:
         self.told_to_stop = True
-        self.put(Packed(STOP))
+        self.signals.send(Frame(STOP))
 
     @override
     def kill(self) -> None:
         if self._owner != os.getpid() or self._cut:
             return
-        self.put(Packed(KILL))
-        if self._process is not None:
-            self._process.kill()
-        if self._process is None or not self._process.tells:
-            _after(_GONE, self.lose, "was killed")
-
-    def put(self, packed: Packed | None) -> None:
-        """Sends a message that the worker receives while it works; None ends the sending thread."""
-        if self._owner == os.getpid():
-            self._outbox.put(packed)
+        self.signals.send(Frame(KILL))
+        if self.process is not None:
+            self.process.kill()
+        if not self._is_watched:
+            _after(_GONE, self._lose, "was killed")
 
     def let_go(self) -> None:
-        """Ends the sending thread, and closes the connection for orders."""
-        self.put(None)
-        self.orders.close()
+        """Closes the connections, and ends the wait for a worker that has never joined."""
+        self.requests.close()
+        self.signals.close()
+        if self._inlet is None:
+            self._backend.set(self.address, STATE, GONE)
 
-    # --- what threads tell
+    # --- in the thread that receives messages
 
-    def linked(self) -> None:
-        """Notes that there is a connection."""
-        self._linked = True
+    def _listen(self) -> None:
+        """Waits until the worker joins, then receives its messages until its end."""
+        try:
+            self.requests.meet()
+            self._inlet = inlet = self._backend.carrier.admit(self.address)
+        except Exception as error:
+            seconds = self.address.timeout
+            self._cut_off(f"did not join within {seconds:g} s (timeout): {_first_line(error)}")
+            return
+        why = None
+        try:
+            while self.ended is None:
+                self._receive(inlet.receive())
+        except AuthenticationError as error:
+            why = f"was given up: {error}"
+        except RuntimeError:
+            pass
+        inlet.close()
+        self._cut_off(why)
 
-    def heard(self, packed: Packed) -> None:
-        """Handles a message of the worker."""
+    def _receive(self, frame: Frame) -> None:
         self._heard += 1
-        if packed.verb == ENDED:
-            self.ended = packed.content()
+        if frame.verb == ENDED:
+            self.ended = frame.content()
         else:
-            self._backend.note(self, packed)
+            self._backend.note(self, frame)
 
-    def cut(self, why: str | None = None) -> None:
+    # --- in any thread
+
+    def _cut_off(self, why: str | None = None) -> None:
         """Handles the end of the connection, or that none will ever be made."""
         if self._cut:
             return
         self._cut = True
         if why is not None:
             self._why = why
-        if self.ended is None and self._process is not None:
+        # A worker that has ended waits for this.
+        self.requests.close()
+        self.signals.close()
+        if self.ended is None and self.process is not None:
             # The process may live, but can no longer be told anything.
-            self._process.kill()
+            self.process.kill()
         self._backend.check(self)
 
-    def lose(self, why: str | None) -> None:
+    def _lost(self, why: str | None) -> None:
+        if why is None:
+            # Its process has ended, and its last messages may be under way.
+            _after(_LATE, self._lose, None)
+        else:
+            self._lose(why)
+
+    def _lose(self, why: str | None) -> None:
         """Gives up a worker that can't be reached: it counts as dead, whatever it does.
 
         Args:
@@ -284,17 +384,23 @@ class RemoteWorker(Worker):
         if self._cut:
             return
         self.out_of_reach = True
-        # If the worker can be reached again, this ends it. Until then the kernel tries in vain to
-        # send this, so that it gives up the connection and wakes threads that wait for more.
-        self.put(Packed(KILL))
-        self.cut(why)
+        # If the worker can be reached again, this ends it.
+        self.signals.send(Frame(KILL))
+        if self._inlet is not None:
+            self._inlet.lose()
+        self._cut_off(why)
 
-    def exited(self, reason: str) -> None:
+    def _exited(self, reason: str) -> None:
         """Handles the end of the process."""
         self._exit = reason
-        if self._linked and not self._cut:
+        if self._inlet is not None and not self._cut:
             _after(_LATE, self._give_up)
         self._backend.check(self)
+
+    @property
+    def _is_watched(self) -> bool:
+        """True if the end of its process is reported."""
+        return self.process is not None and self.process.tells
 
     def _give_up(self) -> None:
         self._late = True
@@ -306,8 +412,8 @@ class RemoteWorker(Worker):
     def dead(self) -> bool:
         """True if nothing more comes from the worker."""
         if self._exit is not None:
-            return self._cut or self._late or not self._linked
-        return self._cut and (self._process is None or not self._process.tells)
+            return self._cut or self._late or self._inlet is None
+        return self._cut and not self._is_watched
 
     def death(self) -> Death:
         """Returns the event of the worker's death."""
@@ -316,15 +422,15 @@ class RemoteWorker(Worker):
             reason = f"exited with status {self.ended}"
         return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)
 
-    def read(self, packed: Packed) -> Event | None:
+    def read(self, frame: Frame) -> Event | None:
         """Returns the event that a message stands for."""
         try:
-            content = packed.content()
+            content = frame.content()
         except Exception as error:
             # The message can't be unpickled. Messages of other workers must not be lost.
             self.kill()
             return Failed(self, Failure.of(error))
-        if packed.verb == FAILED:
+        if frame.verb == FAILED:
             return Failed(self, content)
         return Message(self, content)
 
@@ -333,3 +439,8 @@ def _after(seconds: float, call: Any, *arguments: Any) -> None:
     timer = threading.Timer(seconds, call, arguments)
     timer.daemon = True
     timer.start()
+
+
+def _first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's message, or its type if there is none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

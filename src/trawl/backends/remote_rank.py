@@ -1,64 +1,80 @@
-"""Code that runs in a worker that is reached over a network."""
+"""Worker that is reached over a network."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import signal
 import sys
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from typing_extensions import override
 
+from trawl.backends.authentication import AuthenticationError
 from trawl.backends.base import Service
-from trawl.backends.lifeline import Lifeline
+from trawl.backends.carrier import Outlet
+from trawl.backends.control import SIGNALS, Rendezvous, WorkerConnection
+from trawl.backends.frames import ENDED, FAILED, INTERRUPT, KILL, MESSAGE, STOP, Frame, pack
 from trawl.backends.link import Address
-from trawl.backends.order_line import Meeting, Orders
-from trawl.backends.remote_packing import (
-    ENDED,
-    FAILED,
-    INTERRUPT,
-    KILL,
-    MESSAGE,
-    STOP,
-    Packed,
-    pack,
-)
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop
 
 # Seconds that a worker whose driver is gone may take to close its environments, and that a worker
 # that has ended waits for its driver to close the connection.
 _CLOSING = 5.0
+# Name in the store of the address at which a rank connects to its driver.
+RENDEZVOUS = "rendezvous"
 
 
-# Name in the store of the address at which a rank connects for its orders.
-ORDERS = "orders"
+def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
+    """Joins the driver that waits at an address, and works for it; returns the exit status.
 
-# The work of a rank, given the address where it meets the driver, and the connection for orders.
-Task = Callable[[Address, Orders], int]
+    Args:
+        address: the address.
+        breaker: breaks off this thread; by default that of the main thread.
+    """
+    # The store is not trusted: the process at this address must prove that it knows the key.
+    host, port = address.names().get(RENDEZVOUS).decode().rsplit(" ", 1)
+    rendezvous = Rendezvous(host, int(port), address.prefix, address.key, address.timeout)
+    with contextlib.ExitStack() as stack:
+        requests = stack.enter_context(contextlib.closing(rendezvous.connect()))
+        try:
+            make_outlet, link_timeout = requests.next().content()
+            signals = stack.enter_context(contextlib.closing(rendezvous.connect(SIGNALS)))
+        except (EOFError, ConnectionError):
+            raise RuntimeError(f"the driver at {host}:{port} is gone") from None
+        if link_timeout is not None:
+            requests.keep_alive(link_timeout)
+            signals.keep_alive(link_timeout, strictly=True)
+        outlet = stack.enter_context(contextlib.closing(make_outlet(address)))
+        return Rank(requests, signals, outlet, breaker or Breaker()).live()
 
 
 class Rank(WorkerLoop):
-    """Worker's end of its connection to the driver, for any transport.
+    """Loop of a worker that is reached over a network.
 
-    A subclass sends messages (:meth:`transmit`), and passes received ones to :meth:`receive`, from
-    a thread of its own: therefore a worker can be stopped while it works. All other orders are read
-    by the thread that works, when it has time for them.
+    A thread of its own reads signals: therefore a worker can be stopped while it works. The thread
+    that works reads requests, when it has time for them.
 
     Args:
-        orders: the connection for orders; this object closes it.
-        lifeline: the connection that detects an unreachable driver, or None.
+        requests: the connection for requests.
+        signals: the connection for signals.
+        outlet: sends messages.
+        breaker: breaks off the thread that works.
     """
 
-    def __init__(self, orders: Orders, lifeline: Lifeline | None = None) -> None:
-        super().__init__(Breaker())
-        self._orders = orders
-        self._lifeline = lifeline
+    def __init__(
+        self,
+        requests: WorkerConnection,
+        signals: WorkerConnection,
+        outlet: Outlet,
+        breaker: Breaker,
+    ) -> None:
+        super().__init__(breaker)
+        self._requests = requests
+        self._signals = signals
+        self._outlet = outlet
         self._interruption = 0, 0
         # How many messages were sent, and how many of them the driver has confirmed.
         self._sent = self._heard = 0
@@ -69,62 +85,45 @@ class Rank(WorkerLoop):
         self._last: threading.Timer | None = None
         self._over = False
 
-    @abstractmethod
-    def begin(self) -> None:
-        """Begins to listen to the driver."""
+    # --- in the thread that reads signals
 
-    @abstractmethod
-    def transmit(self, packed: Packed) -> None:
-        """Sends a message, and returns once memory that it refers to may change.
+    def _obey(self) -> None:
+        with contextlib.suppress(EOFError, AuthenticationError):
+            while True:
+                self._signalled(self._signals.next())
+        self._lose()
 
-        Raises:
-            RuntimeError: if the driver is gone.
-        """
-
-    def secure(self) -> None:
-        """Waits until all sent messages are sure to arrive, whatever happens to this process.
-
-        Raises:
-            RuntimeError: if the driver is gone.
-        """
-
-    # --- in the thread that listens
-
-    def receive(self, packed: Packed) -> None:
-        """Handles a message that came while the worker may be working."""
-        if packed.verb == INTERRUPT:
-            self._interrupt(packed.content())
-        elif packed.verb == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif packed.verb == STOP:
+    def _signalled(self, frame: Frame) -> None:
+        if frame.verb == INTERRUPT:
+            self._interrupt(frame.content())
+        elif frame.verb == KILL:
+            self._breaker.kill()
+        elif frame.verb == STOP:
             with self._losing:
                 if not self._over:
                     self._break_off()
 
     def _interrupt(self, interruption: tuple[int, int]) -> None:
-        # Interruptions come over two connections.
+        # Interruptions come over both connections.
         with self._interrupting:
             if interruption[1] > self._interruption[1]:
                 self._interruption = interruption
 
-    def lose(self) -> None:
-        """Ends this worker, as the driver is gone or has closed the connection.
-
-        More than one thread may call it.
-        """
+    def _lose(self) -> None:
+        """Ends this worker, as the driver is gone or has closed the connection."""
         with self._losing:
-            again = self._lost.is_set()
             self._lost.set()
-            if again or self._over:
+            self._outlet.lose()
+            if self._over:
                 return
-            self._last = threading.Timer(_CLOSING, os.kill, (os.getpid(), signal.SIGKILL))
+            self._last = threading.Timer(_CLOSING, self._breaker.kill)
             self._last.daemon = True
             self._last.start()
             self._break_off()
 
     def _break_off(self) -> None:
         # The signal breaks off the current work, unless code there catches its exception.
-        self._orders.ring()
+        self._requests.ring()
         self._breaker.stop()
 
     # --- in the thread that works
@@ -133,20 +132,20 @@ class Rank(WorkerLoop):
     def send(self, content: Any) -> None:
         self._tell(pack(MESSAGE, content))
 
-    def _tell(self, packed: Packed) -> None:
+    def _tell(self, frame: Frame) -> None:
         if not self._breaker.is_current:
             # This is a thread of an environment, where `Stopped` must not be raised.
             with contextlib.suppress(RuntimeError):
-                self._transmit(packed)
+                self._transmit(frame)
             return
         # The rest of half a message would be taken from the next one.
         with self._breaker.shielded(), _stopped_by_loss():
-            self._transmit(packed)
+            self._transmit(frame)
 
-    def _transmit(self, packed: Packed) -> None:
+    def _transmit(self, frame: Frame) -> None:
         with self._talking:
             self._sent += 1
-            self.transmit(packed)
+            self._outlet.send(frame)
 
     @override
     def memory(self, name: int) -> Any:
@@ -158,24 +157,32 @@ class Rank(WorkerLoop):
 
     def live(self) -> int:
         """Runs the worker; returns its exit status."""
-        with self.stoppable():
-            if self._lifeline is not None:
-                self._lifeline.watch(self.lose)
-            self.begin()
-            failure = self.run()
-            status = 0 if failure is None else 1
-            with contextlib.suppress(Stopped):
-                if failure is not None:
-                    self._tell(pack(FAILED, failure))
-                self._tell(pack(ENDED, status))
-            with self._losing:
-                # From here on, requests to stop must not reach the program of this rank.
-                self._over = True
-            if self._last is not None:
-                self._last.cancel()
-        # Waits until the driver closes the connection.
-        self._lost.wait(_CLOSING)
-        self._orders.close()
+        reader = threading.Thread(target=self._obey, daemon=True)
+        try:
+            with self.stoppable():
+                reader.start()
+                status = self._live()
+            # Waits until the driver closes the connection.
+            self._lost.wait(_CLOSING)
+        finally:
+            self._over = True
+            self._signals.ring()
+            if reader.is_alive():
+                reader.join()
+        return status
+
+    def _live(self) -> int:
+        failure = self.run()
+        status = 0 if failure is None else 1
+        with contextlib.suppress(Stopped):
+            if failure is not None:
+                self._tell(pack(FAILED, failure))
+            self._tell(pack(ENDED, status))
+        with self._losing:
+            # From here on, requests to stop must not reach the program of this rank.
+            self._over = True
+        if self._last is not None:
+            self._last.cancel()
         return status
 
     @override
@@ -187,16 +194,16 @@ class Rank(WorkerLoop):
 
     @override
     def next_message(self, wait: bool) -> Any:
-        content = self._read() if wait or self._orders.waiting else NOTHING
+        content = self._read() if wait or self._requests.waiting else NOTHING
         if self._heard < self._sent:
             # No sent message may be lost if the next step ends this process.
             with _stopped_by_loss(), self._talking:
-                self.secure()
+                self._outlet.secure()
         return content
 
     def _read(self) -> Any:
         try:
-            content, interruption, self._heard = self._orders.next().content()
+            content, interruption, self._heard = self._requests.next().content()
         except EOFError:
             raise Stopped from None
         self._interrupt(interruption)
@@ -210,16 +217,3 @@ def _stopped_by_loss() -> Iterator[None]:
         yield
     except RuntimeError:
         raise Stopped from None
-
-
-def run_rank_at(address: Address) -> int:
-    """Joins the driver that waits at an address, and works for it; returns the exit status."""
-    # The store is not trusted: the process at this address must prove that it knows the key.
-    host, port = address.names().get(ORDERS).decode().rsplit(" ", 1)
-    meeting = Meeting(host, int(port), address.prefix, address.key, address.timeout)
-    orders = meeting.connect()
-    try:
-        task: Task = orders.next().content()
-    except EOFError:
-        raise RuntimeError(f"the driver at {host}:{port} is gone") from None
-    return task(address, orders)

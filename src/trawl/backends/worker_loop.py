@@ -10,7 +10,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import override
@@ -95,9 +95,12 @@ class Breaker:
         # The thread can be broken off while this is 0.
         self._shields = 1
 
+    def installed(self) -> AbstractContextManager[None]:
+        """Returns a context within which this thread can be broken off."""
+        return self._handling()
+
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Context within which SIGTERM breaks off this thread."""
+    def _handling(self) -> Iterator[None]:
         try:
             before = signal.signal(signal.SIGTERM, self._signalled)
         except ValueError:
@@ -118,6 +121,10 @@ class Breaker:
     def stop(self) -> None:
         """Breaks off the thread at once, or as soon as it can be broken off."""
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def is_current(self) -> bool:
@@ -164,6 +171,10 @@ class ThreadBreaker(Breaker):
         super().__init__()
         self._lock = threading.Lock()
         self._thread = threading.current_thread()
+
+    @override
+    def installed(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @override
     def stop(self) -> None:

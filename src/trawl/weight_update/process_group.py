@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.link import GONE, STATE, Address, Link, check_name, hosted_store
-from trawl.backends.remote_packing import MESSAGE, STOP, Packed, pack
+from trawl.backends.frames import MESSAGE, STOP, Frame, pack
 from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage, channel_of
 from trawl.weight_update.framework_transports import DistributedTransport
 from trawl.weight_update.messages import MessageWeightSyncScheme
@@ -157,7 +157,7 @@ class LinkChannel(Channel):
             link.send(pack(MESSAGE, self._outbox.next(wait=False)))
             while (message := self._outbox.next()) is not None:
                 link.send(pack(MESSAGE, message))
-            link.send(Packed(STOP))
+            link.send(Frame(STOP))
             return
         self._outbox.close(lost=True)
 

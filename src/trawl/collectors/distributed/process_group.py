@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from trawl.backends.base import Backend
+from trawl.backends.carrier import Carrier
 from trawl.backends.network import LOOPBACK
-from trawl.backends.process_group import ProcessGroupBackend
+from trawl.backends.process_group import ProcessGroupCarrier
+from trawl.backends.remote import RemoteBackend
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
 from trawl.collectors.distributed.launchers import Meeting, meeting
@@ -39,12 +41,26 @@ class RemoteCollector(ClusterCollector):
         self._warn_of_random_frames()
 
     @abstractmethod
-    def _backend_at(self, place: Meeting) -> Backend:
-        """Returns the backend of workers that meet this process at ``place``."""
+    def _new_carrier(self, place: Meeting) -> Carrier:
+        """Returns the carrier of messages of workers that meet this process at ``place``."""
 
     @override
     def _new_backend(self) -> Backend:
         return self._backend_at(meeting(self.remote, self.num_workers))
+
+    def _backend_at(self, place: Meeting) -> Backend:
+        """Returns the backend of workers that meet this process at ``place``."""
+        return RemoteBackend(
+            place.launcher,
+            self._new_carrier(place),
+            place.host or LOOPBACK,
+            place.port,
+            self.remote.timeout,
+            place.prefix,
+            place.store,
+            self.remote.link_timeout,
+            place.secret,
+        )
 
     @property
     @override
@@ -98,17 +114,8 @@ class DistributedCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _backend_at(self, place: Meeting) -> Backend:
-        return ProcessGroupBackend(
-            place.launcher,
-            place.host or LOOPBACK,
-            place.port,
-            self.remote.timeout,
-            place.prefix,
-            place.store,
-            self.remote.link_timeout,
-            place.secret,
-        )
+    def _new_carrier(self, place: Meeting) -> Carrier:
+        return ProcessGroupCarrier()
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trawl.backends.control import LEAST_SECONDS
 from trawl.backends.launch_command import check_template
-from trawl.backends.lifeline import LEAST_SECONDS
 from trawl.backends.link import check_name
 from trawl.backends.network import listening
 from trawl.checks import check_number

@@ -9,9 +9,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from trawl.backends.base import Backend
+from trawl.backends.carrier import Carrier
 from trawl.backends.network import LOOPBACK, is_loopback, own_address
-from trawl.backends.rpc import RpcBackend
+from trawl.backends.rpc import RpcCarrier
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterArguments
@@ -119,24 +119,14 @@ class RPCCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _backend_at(self, place: Meeting) -> Backend:
+    def _new_carrier(self, place: Meeting) -> Carrier:
         host = place.host or LOOPBACK
         if not is_loopback(own_address(host, place.port or 0)):
             warn(
                 f"torch.distributed.rpc requires no key: anybody who can reach its port at {host} "
                 "can run code as this user. DistributedCollector does the same without RPC"
             )
-        return RpcBackend(
-            place.launcher,
-            host,
-            place.port,
-            self.remote.timeout,
-            place.prefix,
-            place.store,
-            self.remote.link_timeout,
-            place.secret,
-            self.remote.agent,
-        )
+        return RpcCarrier(self.remote.agent)
 
     @override
     def _new_scheme(self) -> WeightSyncScheme:

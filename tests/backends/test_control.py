@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from backend_parts import descriptors
 
+from trawl.backends.control import REQUESTS, ControlConnection
+from trawl.backends.frames import Frame
 from trawl.backends.listener import Listener
 from trawl.backends.network import LOOPBACK
-from trawl.backends.order_line import OrderLine
-from trawl.backends.remote_packing import Packed
 
 LARGE = 20_000_000
 KEY = os.urandom(32)
@@ -26,7 +26,7 @@ def listener():
 
 @pytest.fixture
 def line(listener):
-    line = OrderLine(listener, "worker", KEY, timeout=300.0)
+    line = ControlConnection(listener, REQUESTS, "worker", KEY, timeout=300.0)
     yield line
     line.close()
     join_pushing()
@@ -40,7 +40,7 @@ def join_pushing():
 
 
 def met(line):
-    orders = line.meeting.connect()
+    orders = line.rendezvous.connect()
     line.meet()
     return orders
 
@@ -49,15 +49,15 @@ def met(line):
 def test_messages_come_in_order(line, size):
     body, array = os.urandom(size), np.random.default_rng(0).integers(0, 256, size, np.uint8)
     # This one before there is anybody to take it.
-    line.send(Packed(1, b"first"))
+    line.send(Frame(1, b"first"))
     orders = met(line)
-    line.send(Packed(2, body, [memoryview(array), memoryview(b"ab")]))
-    line.send(Packed(3, b"last"))
-    assert orders.next() == Packed(1, b"first", [])
+    line.send(Frame(2, body, [memoryview(array), memoryview(b"ab")]))
+    line.send(Frame(3, b"last"))
+    assert orders.next() == Frame(1, b"first", [])
     second = orders.next()
     assert (second.verb, second.body) == (2, body)
     assert [bytes(one) for one in second.buffers] == [array.tobytes(), b"ab"]
-    assert orders.next() == Packed(3, b"last", [])
+    assert orders.next() == Frame(3, b"last", [])
     assert not orders.waiting
     orders.close()
 
@@ -65,7 +65,7 @@ def test_messages_come_in_order(line, size):
 def test_a_message_of_many_buffers(line):
     buffers = [memoryview(bytes([i % 256]) * (i % 3)) for i in range(3_000)]
     orders = met(line)
-    line.send(Packed(1, b"", buffers))
+    line.send(Frame(1, b"", buffers))
     assert [bytes(one) for one in orders.next().buffers] == [bytes(one) for one in buffers]
     orders.close()
 
@@ -74,8 +74,8 @@ def test_who_sends_waits_for_nobody(line):
     orders = met(line)
     for _ in range(3):
         # More than the system takes.
-        line.send(Packed(1, bytes(LARGE)))
-    line.send(Packed(2))
+        line.send(Frame(1, bytes(LARGE)))
+    line.send(Frame(2))
     assert orders.waiting
     assert [len(orders.next().body) for _ in range(3)] == [LARGE] * 3
     assert orders.next().verb == 2
@@ -85,7 +85,7 @@ def test_who_sends_waits_for_nobody(line):
 def test_threads_send_whole_messages(line):
     def send(verb):
         for size in (10, 300_000, 1_000_000) * 5:
-            line.send(Packed(verb, bytes([verb]) * size))
+            line.send(Frame(verb, bytes([verb]) * size))
 
     orders = met(line)
     threads = [threading.Thread(target=send, args=(verb,)) for verb in range(4)]
@@ -102,7 +102,7 @@ def test_threads_send_whole_messages(line):
 
 def test_the_end_comes_after_what_was_sent(line):
     orders = met(line)
-    line.send(Packed(1, b"last"))
+    line.send(Frame(1, b"last"))
     line.close()
     assert orders.next().body == b"last"
     assert orders.waiting
@@ -112,7 +112,7 @@ def test_the_end_comes_after_what_was_sent(line):
 
 
 def test_nobody_comes(listener):
-    line = OrderLine(listener, "worker", KEY, timeout=0.01)
+    line = ControlConnection(listener, REQUESTS, "worker", KEY, timeout=0.01)
     with pytest.raises(TimeoutError):
         line.meet()
     line.close()
@@ -139,18 +139,18 @@ def test_what_is_sent_to_one_that_is_gone_is_lost(line, size):
     orders = met(line)
     orders.close()
     for _ in range(3):
-        line.send(Packed(1, bytes(size)))
+        line.send(Frame(1, bytes(size)))
 
 
 @pytest.mark.parametrize("meets", [False, True])
 def test_nothing_stays_open(meets):
     before = descriptors()
     listener = Listener(LOOPBACK)
-    line = OrderLine(listener, "worker", KEY, timeout=300.0)
+    line = ControlConnection(listener, REQUESTS, "worker", KEY, timeout=300.0)
     if meets:
         orders = met(line)
         # A thread is in the middle of it.
-        line.send(Packed(1, bytes(LARGE)))
+        line.send(Frame(1, bytes(LARGE)))
         line.close()
         with suppress(EOFError):
             while orders.next():
@@ -158,7 +158,7 @@ def test_nothing_stays_open(meets):
         orders.close()
         join_pushing()
     line.close()
-    line.send(Packed(2))
+    line.send(Frame(2))
     listener.close()
     assert descriptors() <= before
 
@@ -181,8 +181,8 @@ def test_a_message_that_is_broken_off_ends_the_line(line, monkeypatch):
     # What does not fit is to be sent by a thread.
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        line.send(Packed(1, bytes(LARGE)))
-    line.send(Packed(2))
+        line.send(Frame(1, bytes(LARGE)))
+    line.send(Frame(2))
     with pytest.raises(EOFError):
         orders.next()
     orders.close()

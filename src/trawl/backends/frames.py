@@ -1,4 +1,4 @@
-"""Messages to and from remote workers: a pickle, and large memory as separate buffers."""
+"""Frames, the form of messages to and from remote workers: a pickle, and large memory apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _APART = 16_384
 MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """Message to a worker, with updates that the worker may not have received yet.
 
     Attributes:
@@ -32,8 +32,8 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Packed message.
+class Frame:
+    """Frame message.
 
     Attributes:
         verb: kind of the message.
@@ -50,7 +50,7 @@ class Packed:
         return pickle.loads(self.body, buffers=self.buffers) if self.body else None
 
 
-def pack(verb: int, content: Any = None) -> Packed:
+def pack(verb: int, content: Any = None) -> Frame:
     """Packs a message; large arrays in its content are not copied."""
     buffers: list[memoryview] = []
 
@@ -62,32 +62,30 @@ def pack(verb: int, content: Any = None) -> Packed:
         return False
 
     body = pickle.dumps(content, protocol=5, buffer_callback=within)
-    return Packed(verb, body, buffers)
+    return Frame(verb, body, buffers)
 
 
-def seal(packed: Packed, session: Session) -> Packed:
+def seal(frame: Frame, session: Session) -> Frame:
     """Puts an authentication tag before the body of a message to send.
 
     The tag covers the verb, the body and the sizes of the buffers. It does not cover the contents
     of the buffers: these are the memory of arrays, which is not unpickled.
     """
-    return Packed(
-        packed.verb, session.tag(_head(packed), packed.body) + packed.body, packed.buffers
-    )
+    return Frame(frame.verb, session.tag(_head(frame), frame.body) + frame.body, frame.buffers)
 
 
-def unseal(packed: Packed, session: Session) -> Packed:
+def unseal(frame: Frame, session: Session) -> Frame:
     """Checks the tag of a received message, and returns the message without it.
 
     Raises:
         AuthenticationError: if the other end did not send the message.
     """
-    tag, body = packed.body[:TAG_BYTES], packed.body[TAG_BYTES:]
-    found = Packed(packed.verb, body, packed.buffers)
+    tag, body = frame.body[:TAG_BYTES], frame.body[TAG_BYTES:]
+    found = Frame(frame.verb, body, frame.buffers)
     session.check(tag, _head(found), body)
     return found
 
 
-def _head(packed: Packed) -> bytes:
-    sizes = [len(view) for view in packed.buffers]
-    return struct.pack(f"!BI{len(sizes)}Q", packed.verb, len(sizes), *sizes)
+def _head(frame: Frame) -> bytes:
+    sizes = [len(view) for view in frame.buffers]
+    return struct.pack(f"!BI{len(sizes)}Q", frame.verb, len(sizes), *sizes)
