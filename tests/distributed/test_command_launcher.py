@@ -70,7 +70,7 @@ def test_placeholders(tmp_path):
 def test_no_key_is_in_a_command_line():
     with commanded("{worker} # {key_file}", num_workers=1) as collector:
         collector.next()
-        (member,) = collector._fleet.members
+        (member,) = collector._pool.slots
         key = member.worker.address.key.hex()
         lines = ["\0".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
         started = [line for line in lines if "launch_command" in line]
@@ -83,7 +83,7 @@ def test_no_key_is_in_a_command_line():
 
 def command_of(collector, index):
     """The process of a worker's command."""
-    name = collector._fleet.members[index].worker.address.prefix
+    name = collector._pool.slots[index].worker.address.prefix
     found = psutil.Process().children()
     return next(child for child in found if name in " ".join(child.cmdline()))
 
