@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,42 +12,36 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
-from typing_extensions import override
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
-from trawl.collectors.base import BaseCollector, module_of
+from trawl.collectors.base import module_of
 from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
-from trawl.collectors.delivery import Delivery, count_frames, experience
+from trawl.collectors.delivery import Delivery
 from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
     elsewhere,
 )
-from trawl.collectors.local_models import LocalModels
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.placing import compiler, on_device, tensors_of
-from trawl.collectors.policy_version import stamp
+from trawl.collectors.rollouts import RolloutCollector
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weak import weak
-from trawl.collectors.weights import POLICY, WorkerIds
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.build import check_rebuildable
 from trawl.envs.seeding import check_seed, derive
 from trawl.envs.serial import build_env
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.block import Block
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
-from trawl.tensordicts import drop_private
-from trawl.weight_update.store import Receiver, WeightUpdate
 
 
 @describe(CollectorArguments)
-class Collector(BaseCollector):
+class Collector(RolloutCollector):
     """Collects experience in this process.
 
     A batch is a TensorDict of shape ``(frames_per_batch,)``. With a batch of environments of size
@@ -83,9 +76,7 @@ class Collector(BaseCollector):
         torch.Size([50, 1])
     """
 
-    frames_per_batch: int
     env_device: torch.device | None
-    policy_device: torch.device | None
     storing_device: torch.device | None
     trust_policy: bool
 
@@ -120,13 +111,7 @@ class Collector(BaseCollector):
         self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
-        self._in_turn = False
-        # What the driver of a worker decided for a batch: random actions, and when to stop.
-        self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
-        # Makes the context of writing a batch to the replay buffer, from its number of frames.
-        self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
         self._restarts: Restarts | None = None
-        self._models = LocalModels(weak(self.get_model))
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
@@ -135,12 +120,7 @@ class Collector(BaseCollector):
                     partial(warn, category=RuntimeWarning), weak(self._remake_env)
                 )
             self._build(policy, devices.policy, devices.env, devices.storing)
-            for model_id, scheme in (config.weight_sync_schemes or {}).items():
-                if not scheme.initialized_on_sender:
-                    scheme.init_on_sender(model_id=model_id, context=self)
-                    scheme.on_send = weak(self._update_model)
-                self._weight_sync_schemes[model_id] = scheme
-            self._init_weights()
+            self._connect_schemes()
         except BaseException:
             self.shutdown(raise_on_error=False)
             raise
@@ -164,7 +144,6 @@ class Collector(BaseCollector):
         each = self._set_frames_per_batch(num_envs)
         self.frames_per_batch = each
         self.n_env = num_envs
-        self._at_start = True
         self._rollout = Rollout(
             self.env,
             self._resolved,
@@ -256,185 +235,12 @@ class Collector(BaseCollector):
             self.env.set_seed(again, static_seed=static)
         return self.env
 
-    @property
-    def _adds_steps(self) -> bool:
-        return self.config.replay_buffer is not None and not self.config.extend_buffer
-
     def _truncated_keys(self) -> list[Any]:
         return [
             key
             for key in self.env.done_keys
             if (key if isinstance(key, str) else key[-1]) == "truncated"
         ]
-
-    # --- collecting
-
-    def rollout(self) -> TensorDictBase:
-        """Collects a batch, without processing or counting it.
-
-        Iteration, background collection and workers get their batches from this method, so a
-        subclass can override it to change how a batch is collected. The override returns the
-        batch; its last dimension is time, and may have any length. With ``extend_buffer=False``
-        iteration adds each step to the replay buffer within this call, which then returns None.
-        """
-        self._check_open("rollout()")
-        with self._held():
-            self._prepare()
-            if self._in_turn and self._adds_steps:
-                return self._collect_steps()
-            batch = self._run()
-            if self._whole is not None and not self._in_turn:
-                self._whole.miss(batch)
-            return batch
-
-    def _turn(self) -> TensorDictBase | None:
-        """Calls :meth:`rollout` for a batch to deliver.
-
-        Returns:
-            The batch; None if its steps were added to the replay buffer one by one.
-
-        Raises:
-            TypeError: if an override of :meth:`rollout` does not return a batch.
-        """
-        self._in_turn = True
-        # Rows stay empty only if a batch of the usual length is interrupted.
-        self._rollout.filled = self.frames_per_batch
-        try:
-            batch: Any = self.rollout()
-        finally:
-            self._in_turn = False
-        if batch is None and self._adds_steps:
-            return None
-        if not isinstance(batch, TensorDictBase) or not batch.ndim:
-            raise TypeError(
-                f"{type(self).__name__}.rollout() must return the batch that it collected, a "
-                f"TensorDict whose last dimension is time, but it returned {batch!r}"
-            )
-        if batch.shape[-1] != self.frames_per_batch:
-            self._rollout.filled = batch.shape[-1]
-        return batch
-
-    def _prepare(self) -> None:
-        """Takes new weights, calls the hook and resets, as options ask for before a batch."""
-        self._take_weights()
-        if self.pre_collect_hook is not None:
-            self.pre_collect_hook()
-        if self.config.reset_at_each_iter and not self._at_start:
-            self._restart()
-
-    def _restart(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        self._rollout.reset(mask, **kwargs)
-        self._at_start = mask is None
-
-    def _run(self) -> TensorDictBase:
-        # The batch has the version of its start, even if another thread advances it meanwhile.
-        version = None if self._version is None else self._version.version
-        self._at_start = False
-        random, stopped = self._ordered or (self._is_random(), self._stopped())
-        batch = self._rollout.run(random, stopped, not self.is_running())
-        self._stamp(batch, version)
-        return batch
-
-    def _run_into(
-        self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
-    ) -> TensorDictBase | None:
-        """Collects a batch for a worker, which counts it and passes it on.
-
-        Returns:
-            None if the batch was written into ``block``, else the batch.
-        """
-        if overrides_rollout(self):
-            self._ordered = random, stopped
-            try:
-                return self._turn()
-            finally:
-                self._ordered = None
-        self._prepare()
-        self._at_start = False
-        if block is None:
-            return self._rollout.run(random, stopped)
-        return self._rollout.run_into(block, random, stopped)
-
-    def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
-        if version is not None:
-            stamp(batch, version, after=not self.config.compact_obs)
-
-    def _is_random(self) -> bool:
-        first = self.config.init_random_frames
-        if not first:
-            return False
-        buffer = self.config.replay_buffer
-        # The buffer may hold frames of other writers, and may count rows of several environments.
-        seen = max(self._frames, getattr(buffer, "write_count", 0))
-        return bool(seen < first)
-
-    def _stopped(self) -> Callable[[], bool] | None:
-        stop = self.config.interruptor
-        if stop is None:
-            return None
-        return stop if callable(stop) else stop.collection_stopped
-
-    def _collect(self) -> Any:
-        batch = self._turn()
-        if batch is None:
-            return None
-        filled = self._rollout.filled
-        delivered = count_frames(batch, filled)
-        if self._whole is not None:
-            self._whole.add([(0, math.inf, self._delivery.frames(batch, filled))])
-            self._frames += delivered
-            return None
-        batch = self._delivery.deliver(batch, filled)
-        if self.config.replay_buffer is not None:
-            with self._writing(delivered):
-                self._write(batch)
-        self._frames += delivered
-        self._batches += 1
-        self._record(batch)
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        return None if self.config.replay_buffer is not None else batch
-
-    def _write(self, batch: TensorDictBase) -> None:
-        """Writes a batch into the replay buffer, frame by frame if it has no ``extend()``."""
-        buffer = self.config.replay_buffer
-        if hasattr(buffer, "extend"):
-            buffer.extend(batch)
-        else:
-            for frame in batch:
-                buffer.add(frame)
-
-    @override
-    def _note_whole(self, batch: Any) -> None:
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-
-    def _collect_steps(self) -> Any:
-        """Adds single steps to the buffer, until the batch or the budget ends, or it is stopped."""
-        stopped = self._stopped() or (lambda: False)
-        last = False
-        for t in range(self.frames_per_batch):
-            step = self._run()
-            frames = count_frames(step, self._rollout.filled)
-            last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
-            if last and self.config.set_truncated:
-                self._delivery.truncate_last(step, 1)
-            frame = drop_private(experience(self._delivery.stored(step)))
-            # There is no frame if all environments spent the step on a reset, or failed.
-            if self.env.batch_size:
-                if frames:
-                    self.config.replay_buffer.extend(frame)
-            elif frames:
-                frame = frame[0]
-                self.config.replay_buffer.add(frame)
-            self._frames += frames
-            if frames:
-                self._record(frame)
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(frame)
-            if last:
-                break
-        self._batches += 1
 
     # --- control
 
@@ -482,76 +288,6 @@ class Collector(BaseCollector):
             self._rollout.stream = RandomStream(derive(seed, "policy"), self.policy_device)
             self._restart()
         return int(following)
-
-    @override
-    def _prepare_weights(
-        self,
-        by_model: Mapping[str, Any],
-        worker_ids: WorkerIds,
-        new_version: bool = True,
-    ) -> Callable[[], None]:
-        if worker_ids is not None and not self._weight_sync_schemes:
-            raise TypeError(
-                f"worker_ids={worker_ids!r} can't be given to a collector without workers"
-            )
-        prepared = [
-            self._prepare_load(model_id, new)
-            for model_id, new in by_model.items()
-            if model_id not in self._models_elsewhere
-        ]
-        loads = [load for load in prepared if load is not None]
-        sent = [
-            (scheme, scheme.prepare(by_model[model_id], scheme.receivers.chosen(worker_ids)))
-            for model_id, scheme in self._weight_sync_schemes.items()
-            if model_id in by_model
-        ]
-
-        def change() -> None:
-            # If the acting policy is the learner's own, there is nothing to load, and no need to
-            # wait for the batch under way.
-            with self._held() if loads else nullcontext():
-                for load in loads:
-                    load()
-                if new_version and self._version is not None:
-                    self._version.increment_version()
-                for scheme, parcels in sent:
-                    if not scheme.synchronized_on_sender:
-                        scheme.connect()
-                    scheme.commit(parcels, self.policy_version)
-
-        return change
-
-    def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
-        self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
-
-    def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None] | None:
-        """Checks weights for a model of this collector.
-
-        Returns:
-            The function that loads them; None if the model has its weights already.
-        """
-        if new is None and model_id == POLICY and self._copied:
-            new = self._source
-        if new is None:
-            if model_id != POLICY:
-                self._models.live(model_id)  # raises an exception if there is no such model
-                raise ValueError(f"the weights of {model_id!r} have to be given")
-            return None
-        return self._models.prepare(model_id, new)
-
-    @override
-    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
-        def load(update: WeightUpdate) -> None:
-            if update.slot is not None:
-                update.load(self._models.live(model_id))
-
-        update = receiver.receive(load)
-        if self._version is not None and model_id == POLICY:
-            if update.version is None:
-                self._version.increment_version()
-            else:
-                self._version.version = update.version
-        return update
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state to continue from: counts, weights, and the environment's state.
@@ -612,10 +348,6 @@ class Collector(BaseCollector):
         fake: TensorDictBase = self._fake(batch)
         return fake
 
-    def get_model(self, model_id: str) -> Any:
-        """Returns the model named ``model_id``: ``"policy"``, or a path in this collector."""
-        return self.policy if model_id == "policy" else get_path(self, model_id)
-
     def getattr_policy(self, attr: str) -> Any:
         """Returns the attribute of the policy at path ``attr``."""
         return get_path(self.policy, attr)
@@ -659,10 +391,6 @@ class Collector(BaseCollector):
         )
 
 
-def _written_by_itself(frames: int) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def _tell(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
@@ -672,8 +400,3 @@ def _tell(target: Any, collector: Collector) -> None:
 def _env_state(env: Any) -> Any:
     transform = getattr(env, "transform", None)
     return env.state_dict() if transform is None else transform.state_dict()
-
-
-def overrides_rollout(collector: Collector) -> bool:
-    """Returns True if the collector's class overrides ``rollout()``."""
-    return type(collector).rollout is not Collector.rollout

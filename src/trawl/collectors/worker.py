@@ -32,7 +32,8 @@ from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
-from trawl.collectors.single import Collector, overrides_rollout
+from trawl.collectors.rollouts import overrides_rollout
+from trawl.collectors.single import Collector
 from trawl.collectors.weights import POLICY
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK

@@ -1,0 +1,221 @@
+"""Collecting in the process of the caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from typing_extensions import override
+
+from trawl.collectors.config import CollectorConfig
+from trawl.collectors.delivery import count_frames, experience
+from trawl.collectors.direct_weights import DirectWeights
+from trawl.collectors.policy_version import stamp
+from trawl.rollout.block import Block
+from trawl.rollout.loop import Rollout
+from trawl.tensordicts import drop_private
+
+
+class RolloutCollector(DirectWeights):
+    """The part of a collector without workers that collects batches.
+
+    Attributes:
+        frames_per_batch: number of frames of each environment in a batch.
+    """
+
+    frames_per_batch: int
+    _rollout: Rollout
+
+    def __init__(self, config: CollectorConfig) -> None:
+        super().__init__(config)
+        self._at_start = True
+        self._in_turn = False
+        # What the driver of a worker decided for a batch: random actions, and when to stop.
+        self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
+        # Makes the context of writing a batch to the replay buffer, from its number of frames.
+        self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
+
+    @property
+    def _adds_steps(self) -> bool:
+        return self.config.replay_buffer is not None and not self.config.extend_buffer
+
+    def rollout(self) -> TensorDictBase:
+        """Collects a batch, without processing or counting it.
+
+        Iteration, background collection and workers get their batches from this method, so a
+        subclass can override it to change how a batch is collected. The override returns the
+        batch; its last dimension is time, and may have any length. With ``extend_buffer=False``
+        iteration adds each step to the replay buffer within this call, which then returns None.
+        """
+        self._check_open("rollout()")
+        with self._held():
+            self._prepare()
+            if self._in_turn and self._adds_steps:
+                return self._collect_steps()
+            batch = self._run()
+            if self._whole is not None and not self._in_turn:
+                self._whole.miss(batch)
+            return batch
+
+    def _turn(self) -> TensorDictBase | None:
+        """Calls :meth:`rollout` for a batch to deliver.
+
+        Returns:
+            The batch; None if its steps were added to the replay buffer one by one.
+
+        Raises:
+            TypeError: if an override of :meth:`rollout` does not return a batch.
+        """
+        self._in_turn = True
+        # Rows stay empty only if a batch of the usual length is interrupted.
+        self._rollout.filled = self.frames_per_batch
+        try:
+            batch: Any = self.rollout()
+        finally:
+            self._in_turn = False
+        if batch is None and self._adds_steps:
+            return None
+        if not isinstance(batch, TensorDictBase) or not batch.ndim:
+            raise TypeError(
+                f"{type(self).__name__}.rollout() must return the batch that it collected, a "
+                f"TensorDict whose last dimension is time, but it returned {batch!r}"
+            )
+        if batch.shape[-1] != self.frames_per_batch:
+            self._rollout.filled = batch.shape[-1]
+        return batch
+
+    def _prepare(self) -> None:
+        """Takes new weights, calls the hook and resets, as options ask for before a batch."""
+        self._take_weights()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        if self.config.reset_at_each_iter and not self._at_start:
+            self._restart()
+
+    def _restart(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        self._rollout.reset(mask, **kwargs)
+        self._at_start = mask is None
+
+    def _run(self) -> TensorDictBase:
+        # The batch has the version of its start, even if another thread advances it meanwhile.
+        version = None if self._version is None else self._version.version
+        self._at_start = False
+        random, stopped = self._ordered or (self._is_random(), self._stopped())
+        batch = self._rollout.run(random, stopped, not self.is_running())
+        self._stamp(batch, version)
+        return batch
+
+    def _run_into(
+        self, block: Block | None, random: bool, stopped: Callable[[], bool] | None
+    ) -> TensorDictBase | None:
+        """Collects a batch for a worker, which counts it and passes it on.
+
+        Returns:
+            None if the batch was written into ``block``, else the batch.
+        """
+        if overrides_rollout(self):
+            self._ordered = random, stopped
+            try:
+                return self._turn()
+            finally:
+                self._ordered = None
+        self._prepare()
+        self._at_start = False
+        if block is None:
+            return self._rollout.run(random, stopped)
+        return self._rollout.run_into(block, random, stopped)
+
+    def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
+        if version is not None:
+            stamp(batch, version, after=not self.config.compact_obs)
+
+    def _is_random(self) -> bool:
+        first = self.config.init_random_frames
+        if not first:
+            return False
+        buffer = self.config.replay_buffer
+        # The buffer may hold frames of other writers, and may count rows of several environments.
+        seen = max(self._frames, getattr(buffer, "write_count", 0))
+        return bool(seen < first)
+
+    def _stopped(self) -> Callable[[], bool] | None:
+        stop = self.config.interruptor
+        if stop is None:
+            return None
+        return stop if callable(stop) else stop.collection_stopped
+
+    def _collect(self) -> Any:
+        batch = self._turn()
+        if batch is None:
+            return None
+        filled = self._rollout.filled
+        delivered = count_frames(batch, filled)
+        if self._whole is not None:
+            self._whole.add([(0, math.inf, self._delivery.frames(batch, filled))])
+            self._frames += delivered
+            return None
+        batch = self._delivery.deliver(batch, filled)
+        if self.config.replay_buffer is not None:
+            with self._writing(delivered):
+                self._write(batch)
+        self._frames += delivered
+        self._batches += 1
+        self._record(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return None if self.config.replay_buffer is not None else batch
+
+    def _write(self, batch: TensorDictBase) -> None:
+        """Writes a batch into the replay buffer, frame by frame if it has no ``extend()``."""
+        buffer = self.config.replay_buffer
+        if hasattr(buffer, "extend"):
+            buffer.extend(batch)
+        else:
+            for frame in batch:
+                buffer.add(frame)
+
+    @override
+    def _note_whole(self, batch: Any) -> None:
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+
+    def _collect_steps(self) -> Any:
+        """Adds single steps to the buffer, until the batch or the budget ends, or it is stopped."""
+        stopped = self._stopped() or (lambda: False)
+        last = False
+        for t in range(self.frames_per_batch):
+            step = self._run()
+            frames = count_frames(step, self._rollout.filled)
+            last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
+            if last and self.config.set_truncated:
+                self._delivery.truncate_last(step, 1)
+            frame = drop_private(experience(self._delivery.stored(step)))
+            # There is no frame if all environments spent the step on a reset, or failed.
+            if self.env.batch_size:
+                if frames:
+                    self.config.replay_buffer.extend(frame)
+            elif frames:
+                frame = frame[0]
+                self.config.replay_buffer.add(frame)
+            self._frames += frames
+            if frames:
+                self._record(frame)
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(frame)
+            if last:
+                break
+        self._batches += 1
+
+
+def _written_by_itself(frames: int) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def overrides_rollout(collector: RolloutCollector) -> bool:
+    """Returns True if the collector's class overrides ``rollout()``."""
+    return type(collector).rollout is not RolloutCollector.rollout
