@@ -11,7 +11,7 @@ from torch import nn
 
 from trawl.collectors import Collector, MultiSyncCollector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
-from trawl.rollout.stock import leaves_inputs_alone
+from trawl.rollout.modules import leaves_inputs_alone
 from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv, RaggedEnv
 
 LENGTHS = [3, 1, 4]

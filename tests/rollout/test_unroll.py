@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
 from trawl.collectors import Collector
-from trawl.rollout.unroll import unroll
+from trawl.rollout.modules import unroll
 
 
 def network() -> nn.Sequential:

@@ -34,7 +34,7 @@ from trawl.data.sinks.entries import Entry
 from trawl.data.sinks.record import Record, read_record
 from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.observe import Episodes, EpisodeStats
-from trawl.observe.entries import done_keys, reward_keys
+from trawl.observe.episodes import done_keys, reward_keys
 
 # Maximum frames and bytes to read at a time, because datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20

@@ -427,7 +427,7 @@ class Composite:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Composite):
             return False
-        return self.shape == other.shape and self._specs == other._specs
+        return self.shape == other.shape and dict(self.items()) == dict(other.items())
 
     def __hash__(self) -> int:
         return hash(repr(self))

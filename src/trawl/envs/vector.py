@@ -282,8 +282,9 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
     its inner calls suffice.
     """
     keys = list(getattr(env, "_state_keys", ()))
-    inner = hasattr(env, "_reset") and hasattr(env, "_recv")
-    if not (inner and keys.count("obs") == 1 and keys.count("info:env_id") == 1):
+    send_reset, receive = getattr(env, "_reset", None), getattr(env, "_recv", None)
+    single = keys.count("obs") == keys.count("info:env_id") == 1
+    if not (send_reset and receive and single):
 
         def reset(ids: Array) -> tuple[Any, Array]:
             obs, info = env.reset(ids)
@@ -293,8 +294,8 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
     obs_at, ids_at = keys.index("obs"), keys.index("info:env_id")
 
     def quick_reset(ids: Array) -> tuple[Any, Array]:
-        env._reset(ids)
-        state = env._recv()
+        send_reset(ids)
+        state = receive()
         return state[obs_at], state[ids_at]
 
     return quick_reset

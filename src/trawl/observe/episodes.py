@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +15,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from trawl.keys import DONE, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
-from trawl.observe.entries import done_keys, reward_keys
 
 
 @dataclass(frozen=True)
@@ -256,3 +256,26 @@ def _facts(moments: Moments) -> dict[str, float | None]:
         "max": moments.high,
     }
     return {name: value if math.isfinite(value) else None for name, value in named.items()}
+
+
+def reward_keys(keys: Iterable[Key]) -> list[Key]:
+    """Returns the key of the reward, or the keys of the rewards of groups of agents.
+
+    Args:
+        keys: keys of all entries.
+    """
+    found = _named("reward", keys)
+    return [REWARD] if REWARD in found else found
+
+
+def done_keys(keys: Iterable[Key]) -> list[Key]:
+    """Returns the keys of all ``done`` flags; any of them ends the episode.
+
+    Args:
+        keys: keys of all entries.
+    """
+    return _named("done", keys)
+
+
+def _named(name: str, keys: Iterable[Key]) -> list[Key]:
+    return sorted(key for key in keys if key[0] == "next" and key[-1] == name)

@@ -26,7 +26,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from trawl.keys import Key, as_key, show_key
-from trawl.rollout.unroll import is_special, unroll
+from trawl.rollout.modules import is_special, unroll
 
 Values = dict[Key, Any]
 Operation = Callable[[Values], None]
@@ -110,7 +110,11 @@ def _steps(module: Any) -> Iterable[Any]:
         raise NotPlannable(f"{type(module).__name__} has hooks, or methods of its own")
     forward = getattr(type(module), "forward", None)
     if forward in (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward):
-        if module.partial_tolerant or module._select_before_return or module.inplace is not None:
+        if (
+            module.partial_tolerant
+            or _setting(module, "select_before_return")
+            or module.inplace is not None
+        ):
             raise NotPlannable(f"{type(module).__name__} selects or separates its output")
         children = module.module
         for child in children.values() if isinstance(children, nn.ModuleDict) else children:
@@ -137,7 +141,11 @@ def _single(module: TensorDictModule, unrolled: bool) -> Plan | None:
     """Returns a plan without overhead for a module with one input and one output, or None."""
     if len(module.in_keys) != 1 or len(module.out_keys) != 1 or _out_keys(module) == []:
         return None
-    if _keywords(module) is not None or module.method_kwargs or module._get_kwargs:
+    if (
+        _setting(module, "kwargs") is not None
+        or module.method_kwargs
+        or _setting(module, "get_kwargs")
+    ):
         return None
     if module.inplace is not True:
         return None
@@ -172,8 +180,9 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, numbers) or _is_numbers(v) for v in value)
 
 
-def _keywords(module: TensorDictModule) -> list[str] | None:
-    return getattr(module, "_kwargs", None)
+def _setting(module: Any, name: str) -> Any:
+    """Returns a setting of a TensorDictModule that has no public name, or None."""
+    return getattr(module, f"_{name}", None)
 
 
 def _function(module: TensorDictModule, unrolled: bool) -> Callable[..., Any]:
@@ -187,12 +196,12 @@ def _function(module: TensorDictModule, unrolled: bool) -> Callable[..., Any]:
 def _operation(module: Any, exploration: InteractionType, unrolled: bool) -> Operation:
     if isinstance(module, ProbabilisticTensorDictModule):
         return _sampling(module, exploration)
-    if module.inplace is not True or module._get_kwargs:
+    if module.inplace is not True or _setting(module, "get_kwargs"):
         raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
     function, fixed = _function(module, unrolled), dict(module.method_kwargs)
     in_keys = [as_key(key) for key in module.in_keys]
     out_keys = [as_key(key) for key in module.out_keys]
-    names = _keywords(module)
+    names = _setting(module, "kwargs")
 
     def operate(values: Values) -> None:
         inputs = [values[key] for key in in_keys]
@@ -220,16 +229,17 @@ def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
 
 
 def _sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType) -> Operation:
-    kind = type(module)
+    kind, stock = type(module), ProbabilisticTensorDictModule
     if exploration is not InteractionType.RANDOM:
         raise NotPlannable(f"{kind.__name__} acts with exploration type {exploration.name}")
     cls = module.distribution_class
     special = (
-        kind.get_dist is not ProbabilisticTensorDictModule.get_dist
-        or kind._dist_sample is not ProbabilisticTensorDictModule._dist_sample
+        kind.get_dist is not stock.get_dist
+        or _setting(kind, "dist_sample")
+        is not _setting(ProbabilisticTensorDictModule, "dist_sample")
         or module.num_samples is not None
-        or getattr(module, "_generator", None) is not None
-        or getattr(module, "_generator_key", None) is not None
+        or _setting(module, "generator") is not None
+        or _setting(module, "generator_key") is not None
         or not isinstance(cls, type)
         or issubclass(cls, CompositeDistribution)
         or len(module.dist_sample_keys) != 1

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
+from trawl.rollout.modules import leaves_inputs_alone
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
-from trawl.rollout.stock import leaves_inputs_alone
 from trawl.tensordicts import changes, is_lazy
 
 

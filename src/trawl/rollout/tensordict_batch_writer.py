@@ -294,7 +294,11 @@ class TensorDictBatchWriter(BatchWriter):
         if isinstance(env, TensorDictEnv):
             passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]
         else:
-            passed = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
+            passed = [
+                key
+                for spec in (env.full_observation_spec, env.full_state_spec)
+                for key in spec.keys(True, True, step_mdp_static_only=True)
+            ]
         return batch.exclude(*[next_of(as_key(key)) for key in passed])
 
     def _number(self, batch: TensorDictBase, filled: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reduces a module to the plain functions that a call of it runs.
+"""Known modules: the plain functions that they run, and whether they leave their inputs alone.
 
 A call of an ``nn.Module`` looks for hooks, and a layer looks up its parameters by name. For small
 networks this costs as much as the arithmetic. Both can be done before the loop, but must be done
@@ -12,11 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import nn
 from torch.nn.functional import linear
-from torch.nn.modules import module as nn_module
+from torch.nn.modules.module import _has_any_global_hook
 
 Function = Callable[..., Any]
+
+# Modules of these packages compute, and keep no inputs.
+_STOCK = ("torch.nn.", "tensordict.nn.")
+_SEQUENCES = (TensorDictSequential, ProbabilisticTensorDictSequential)
+_DISTRIBUTIONS = ("torch.distributions.", "tensordict.nn.")
 
 _SIMPLE: dict[type[nn.Module], Function] = {
     nn.Tanh: torch.tanh,
@@ -53,7 +65,7 @@ def is_special(module: nn.Module) -> bool:
         or isinstance(module, torch.jit.ScriptModule)
         or getattr(module, "_compiled_call_impl", None) is not None
         or any(getattr(module, name, None) for name in _HOOKS)
-        or nn_module._has_any_global_hook()
+        or _has_any_global_hook()
     )
 
 
@@ -72,3 +84,26 @@ def _chain(functions: list[Function]) -> Function:
 def _linear(layer: nn.Linear) -> Function:
     weight, bias = layer.weight, layer.bias
     return lambda value: linear(value, weight, bias)
+
+
+def leaves_inputs_alone(module: Any) -> bool:
+    """Returns True if a policy is certain neither to change nor to keep its input tensors.
+
+    Only known code can be trusted. A check for changes afterwards would miss some, because numpy,
+    ``Tensor.data`` and compiled code write without increasing a tensor's version counter.
+    """
+    return isinstance(module, nn.Module) and all(map(_is_harmless, module.modules()))
+
+
+def _is_harmless(part: nn.Module) -> bool:
+    """Returns True if a module, apart from its children, neither changes nor keeps its inputs."""
+    kind = type(part)
+    if not kind.__module__.startswith(_STOCK) or is_special(part):
+        return False
+    if not isinstance(part, TensorDictModuleBase):
+        return not getattr(part, "inplace", False)
+    if kind is ProbabilisticTensorDictModule:
+        made_by = part.distribution_class
+        return isinstance(made_by, type) and made_by.__module__.startswith(_DISTRIBUTIONS)
+    # A function is not among the modules checked, and may do anything.
+    return kind in _SEQUENCES or (kind is TensorDictModule and isinstance(part.module, nn.Module))
