@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+import io
 import pickle
 import struct
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from trawl.backends.authentication import TAG_BYTES, Session
 
 # Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384
+# The same for Ray, whose object store has no sockets to wait for.
+_APART_FOR_RAY = 4096
+_REFERENCES = ("ObjectRef", "ActorHandle")
+
+Bytes = NDArray[np.uint8]
 
 # Verbs: the kinds of messages.
 MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
@@ -31,28 +45,64 @@ class Request(NamedTuple):
     heard: int = 0
 
 
+class Delivery(NamedTuple):
+    """Header of the messages that a call, or the connection for requests, brings to a Ray actor.
+
+    Attributes:
+        heard: how many of the actor's messages have arrived; None if that is not told.
+        number: the number of the delivery among those with messages, which may come in any order.
+        interruption: as a :class:`Request` has it.
+    """
+
+    heard: int | None
+    number: int
+    interruption: tuple[int, int]
+
+    def packed(self, messages: Sequence[Frame]) -> tuple[bytes, list[Any]]:
+        """Packs it with messages; returns it, and their memory and references for Ray."""
+        heads = [(one.verb, one.body, len(one.buffers), len(one.refs)) for one in messages]
+        beside = [part for one in messages for part in (*one.buffers, *([ref] for ref in one.refs))]
+        return pickle.dumps((self, heads), protocol=5), beside
+
+
+def read_delivery(packed: bytes, beside: Sequence[Any]) -> tuple[Delivery, list[Frame]]:
+    """Unpacks the result of :meth:`Delivery.packed`: the header, and the messages."""
+    own, heads = pickle.loads(packed)
+    parts = iter(beside)
+    messages = [
+        Frame(verb, body, list(islice(parts, memory)), [one[0] for one in islice(parts, refs)])
+        for verb, body, memory, refs in heads
+    ]
+    return own, messages
+
+
 @dataclass(frozen=True)
 class Frame:
-    """Frame message.
+    """Message in the form in which it is sent.
 
     Attributes:
         verb: kind of the message.
         body: the content, pickled.
         buffers: large memory that the content refers to.
+        refs: references to Ray objects in the content, apart so that Ray sees them.
     """
 
     verb: int
     body: bytes = b""
-    buffers: Sequence[Any] = field(default=())
+    buffers: Sequence[Any] = ()
+    refs: Sequence[Any] = ()
 
     def content(self) -> Any:
-        """Unpickles and returns the content."""
-        return pickle.loads(self.body, buffers=self.buffers) if self.body else None
+        """Unpickles and returns the content. Its arrays use the memory of the buffers."""
+        if not self.body:
+            return None
+        buffers = [writable(one) for one in self.buffers]
+        return _Unpickler(io.BytesIO(self.body), self.refs, buffers).load()
 
 
 def pack(verb: int, content: Any = None) -> Frame:
     """Packs a message; large arrays in its content are not copied."""
-    buffers: list[memoryview] = []
+    buffers: list[Any] = []
 
     def within(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
@@ -63,6 +113,37 @@ def pack(verb: int, content: Any = None) -> Frame:
 
     body = pickle.dumps(content, protocol=5, buffer_callback=within)
     return Frame(verb, body, buffers)
+
+
+def pack_for_ray(content: Any, copy: bool = True) -> Frame:
+    """Packs a message that may hold references to Ray objects.
+
+    Args:
+        content: the message.
+        copy: True if memory that it refers to may change before Ray has the message.
+    """
+    arrays: list[Bytes] = []
+    refs: list[Any] = []
+
+    def within(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _APART_FOR_RAY:
+            return True
+        array = np.frombuffer(raw, dtype=np.uint8)
+        arrays.append(array.copy() if copy else array)
+        return False
+
+    file = io.BytesIO()
+    _Pickler(file, refs, within).dump(content)
+    return Frame(MESSAGE, file.getvalue(), arrays, refs)
+
+
+def pack_code(content: Any) -> Frame:
+    """Packs an object that may hold functions and classes that can't be imported elsewhere."""
+    refs: list[Any] = []
+    file = io.BytesIO()
+    _CodePickler(file, refs).dump(content)
+    return Frame(MESSAGE, file.getvalue(), (), refs)
 
 
 def seal(frame: Frame, session: Session) -> Frame:
@@ -89,3 +170,68 @@ def unseal(frame: Frame, session: Session) -> Frame:
 def _head(frame: Frame) -> bytes:
     sizes = [len(view) for view in frame.buffers]
     return struct.pack(f"!BI{len(sizes)}Q", frame.verb, len(sizes), *sizes)
+
+
+def writable(array: Any) -> Any:
+    """Returns a writable array over the memory of an array; other memory is returned as it is.
+
+    Ray makes all arrays that it delivers read-only, as several processes may read them. A batch
+    that one process made for another has no other readers, and PyTorch has no read-only tensors.
+    """
+    if not isinstance(array, np.ndarray) or array.flags.writeable:
+        return array
+    raw: Any = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)
+    # Keeps the array, as Ray frees the memory with it.
+    raw.owner = array
+    same: Bytes = np.frombuffer(raw, dtype=np.uint8)
+    return same
+
+
+def is_ref(thing: Any) -> bool:
+    """Tells whether an object is a reference to a Ray object or to an actor."""
+    kind = type(thing)
+    return kind.__module__.partition(".")[0] == "ray" and kind.__name__ in _REFERENCES
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, refs: list[Any], keep_inside: Any) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep_inside)
+        self._refs = refs
+
+    @override
+    def persistent_id(self, obj: Any) -> int | None:
+        if not is_ref(obj):
+            return None
+        self._refs.append(obj)
+        return len(self._refs) - 1
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if "torch" not in sys.modules:
+            return NotImplemented
+        # Imported here, as a process without PyTorch may have messages, too, but without tensors.
+        from trawl.backends.folding import reduced
+
+        return NotImplemented if (made := reduced(obj)) is None else made
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, refs: list[Any]) -> None:
+        super().__init__(file, protocol=5)
+        self._refs = refs
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not is_ref(obj):
+            return None
+        self._refs.append(obj)
+        return len(self._refs) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, refs: Sequence[Any], arrays: Sequence[Bytes]) -> None:
+        super().__init__(file, buffers=arrays)
+        self._refs = refs
+
+    @override
+    def persistent_load(self, pid: int) -> Any:
+        return self._refs[pid]

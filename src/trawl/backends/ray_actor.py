@@ -25,7 +25,7 @@ from trawl.backends.authentication import AuthenticationError
 from trawl.backends.base import Asked, Port, Service
 from trawl.backends.control import Rendezvous, WorkerConnection
 from trawl.backends.failure import Failure
-from trawl.backends.ray_wire import Letter, Packed, pack, read_letter, unpack
+from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
 from trawl.backends.worker_loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
 
@@ -68,7 +68,7 @@ class End(NamedTuple):
 class Unasked(NamedTuple):
     """Message that a service sends because of a call of its handle; the driver expects none."""
 
-    packed: Packed
+    frame: Frame
 
 
 class Barrier(NamedTuple):
@@ -81,8 +81,7 @@ class RayActor:
     """Actor in which a worker runs.
 
     Args:
-        make: the function that makes the service, pickled.
-        refs: the references to Ray objects in ``make``.
+        make: the function that makes the service.
         path: ``sys.path`` of the driver, whose modules may exist on this machine, too.
         meeting: the address for the connection to the driver; None if there is none.
     """
@@ -91,9 +90,7 @@ class RayActor:
     # keeps them apart from the methods of a user's collector, which the handle has, too.
     of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
-    def __init__(
-        self, make: bytes, refs: list[Any], path: Sequence[str], meeting: Rendezvous | None
-    ) -> None:
+    def __init__(self, make: Frame, path: Sequence[str], meeting: Rendezvous | None) -> None:
         import ray
 
         sys.setswitchinterval(_TURN)
@@ -108,12 +105,10 @@ class RayActor:
         self._mail.say(Hello(os.getpid(), node, orders is not None))
         self._loop: Future[_RayLoop] = Future()
         self._ended = threading.Event()
-        work = threading.Thread(
-            target=self._work, args=((make, [], refs),), name="trawl-worker", daemon=True
-        )
+        work = threading.Thread(target=self._work, args=(make,), name="trawl-worker", daemon=True)
         work.start()
 
-    def _work(self, make: Sequence[Any]) -> None:
+    def _work(self, make: Frame) -> None:
         loop = _RayLoop(self._mail, make)
         self._loop.set_result(loop)
         failure = loop.run()
@@ -121,19 +116,19 @@ class RayActor:
         self._ended.set()
         self._mail.say(End(failure))
 
-    def backend_exchange(self, letter: bytes, *beside: Any) -> list[Any]:
+    def backend_exchange(self, packed: bytes, *beside: Any) -> list[Any]:
         """Delivers messages; waits for messages that the service sends, and returns them.
 
         Args:
-            letter: the bytes that :meth:`Letter.packed` returned.
-            *beside: the arrays and references that :meth:`Letter.packed` returned.
+            packed: the bytes that :meth:`Delivery.packed` returned.
+            *beside: the memory and references that :meth:`Delivery.packed` returned.
         """
-        self._mail.deliver(*read_letter(letter, beside))
+        self._mail.deliver(*read_delivery(packed, beside))
         return self._mail.said()
 
-    def backend_deliver(self, letter: bytes, *beside: Any) -> None:
+    def backend_deliver(self, packed: bytes, *beside: Any) -> None:
         """Delivers messages; for the arguments see :meth:`backend_exchange`."""
-        self._mail.deliver(*read_letter(letter, beside))
+        self._mail.deliver(*read_delivery(packed, beside))
 
     def backend_interrupt(self, interruption: tuple[int, int]) -> None:
         """Delivers an interruption."""
@@ -170,9 +165,9 @@ class _Mail:
         self._lock = threading.Lock()
         # Wakes calls when there is something in the outbox.
         self._spoke = threading.Condition(self._lock)
-        self._early: dict[int, list[Packed]] = {}
+        self._early: dict[int, list[Frame]] = {}
         self._delivered = 0
-        self._inbox: deque[Packed] = deque()
+        self._inbox: deque[Frame] = deque()
         self._outbox: list[Any] = []
         # Calls of handles. None once the service has ended and can't answer them.
         self._asked: deque[Asked] | None = deque()
@@ -192,8 +187,8 @@ class _Mail:
 
     # --- for calls
 
-    def deliver(self, letter: Letter, messages: list[Packed]) -> None:
-        self._take(letter, messages)
+    def deliver(self, delivery: Delivery, messages: list[Frame]) -> None:
+        self._take(delivery, messages)
         self._ring()
 
     def said(self) -> list[Any]:
@@ -224,14 +219,14 @@ class _Mail:
     def _ring(self) -> None:
         os.write(self._bell, b"!")
 
-    def _take(self, letter: Letter, messages: list[Packed]) -> None:
-        """Handles a letter. Letters with messages may come in any order."""
+    def _take(self, delivery: Delivery, messages: list[Frame]) -> None:
+        """Handles a delivery. Those with messages may come in any order."""
         with self._lock:
-            self._interrupted(letter.interruption)
-            if letter.heard is not None:
-                self._received = max(self._received, letter.heard)
+            self._interrupted(delivery.interruption)
+            if delivery.heard is not None:
+                self._received = max(self._received, delivery.heard)
             if messages:
-                self._early[letter.number] = messages
+                self._early[delivery.number] = messages
             while self._delivered in self._early:
                 self._inbox += self._early.pop(self._delivered)
                 self._delivered += 1
@@ -248,7 +243,7 @@ class _Mail:
             self._said += 1
             self._spoke.notify()
 
-    def next(self, wait: bool) -> Packed | Asked | None:
+    def next(self, wait: bool) -> Frame | Asked | None:
         """Returns the next message or call; None if there is none, and ``wait`` is False."""
         self._read(wait=False)
         while not self.stopping:
@@ -288,7 +283,7 @@ class _Mail:
                     os.read(fd, 1 << 10)
                 elif self._orders is not None:
                     try:
-                        self._take(*read_letter(self._orders.next().body, ()))
+                        self._take(*read_delivery(self._orders.next().body, ()))
                         self._lined = True
                     except EOFError:
                         self._do_without(fd)
@@ -302,7 +297,7 @@ class _RayLoop(WorkerLoop):
         make: the function that makes the service, packed.
     """
 
-    def __init__(self, mail: _Mail, make: Sequence[Any]) -> None:
+    def __init__(self, mail: _Mail, make: Frame) -> None:
         super().__init__(ThreadBreaker())
         self._mail = mail
         self._make = make
@@ -316,7 +311,7 @@ class _RayLoop(WorkerLoop):
     @override
     def make_service(self) -> Service:
         import_lean()
-        make: Callable[[Port], Service] = unpack(self._make)
+        make: Callable[[Port], Service] = self._make.content()
         return make(self)
 
     @override
@@ -325,7 +320,7 @@ class _RayLoop(WorkerLoop):
             self._answering = isinstance(message, Asked)
             if isinstance(message, Asked):
                 return message
-            content = unpack(message)
+            content = message.content()
             if not isinstance(content, Barrier):
                 return content
             self._mail.barrier = content.number
@@ -334,13 +329,13 @@ class _RayLoop(WorkerLoop):
 
     @override
     def send(self, content: Any) -> None:
-        packed: Any = tuple(pack(content))
+        frame = pack_for_ray(content)
         # Only in the thread of the service it is known which call the message belongs to.
         if self._breaker.is_current:
             with self._breaker.shielded():
-                self._mail.say(Unasked(packed) if self._answering else packed)
+                self._mail.say(Unasked(frame) if self._answering else frame)
         else:
-            self._mail.say(packed)
+            self._mail.say(frame)
 
     @override
     def memory(self, name: int) -> Any:

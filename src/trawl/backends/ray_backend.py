@@ -20,12 +20,11 @@ from trawl.backends.authentication import KEY_BYTES
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.control import REQUESTS, ControlConnection
 from trawl.backends.failure import Failure
-from trawl.backends.frames import MESSAGE, Frame
+from trawl.backends.frames import MESSAGE, Delivery, Frame, pack_code, pack_for_ray
 from trawl.backends.listener import Listener
 from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Place
 from trawl.backends.ray_handle import actor_class
-from trawl.backends.ray_wire import Letter, Packed, pack, pack_code, unpack
 from trawl.memory import PrivateMemory
 
 # Most calls with messages for an actor that may be under way at a time. Messages that are sent
@@ -92,7 +91,7 @@ class RayBackend(Backend):
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
         self._connection.check()
-        made, refs = pack_code(make)
+        made = pack_code(make)
         # One thread carries out the calls of holders of a handle, in their order.
         own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
         asked = self.options(index)
@@ -102,7 +101,7 @@ class RayBackend(Backend):
         if self._kind is None:
             self._kind = actor_class(self._methods)
         kind = self._kind.options(**{**asked, **own})
-        actor = kind.remote(made, refs, list(sys.path), meeting)
+        actor = kind.remote(made, list(sys.path), meeting)
         self.handles[index : index + 1] = [actor]
         worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
         with self._changed:
@@ -215,8 +214,8 @@ class RayBackend(Backend):
                 self._bury(worker, worker.explain(thing), expected=False)
         elif not worker.unreadable:
             try:
-                packed = thing.packed if isinstance(thing, Unasked) else thing
-                self._events.append(Message(worker, unpack(packed)))
+                frame = thing.frame if isinstance(thing, Unasked) else thing
+                self._events.append(Message(worker, frame.content()))
             except Exception as error:
                 # The message can't be unpickled. Messages of other workers must not be lost.
                 self._events.append(Failed(worker, Failure.of(error)))
@@ -312,7 +311,7 @@ class RayWorker(Worker):
         self._connection = connection
         self._backend = backend
         self._lock = threading.RLock()
-        self._waiting: list[Packed] = []
+        self._waiting: list[Frame] = []
         self._under_way = self._calls = 0
         self._interruption = (0, 0)
 
@@ -322,11 +321,11 @@ class RayWorker(Worker):
 
     @override
     def send(self, content: Any) -> None:
-        packed = pack(content)
+        frame = pack_for_ray(content)
         if not self._reachable:
             return
         with self._lock:
-            self._waiting.append(packed)
+            self._waiting.append(frame)
             self._expected += 1
         self._write()
         if not self._waiting:
@@ -365,15 +364,15 @@ class RayWorker(Worker):
             self._exchange()
 
     def _write(self) -> None:
-        """Sends a letter by the connection, if there is one. Large messages wait for a call."""
+        """Sends waiting messages by the connection, if it exists; large ones wait for a call."""
         if self.orders is None or not self._lined:
             return
         try:
             with self._lock:
-                if any(packed.arrays or packed.refs for packed in self._waiting):
+                if any(frame.buffers or frame.refs for frame in self._waiting):
                     return
                 self._confirmed = self._heard
-                self.orders.send(Frame(MESSAGE, self._letter(self._heard)[0]))
+                self.orders.send(Frame(MESSAGE, self._delivery(self._heard)[0]))
         except BaseException:
             # As in _call.
             self.kill()
@@ -392,14 +391,14 @@ class RayWorker(Worker):
             if self.listening:
                 return False
             self.listening = True
-            letter, beside = self._letter(self._heard)
-        self._call(self.actor.backend_exchange, letter, beside, self._hear)
+            packed, beside = self._delivery(self._heard)
+        self._call(self.actor.backend_exchange, packed, beside, self._hear)
         return True
 
-    def _call(self, method: Any, letter: bytes, beside: list[Any], done: Any) -> None:
+    def _call(self, method: Any, packed: bytes, beside: list[Any], done: Any) -> None:
         try:
             # The future keeps the reference alive, which Ray needs.
-            method.remote(letter, *beside).future().add_done_callback(done)
+            method.remote(packed, *beside).future().add_done_callback(done)
         except BaseException:
             # The messages are lost, and the worker would wait for them: it has to be replaced.
             self.listening = False
@@ -422,20 +421,20 @@ class RayWorker(Worker):
         if backend is not None:
             backend.hear(self, said)
 
-    def _letter(self, heard: int | None) -> tuple[bytes, list[Any]]:
+    def _delivery(self, heard: int | None) -> tuple[bytes, list[Any]]:
         """Packs all waiting messages for a call; returns also their arrays and references."""
         messages, self._waiting = self._waiting, []
         number = self._calls
         self._calls += bool(messages)
-        return Letter(heard, number, self._interruption).packed(messages)
+        return Delivery(heard, number, self._interruption).packed(messages)
 
     def _deliver(self) -> None:
         with self._lock:
             if self._under_way >= _UNDER_WAY or not self._waiting or not self._reachable:
                 return
             self._under_way += 1
-            letter, beside = self._letter(None)
-        self._call(self.actor.backend_deliver, letter, beside, self._delivered)
+            packed, beside = self._delivery(None)
+        self._call(self.actor.backend_deliver, packed, beside, self._delivered)
 
     def _delivered(self, answer: Future[Any]) -> None:
         answer.exception()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.backends.frames import Frame, pack_code, pack_for_ray
 from trawl.backends.ray_cluster import Connection, Place, connect, import_ray, with_defaults
-from trawl.backends.ray_wire import pack, pack_code, unpack
 
 # Arguments of the buffer that may be functions: the actor calls them, to make the parts there.
 _MADE_THERE = ("storage", "sampler", "writer")
@@ -42,9 +42,9 @@ class RayBufferClient:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         ray = import_ray()
-        packed = tuple(pack((name, args, kwargs), copy=False))
+        frame = pack_for_ray((name, args, kwargs), copy=False)
         try:
-            answer = unpack(ray.get(self._actor.call.remote(*packed)))
+            answer = ray.get(self._actor.call.remote(frame)).content()
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(f"the replay buffer's actor is gone: {error}") from error
         if isinstance(answer, Failure):
@@ -194,11 +194,11 @@ class RayReplayBuffer(RayBufferClient):
             raise ValueError(f"transport {transport!r} has no options: {dict(transport_options)}")
         connect(ray_init_config)
         self._connection = Connection()
-        make, refs = pack_code((replay_buffer_cls, args, kwargs))
+        make = pack_code((replay_buffer_cls, args, kwargs))
         # The actor mostly waits, so it should not take a CPU or a GPU from a collector.
         options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
         place = Place(options, placement_timeout)
-        actor = ray.remote(_BufferActor).options(**options).remote(make, refs, list(sys.path))
+        actor = ray.remote(_BufferActor).options(**options).remote(make, list(sys.path))
         super().__init__(actor)
         self._closed = False
         if delayed_init:
@@ -255,21 +255,21 @@ def _nameless_locks() -> Iterator[None]:
 class _BufferActor:
     """Actor that holds the buffer and calls its methods."""
 
-    def __init__(self, make: bytes, refs: list[Any], path: Sequence[str]) -> None:
+    def __init__(self, make: Frame, path: Sequence[str]) -> None:
         sys.path += [entry for entry in path if entry not in sys.path]
-        self._make: tuple[Any, ...] = make, [], refs
+        self._make = make
         self._buffer: Any = None
         self._written: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def begun(self) -> None:
         """Does nothing; a reply shows that the actor has started."""
 
-    def call(self, *packed: Any) -> Any:
+    def call(self, frame: Frame) -> Frame:
         """Calls a method of the buffer, or this actor's own version of the method."""
         try:
-            return tuple(pack(self._call(*unpack(packed)), copy=False))
+            return pack_for_ray(self._call(*frame.content()), copy=False)
         except Exception as error:
-            return tuple(pack(Failure.of(error)))
+            return pack_for_ray(Failure.of(error))
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         buffer = self._made()
@@ -278,7 +278,7 @@ class _BufferActor:
 
     def _made(self) -> Any:
         if self._buffer is None:
-            kind, args, kwargs = unpack(self._make)
+            kind, args, kwargs = self._make.content()
             if kind is None:
                 from torchrl.data import ReplayBuffer
 

@@ -24,7 +24,7 @@ class RayMessage(WeightMessage):
     def opened(self) -> Any:
         import ray
 
-        from trawl.backends.ray_wire import writable
+        from trawl.backends.frames import writable
 
         return writable(ray.get(self.data))
 
