@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.local_models import LocalModels
 from trawl.collectors.weak import weak
-from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
 from trawl.paths import get_path
 from trawl.weight_update.store import Receiver, WeightUpdate
 
@@ -56,19 +55,20 @@ class DirectWeights(BaseCollector):
         worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
-        if worker_ids is not None and not self._weight_sync_schemes:
+        schemes = self._weight_sync_schemes
+        if worker_ids is not None and not schemes:
             raise TypeError(
                 f"worker_ids={worker_ids!r} can't be given to a collector without workers"
             )
         prepared = [
             self._prepare_load(model_id, new)
             for model_id, new in by_model.items()
-            if model_id not in self._models_elsewhere
+            if model_id not in schemes or not schemes[model_id].model_is_elsewhere
         ]
         loads = [load for load in prepared if load is not None]
         sent = [
             (scheme, scheme.prepare(by_model[model_id], scheme.receivers.chosen(worker_ids)))
-            for model_id, scheme in self._weight_sync_schemes.items()
+            for model_id, scheme in schemes.items()
             if model_id in by_model
         ]
 
@@ -80,15 +80,12 @@ class DirectWeights(BaseCollector):
                     load()
                 if new_version and self._version is not None:
                     self._version.increment_version()
-                for scheme, parcels in sent:
+                for scheme, updates in sent:
                     if not scheme.synchronized_on_sender:
                         scheme.connect()
-                    scheme.commit(parcels, self.policy_version)
+                    scheme.commit(updates, self.policy_version)
 
         return change
-
-    def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
-        self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     def _prepare_load(self, model_id: str, new: Any) -> Callable[[], None] | None:
         """Checks weights for a model of this collector.
@@ -106,7 +103,7 @@ class DirectWeights(BaseCollector):
         return self._models.prepare(model_id, new)
 
     @override
-    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+    def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         def load(update: WeightUpdate) -> None:
             if update.slot is not None:
                 update.load(self._models.live(model_id))

@@ -91,7 +91,7 @@ class RolloutCollector(DirectWeights):
 
     def _prepare(self) -> None:
         """Takes new weights, calls the hook and resets, as options ask for before a batch."""
-        self._take_weights()
+        self._load_new_weights()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.config.reset_at_each_iter and not self._at_start:

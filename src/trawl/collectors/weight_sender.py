@@ -12,15 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from trawl.collectors.local_models import LocalModels
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
-from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
-from trawl.weight_update.messages import MessageWeightSyncScheme
-from trawl.weight_update.no_sync import NoWeightSyncScheme
+from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme
 from trawl.weight_update.prepared import ReceiverGroup
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, Version
@@ -32,14 +30,14 @@ class SenderHost:
     """Services of a collector that its weight sender needs.
 
     Attributes:
-        update: the collector's ``update_policy_weights_``.
+        update: updates the weights of one model, for its scheme.
         deliver: sends a message to a worker.
         devices: returns the device of each worker's policy.
         paused: context in which no batch is collected in this process.
         in_bounds: context that waits until some workers may be sent an update.
     """
 
-    update: Callable[..., None]
+    update: Callable[[str, Any, WorkerIds], None]
     deliver: Callable[[int, NewWeights], None]
     devices: Callable[[], Sequence[torch.device]]
     paused: Callable[[], AbstractContextManager[None]]
@@ -112,12 +110,16 @@ class WeightSender:
                     f"the weight-sync scheme of {model_id!r} is in use already: each collector "
                     "needs one of its own"
                 )
-            scheme.attach(self, model_id, collector)
+            self._attach(scheme, model_id, collector)
         self.policy_scheme = self._schemes[POLICY]
         if isinstance(self.policy_scheme, NoWeightSyncScheme):
             # Loaded states and versions must reach the workers even without weight updates.
             self.policy_scheme = new_scheme()
-            self.policy_scheme.attach(self, POLICY, collector)
+            self._attach(self.policy_scheme, POLICY, collector)
+
+    def _attach(self, scheme: WeightSyncScheme, model_id: str, collector: Any) -> None:
+        scheme.attach(self, model_id, collector)
+        scheme.on_send = self._host.update
 
     def close(self) -> None:
         """Shuts the schemes down."""
@@ -137,10 +139,6 @@ class WeightSender:
     def _is_here(self, model_id: str) -> bool:
         """Returns True if a model is part of a replay buffer that only this process writes."""
         return model_id.startswith("replay_buffer") and not self._workers_write
-
-    def update(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
-        """Sends weights for a scheme, as the collector's ``update_policy_weights_`` does."""
-        self._host.update(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
         """Delivers a scheme's message to a worker."""

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, WeightUpdate
+from trawl.weight_update.tensors import check_extra_state, set_extra_state, weights_of
 from trawl.weight_update.updaters import Updater, WeightUpdaterBase, is_updater
 
 POLICY = "policy"
@@ -46,15 +49,6 @@ class WeightControl(ABC):
             self.register_scheme_receiver(self.config.weight_recv_schemes)
 
     # --- sending
-
-    @property
-    def _models_elsewhere(self) -> set[str]:
-        """Names of models that neither this collector nor its workers have."""
-        return {
-            model_id
-            for model_id, scheme in self._weight_sync_schemes.items()
-            if scheme.model_is_elsewhere
-        }
 
     @property
     def weight_updater(self) -> Any:
@@ -126,7 +120,7 @@ class WeightControl(ABC):
         by_model = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
         if self.weight_updater is None:
-            self._update(by_model, worker_ids)
+            self._prepare_weights(by_model, worker_ids)()
             return
         if weights_dict is not None or model_id is not None:
             raise ValueError(
@@ -144,13 +138,13 @@ class WeightControl(ABC):
     ) -> None:
         """Sends the version to workers that did not receive it with weights."""
 
-    def _deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
+    def deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
         """Sends weights to workers, without advancing the version."""
         self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
 
-    def _update(self, by_model: Mapping[str, Any], worker_ids: WorkerIds = None) -> None:
-        """Checks weights, and then applies them or sends them to workers."""
-        self._prepare_weights(by_model, worker_ids)()
+    def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
+        """Updates one model, for its scheme."""
+        self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     @abstractmethod
     def _prepare_weights(
@@ -197,7 +191,7 @@ class WeightControl(ABC):
             self._receivers[model_id] = scheme.incoming
         if synchronize_weights:
             with self._held():
-                self._take_weights()
+                self._load_new_weights()
 
     def receive_weights(
         self,
@@ -222,24 +216,82 @@ class WeightControl(ABC):
         given = any(form is not None for form in forms.values())
         self._check_open("receive_weights()")
         if not self._receivers:
-            self._update(chosen_weights(forms, None))
+            self._prepare_weights(chosen_weights(forms, None), None)()
             return
         if given:
             raise ValueError(
                 "receive_weights() takes no weights here: a weight-sync scheme receives them"
             )
         with self._held():
-            self._take_weights()
+            self._load_new_weights()
 
-    def _take_weights(self) -> None:
+    def _load_new_weights(self) -> None:
         """Takes the new weights of each model that has some."""
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
-                self._take(model_id, receiver)
+                self._receive(model_id, receiver)
 
     @abstractmethod
-    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+    def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         """Takes new weights for a model from its receiver."""
+
+
+class LocalModels:
+    """Loads weights into the models of a collector.
+
+    Args:
+        find: returns the model with a name or path; raises an exception if there is none.
+    """
+
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        self._find = find
+        self._lives: dict[str, ModuleWeights] = {}
+
+    def find(self, model_id: str) -> Any:
+        """Returns a model, by its name or path.
+
+        Raises:
+            KeyError: if there is no such model.
+        """
+        try:
+            return self._find(model_id)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            raise KeyError(
+                f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
+            ) from None
+
+    def live(self, model_id: str) -> ModuleWeights:
+        """Returns the tensors of a model.
+
+        Raises:
+            KeyError: if there is no such model.
+            TypeError: if it has no weights.
+        """
+        model = self.find(model_id)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{model_id} {type(model).__name__} has no weights to update")
+        known = self._lives.get(model_id)
+        if known is None or known.module is not model:
+            known = self._lives[model_id] = ModuleWeights(model)
+        return known
+
+    def prepare(self, model_id: str, new: Any) -> Callable[[], None]:
+        """Checks weights for a model, and returns the function that loads them.
+
+        Raises:
+            Exception: the errors of :meth:`live` and
+                :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
+        """
+        live, weights = self.live(model_id), weights_of(new)
+        matched = live.layout.match(weights.tensors, type(live.module).__name__)
+        check_extra_state(live.module, weights.extra)
+
+        def load() -> None:
+            # Extra state first: if the module refuses it, nothing else has changed.
+            set_extra_state(live.module, weights.extra)
+            live.load(matched)
+
+        return load
 
 
 def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:

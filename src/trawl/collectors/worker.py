@@ -141,7 +141,7 @@ class CollectorService(HandleCalls, Service):
             self.collector.env.load_state_dict(spec.env_state)
         if spec.seed is not None:
             self.collector.set_seed(*spec.seed)
-        self._take_first_weights(spec)
+        self._load_first_weights(spec)
         self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout: these are sent as they are.
         self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
@@ -159,7 +159,7 @@ class CollectorService(HandleCalls, Service):
             )
         )
 
-    def _take_first_weights(self, spec: WorkerSpec) -> None:
+    def _load_first_weights(self, spec: WorkerSpec) -> None:
         self.collector._receivers |= spec.receivers
         self._take_version(spec)
         # Weights that came after the spec was made bring a newer version.
@@ -174,7 +174,7 @@ class CollectorService(HandleCalls, Service):
 
     @override
     def _up_to_date(self) -> Any:
-        self.collector._take_weights()
+        self.collector._load_new_weights()
         return self.collector
 
     @property

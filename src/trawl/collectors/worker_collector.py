@@ -296,7 +296,7 @@ class WorkerCollector(WorkerControl):
     # --- collecting
 
     def _collect(self) -> Any:
-        self._take_weights()
+        self._load_new_weights()
         unsent = self._unsent
         if unsent is not None and unsent.settled():
             self._unsent = None

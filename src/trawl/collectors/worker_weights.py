@@ -14,7 +14,6 @@ from torch import nn
 from typing_extensions import override
 
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.local_models import LocalModels
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.pool import WorkerPool
@@ -23,7 +22,7 @@ from trawl.collectors.scheduler import Scheduler
 from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_sender import SenderHost, WeightSender
-from trawl.collectors.weights import POLICY, WorkerIds
+from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
 from trawl.paths import get_path
 from trawl.weight_update import strategy
 from trawl.weight_update.store import Receiver, WeightUpdate
@@ -56,7 +55,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
     def _new_sender(self) -> WeightSender:
         """Makes the object that sends weights to workers, without a strong reference to this."""
         host = SenderHost(
-            update=weak(self.update_policy_weights_),
+            update=weak(self._update_model),
             deliver=weak(self._deliver_message),
             devices=weak(self._acting_devices),
             paused=weak(self._held),
@@ -121,7 +120,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
                 self._sender.announce()
 
     @override
-    def _take(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+    def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
         changes: list[Callable[[], None]] = []
 
         def prepare(update: WeightUpdate) -> None:

@@ -1,8 +1,7 @@
 """Schemes, transports and updaters that send weights from a learner to policies that collect."""
 
 from trawl.weight_update.framework_transports import DistributedTransport, RPCTransport
-from trawl.weight_update.messages import RPCWeightSyncScheme
-from trawl.weight_update.no_sync import NoWeightSyncScheme
+from trawl.weight_update.messages import NoWeightSyncScheme, RPCWeightSyncScheme
 from trawl.weight_update.process_group import DistributedWeightSyncScheme
 from trawl.weight_update.ray import RayModuleTransformScheme, RayTransport, RayWeightSyncScheme
 from trawl.weight_update.ray_updater import RayWeightUpdater

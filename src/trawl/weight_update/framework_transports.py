@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.weight_update.strategy import WeightStrategy, in_form, take_in
+from trawl.weight_update.strategy import WeightStrategy, in_form, load_received
 from trawl.weight_update.tensors import Weights, weights_of
 from trawl.weight_update.transports import Transport, copies
 
@@ -237,7 +237,7 @@ class DistributedTransport(Transport):
 
     def receive_initial_weights(self) -> Any:
         """Receives the first weights into the buffer, and returns them."""
-        return take_in(self._next(), None, None)
+        return load_received(self._next(), None, None)
 
     @override
     def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:

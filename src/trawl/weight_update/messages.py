@@ -1,8 +1,8 @@
-"""Schemes that send weights as messages, where memory can't be shared."""
+"""Schemes that send weights as messages, where memory can't be shared; and one that sends none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from trawl.weight_update.prepared import PreparedUpdate, ReceiverGroup
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, Version
 from trawl.weight_update.tensors import Weights
-from trawl.weight_update.transports import TransportBackend
+from trawl.weight_update.transports import Transport, TransportBackend
 
 
 class MessageWeightSyncScheme(WeightSyncScheme):
@@ -193,3 +193,51 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
             TypeError: for any other argument.
         """
         return RPCTransport(collector_info, collector_rref, collector_class, worker_rank, **options)
+
+
+class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
+    """Sends nothing. For policies that never change, or get their weights in another way."""
+
+    @override
+    def _open(self, workers: Sequence[int]) -> None:
+        pass
+
+    @override
+    def _join(self, worker: int) -> Inbox:
+        return _EmptyInbox()
+
+    @override
+    def _check_fork(self) -> None:
+        pass
+
+    @override
+    def prepare(self, weights: Any, workers: Sequence[int]) -> list[PreparedUpdate]:
+        return []
+
+    @override
+    def publish_version(self, version: Version, workers: Iterable[int]) -> None:
+        pass
+
+    @override
+    def create_transport(self, **options: Any) -> TransportBackend:
+        return _NoTransport()
+
+
+class _EmptyInbox(Inbox):
+    @override
+    def wait(self, timeout: float | None) -> bool:
+        return False
+
+
+class _NoTransport(Transport):
+    @override
+    def send_weights_async(self, weights: Any) -> None:
+        pass
+
+    @override
+    def wait_ack(self) -> None:
+        pass
+
+    @override
+    def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
+        pass

@@ -109,9 +109,6 @@ class WeightHost(Protocol):
     def groups(self, model_id: str) -> list[ReceiverGroup]:
         """Returns groups of workers whose models have the same weights."""
 
-    def update(self, model_id: str, weights: Any, worker_ids: Any) -> None:
-        """Sends weights, as the collector's ``update_policy_weights_`` does."""
-
     def deliver(self, model_id: str, worker: int, message: WeightMessage) -> None:
         """Delivers a message with weights to a worker."""
 

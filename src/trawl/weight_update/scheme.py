@@ -177,7 +177,6 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """Makes this scheme the sender's end for the workers of a collector, and connects it."""
         self._host = host
         self.init_on_sender(model_id=model_id, context=collector)
-        self.on_send = host.update
         self.connect()
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:

@@ -105,7 +105,7 @@ def in_form(weights: Weights, form: str) -> Any:
     return nested
 
 
-def take_in(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
+def load_received(weights: Weights, into: Any, strategy: WeightStrategy | None) -> Any:
     """Loads received weights into a model or tensors, if ``into`` is not None.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import Tensor
 from typing_extensions import override
 
-from trawl.weight_update.strategy import WeightStrategy, take_in
+from trawl.weight_update.strategy import WeightStrategy, load_received
 from trawl.weight_update.tensors import Weights, weights_of
 
 #: Backends for which :meth:`WeightSyncScheme.from_backend` makes a scheme.
@@ -156,7 +156,7 @@ class Transport(ABC):
     ) -> Any:
         into = next((one for one in (model, weights, self._model) if one is not None), None)
         found: list[Any] = []
-        receive(lambda given: found.append(take_in(given, into, strategy)))
+        receive(lambda given: found.append(load_received(given, into, strategy)))
         return found[0] if found else None
 
 

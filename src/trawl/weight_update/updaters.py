@@ -108,7 +108,7 @@ class WeightUpdaterBase:
         if not self.collectors:
             raise RuntimeError(f"{type(self).__name__} has no collector to bring weights to")
         for collector in self.collectors:
-            collector._deliver_weights(server_weights, worker_id)
+            collector.deliver_weights(server_weights, worker_id)
 
     def close(self) -> None:
         """Does nothing by default; called when a collector that the updater serves is closed."""

@@ -38,7 +38,7 @@ class NestedService(CollectorService):
         self._next = spec.trajectory
         if spec.seed is not None:
             collector.set_seed(*spec.seed)
-        self._take_first_weights(spec)
+        self._load_first_weights(spec)
         self._hidden, self._layout, self._masked = frozenset(), None, False
         self._port.send(
             WorkerReady(
