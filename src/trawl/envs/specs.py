@@ -26,18 +26,20 @@ class Spec:
 
     Args:
         shape: shape of one entry, including the environment's batch dimensions.
-        dtype: dtype of the entry.
+        dtype: dtype of the entry; by default that of the class.
         device: device of the results of :meth:`rand` and :meth:`zero`.
     """
+
+    default_dtype = torch.float32
 
     def __init__(
         self,
         shape: Sequence[int],
-        dtype: torch.dtype,
+        dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.shape = torch.Size(shape)
-        self.dtype = dtype
+        self.dtype = self.default_dtype if dtype is None else dtype
         self.device = torch.device("cpu") if device is None else torch.device(device)
 
     def rand(self, shape: Sequence[int] = ()) -> Tensor:
@@ -93,14 +95,6 @@ class Spec:
 
 class Unbounded(Spec):
     """Any value of the dtype; random floats come from a standard normal distribution."""
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(shape, dtype, device)
 
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.dtype.is_floating_point:
@@ -268,13 +262,7 @@ class OneHot(MultiOneHot):
 class Binary(Spec):
     """Zeros and ones."""
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.int8,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(shape, dtype, device)
+    default_dtype = torch.int8
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return torch.randint(0, 2, shape).to(self.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -231,6 +231,27 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
     if ids is not None:
         keep &= ids.cpu() >= 0
     return flat if keep.all() else flat[keep]
+
+
+def rechunk(parts: Iterable[TensorDictBase], size: int) -> Iterator[TensorDictBase]:
+    """Yields frames, ``size`` at a time; the last batch may have fewer.
+
+    Args:
+        parts: the frames, any number at a time.
+        size: number of frames in a batch.
+    """
+    waiting: list[TensorDictBase] = []
+    for rows in parts:
+        waiting.append(rows)
+        if sum(map(len, waiting)) < size:
+            continue
+        *whole, rest = (torch.cat(waiting) if len(waiting) > 1 else rows).split(size)
+        if len(rest) == size:
+            whole, rest = [*whole, rest], rest[:0]
+        yield from whole
+        waiting = [rest.clone()] if len(rest) else []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def to_numbers(values: Tensor) -> NDArray[Any]:

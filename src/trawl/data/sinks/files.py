@@ -11,8 +11,9 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,23 @@ def damaged(path: str | os.PathLike[str], what: str) -> ValueError:
     """Returns the error that says what is wrong with a file of a dataset."""
     name = str(path)
     return ValueError(f"{name if name.isprintable() else repr(name)} is damaged: {what}")
+
+
+@contextmanager
+def reading(path: Path, *kinds: type[BaseException]) -> Iterator[None]:
+    """Reports errors of a library that reads a file within the context as a damaged file.
+
+    Args:
+        path: path of the file, for error messages.
+        *kinds: types of the errors that a damaged file can cause.
+    """
+    try:
+        yield
+    except kinds as error:
+        # An OSError about the content of the file has no errno.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise damaged(path, str(error) or type(error).__name__) from error
 
 
 def is_inside(name: str) -> bool:

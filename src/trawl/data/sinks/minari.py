@@ -8,7 +8,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from trawl.data.sinks.stored_episodes import (
     import_minari,
     read,
 )
+from trawl.data.trajectories import runs
 from trawl.keys import TRAJ_IDS
 
 __all__ = ["MinariSink", "batches", "default_id", "read"]
@@ -208,7 +208,7 @@ class MinariSink(Sink):
     @override
     def _append(self, rows: TensorDictBase) -> None:
         pieces, ended = dict(self._open), []
-        for start, stop in _runs(rows):
+        for start, stop in runs(rows.get(TRAJ_IDS).reshape(-1)):
             name, piece = int(rows.get(TRAJ_IDS)[start]), rows[start:stop]
             whole = [*pieces.pop(name, []), piece]
             if bool(piece.get(("next", "done"))[-1].any()):
@@ -354,13 +354,6 @@ def _check_spec(spec: EnvSpec) -> None:
             "written: register it with the name of that, 'module:Class', or give env=None for "
             "spaces of the frames' shapes"
         )
-
-
-def _runs(rows: TensorDictBase) -> list[tuple[int, int]]:
-    """Returns the start and stop of each run of equal trajectory ids."""
-    ids = rows.get(TRAJ_IDS).reshape(-1)
-    cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
-    return list(pairwise([0, *cuts.tolist(), len(ids)]))
 
 
 def _megabytes(directory: Path) -> float:

@@ -7,7 +7,7 @@ import os
 import reprlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from trawl.data.sinks.entries import (
     from_numbers,
     from_texts,
     is_count,
+    rechunk,
     to_numbers,
     to_texts,
 )
-from trawl.data.sinks.files import create, damaged, open_frames, sync
+from trawl.data.sinks.files import create, open_frames, reading, sync
 from trawl.data.sinks.record import FRAMES, VERSION, Record
 from trawl.keys import Key, nested, show_key
 
@@ -181,43 +182,29 @@ def read(record: Record) -> TensorDictBase:
     pa = _import_pyarrow()
     tables = []
     for path, file in _files(record):
-        with _telling(path):
+        with _reading(path):
             tables.append(file.read())
-    with _telling(record.directory / FRAMES):
+    with _reading(record.directory / FRAMES):
         return from_table(pa.concat_tables(tables), record.entries)
 
 
 def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
     """Yields the frames of a dataset, ``size`` at a time."""
-    pa = _import_pyarrow()
-    parts: list[Any] = []
-    for path, part in _parts(record, size):
-        parts.append(part)
-        # The last part of a file may have fewer rows than ``size``.
-        while sum(map(len, parts)) >= size:
-            with _telling(path):
-                table = pa.concat_tables(parts)
-                rows = from_table(table[:size], record.entries)
-            yield rows
-            parts = [table[size:]]
-    if sum(map(len, parts)):
-        with _telling(record.directory / FRAMES):
-            rows = from_table(pa.concat_tables(parts), record.entries)
-        yield rows
+    return rechunk(_parts(record, size), size)
 
 
-def _parts(record: Record, size: int) -> Iterator[tuple[Path, Any]]:
-    """Yields tables of at most ``size`` frames, each with the path of its file."""
+def _parts(record: Record, size: int) -> Iterator[TensorDictBase]:
+    """Yields the frames of each file, at most ``size`` at a time."""
     pa = _import_pyarrow()
     for path, file in _files(record):
         parts = file.iter_batches(batch_size=size)
         while True:
-            with _telling(path):
+            with _reading(path):
                 part = next(parts, None)
-                table = None if part is None else pa.Table.from_batches([part])
-            if table is None:
-                break
-            yield path, table
+                if part is None:
+                    break
+                rows = from_table(pa.Table.from_batches([part]), record.entries)
+            yield rows
 
 
 def _files(record: Record) -> Iterator[tuple[Path, Any]]:
@@ -235,7 +222,7 @@ def _files(record: Record) -> Iterator[tuple[Path, Any]]:
         name = f"{FRAMES}/{_name(number)}"
         path = record.directory / name
         with open(open_frames(record.directory, name), "rb") as opened:
-            with _telling(path):
+            with _reading(path):
                 file = parquet.ParquetFile(opened, page_checksum_verification=True)
                 _check_schema(file.schema_arrow, record.entries)
                 frames += file.metadata.num_rows
@@ -275,19 +262,9 @@ def _count(record: Record) -> int:
     return count
 
 
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> AbstractContextManager[None]:
     """Reports errors of pyarrow within the context as a damaged file."""
-    pa = _import_pyarrow()
-    try:
-        yield
-    except OSError as error:
-        # An OSError that pyarrow raises because of the file's content has no errno.
-        if error.errno is not None:
-            raise
-        raise damaged(path, str(error)) from None
-    except (pa.ArrowException, MemoryError, ValueError) as error:
-        raise damaged(path, str(error)) from None
+    return reading(path, OSError, MemoryError, ValueError, _import_pyarrow().ArrowException)
 
 
 def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:

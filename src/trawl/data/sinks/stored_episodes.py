@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from trawl.data.sinks.entries import is_count
+from trawl.data.sinks.entries import is_count, rechunk
 from trawl.data.sinks.episodes import EpisodeCodec
-from trawl.data.sinks.files import damaged, open_frames, read_json
+from trawl.data.sinks.files import damaged, open_frames, read_json, reading
 from trawl.data.sinks.record import Record
 
 DATA, METADATA = "data", "metadata.json"
@@ -55,7 +53,7 @@ class StoredEpisodes:
         if self.metadata.get("data_format") != "arrow":
             found = reprlib.repr(self.metadata.get("data_format"))
             raise damaged(path, f"data_format must be 'arrow', but it is {found}")
-        with _telling(path):
+        with reading(path, Exception):
             self._dataset = self._minari.MinariDataset(self._path)
             spaces = self._dataset.observation_space, self._dataset.action_space
             self.codec = EpisodeCodec(record.entries, *spaces)
@@ -70,7 +68,7 @@ class StoredEpisodes:
         # One at a time, because Minari mixes up several episodes if one of them is long.
         for number in range(self.count):
             self.check(number)
-            with _telling(self._path / str(number)):
+            with reading(self._path / str(number), Exception):
                 (episode,) = self._dataset.iterate_episodes([number])
                 rows = self.codec.decode(episode)
             yield rows
@@ -91,7 +89,7 @@ class StoredEpisodes:
             # Arrow would read any other file in the folder, too.
             if name not in (_EPISODE, METADATA) and not name.startswith((".", "_")):
                 raise damaged(path.parent, f"{name!r} does not belong there")
-        with _telling(path), pa.memory_map(str(path)) as file:
+        with reading(path, Exception), pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
             if reader.num_record_batches != 1:
                 raise ValueError(
@@ -123,17 +121,7 @@ def read(record: Record) -> TensorDictBase:
 
 def batches(record: Record, size: int) -> Iterator[TensorDictBase]:
     """Yields the frames of a dataset, ``size`` at a time."""
-    parts: list[TensorDictBase] = []
-    for rows in StoredEpisodes(record).frames():
-        parts.append(rows)
-        if sum(map(len, parts)) >= size:
-            *whole, rest = torch.cat(parts).split(size)
-            if len(rest) == size:
-                whole, rest = [*whole, rest], rest[:0]
-            yield from whole
-            parts = [rest.clone()] if len(rest) else []
-    if parts:
-        yield torch.cat(parts)
+    return rechunk(StoredEpisodes(record).frames(), size)
 
 
 def import_minari() -> Any:
@@ -166,14 +154,3 @@ def _totals(record: Record) -> dict[str, Any]:
     if type(size) not in (int, float):
         raise record.damaged(f"dataset_size must be a number, but it is {reprlib.repr(size)}")
     return {name: totals[name] for name in TOTALS}
-
-
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Reports any error of Minari or Arrow within the context as a damaged file."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise damaged(path, str(error) or type(error).__name__) from error
