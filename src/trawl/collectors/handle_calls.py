@@ -18,6 +18,7 @@ _COLLECT = frozenset({"next", "rollout"})
 # Methods that have no meaning in a worker, and what to do instead.
 _REFUSED = {
     "async_shutdown": "call that of the collector, or ray.kill(handle) to end this worker",
+    "deliver_weights": "call update_policy_weights_()",
     "increment_version": "call that of the collector",
     "iterator": "an iterator can't be sent: call next() for each batch",
     "pause": "call that of the collector",

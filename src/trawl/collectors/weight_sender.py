@@ -80,7 +80,7 @@ class WeightSender:
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
         self.updates = 0
-        # Weights that workers took through their handles, if they are newer than those that were
+        # Weights that workers got through their handles, if they are newer than those that were
         # sent; and the number of updates of each worker when it was last sent weights.
         self._handed: dict[int, Any] = {}
         self._sent: dict[int, int] = {}
@@ -162,7 +162,7 @@ class WeightSender:
     # --- workers
 
     def receivers(self, worker: int) -> dict[str, Receiver]:
-        """Returns the receivers from which a worker takes new weights, by model."""
+        """Returns the receivers from which a worker gets new weights, by model."""
         return {model_id: scheme.receiver(worker) for model_id, scheme in self._to_workers.items()}
 
     def set_layouts(self, worker: int, layouts: Mapping[str, FlatLayout]) -> None:
@@ -329,7 +329,7 @@ class WeightSender:
             self.announce()
 
     def set_version(self, version: Version) -> None:
-        """Sets the version of the policy, which all workers know already."""
+        """Sets the version of the policy, without telling the workers, which have it already."""
         if self._tracker is not None and version is not None:
             self._tracker.version = self._announced = version
 
@@ -340,21 +340,22 @@ class WeightSender:
                 self.versions[index] = self._version
             self.policy_scheme.publish_version(self._version, workers)
 
-    # --- weights that workers took through their handles
+    # --- weights that workers got through their handles
 
     def handed(self, worker: int) -> Any:
-        """Returns the weights that a worker took through its handle, if they are its newest."""
+        """Returns the weights that a worker got through its handle, if they are its newest."""
         return self._handed.get(worker)
 
     def adopt(self, worker: int, weights: Any, count: int, version: Version) -> None:
-        """Notes that a worker has taken weights through its handle.
+        """Notes that a worker got weights through its handle.
 
-        If it was sent others meanwhile, it takes those after them, and nothing is noted.
+        If the collector has sent the worker others meanwhile, which it loads afterwards, the call
+        does nothing.
 
         Args:
             worker: the worker.
             weights: the weights that it has now.
-            count: number of updates that it had taken before.
+            count: number of updates from the collector that it had received before.
             version: version that it gave to the weights.
         """
         with self._lock:

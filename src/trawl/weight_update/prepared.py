@@ -27,7 +27,7 @@ class ReceiverGroup:
             tensors had no shapes yet; or None.
         layout: layout of the receivers' models; None while it is not known.
         model: name of the model, for errors.
-        misfit: reason why the receivers can't take the weights of ``live``; empty if they can.
+        misfit: reason why the weights of ``live`` don't fit the receivers; empty if they do.
     """
 
     workers: tuple[int, ...]

@@ -151,7 +151,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         collector.update_policy_weights_(new_weights, model_id="transform_module")
 
     Each update must include the weights, because only the actor has the module. An update returns
-    once the actor has taken the weights.
+    once the actor has received the weights.
 
     Args:
         strategy: the form in which weights are returned.

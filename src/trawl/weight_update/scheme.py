@@ -210,7 +210,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         self._inbox = self._join(self._worker_idx or 0)
 
     def send(self, weights: Any = None, worker_ids: int | Sequence[int] | None = None) -> None:
-        """Sends weights without waiting until they are taken; :meth:`wait_async` waits for that.
+        """Sends weights without waiting for receivers; :meth:`wait_async` waits for them.
 
         If the scheme belongs to a collector, it calls the collector's ``update_policy_weights_``,
         and raises the same errors.
@@ -245,9 +245,9 @@ class WeightSyncScheme(SchemeEnd, ABC):
     def wait_async(
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
-        """Waits until receivers have taken the last weights.
+        """Waits until receivers have received the last weights.
 
-        The call doesn't wait for workers of a collector: each of them takes the weights before it
+        The call doesn't wait for workers of a collector: each of them loads the weights before it
         begins its next batch.
 
         Args:
@@ -255,7 +255,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
             worker_ids: numbers of the receivers; None for all.
 
         Raises:
-            TimeoutError: if a receiver does not take them in time.
+            TimeoutError: if a receiver does not receive them in time.
             ConnectionError: if a receiver has ended.
         """
         if not self._connected_sender:
@@ -350,7 +350,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
         Raises:
             RuntimeError: if the scheme is not initialised or connected.
-            ConnectionError: if the sender has ended, and all its weights were taken.
+            ConnectionError: if the sender has ended, and all its weights were received.
             KeyError, ValueError: if the weights don't fit the model.
         """
         if not self.initialized_on_receiver:
@@ -428,7 +428,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
     @property
     def shared_transport(self) -> Any:
-        """Object from which all receivers take weights; None if there is no single one."""
+        """Object from which all receivers get weights; None if there is no single one."""
         return None
 
     def shutdown(self) -> None:
