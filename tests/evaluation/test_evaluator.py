@@ -388,7 +388,7 @@ def test_with_a_factory_both_policies_are_needed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "fork"}, "backend must be 'thread', 'process', 'ray', but it is 'fork'"),
+        ({"backend": "fork"}, "backend must be 'thread', 'process' or 'ray', but it is 'fork'"),
         ({"busy_policy": "wait"}, "busy_policy must be .*, but it is 'wait'"),
         ({"policy": None}, "give either policy or policy_factory: neither is given"),
         ({"policy_factory": linear}, "give either policy or policy_factory: both are given"),

@@ -15,17 +15,25 @@ from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 
-# Seconds that a batch under way may still take when the interpreter exits.
+# Seconds that work under way may still take when the interpreter exits.
 _AT_EXIT = 10.0
 # Threads to stop at exit: an interpreter that stops a thread inside torch aborts the process.
-_running: WeakSet[Background] = WeakSet()
+_running: WeakSet[Any] = WeakSet()
 
 
 def _stop_all() -> None:
-    for background in list(_running):
+    for thread in list(_running):
         # A thread that does not stop in time waits for workers, which are ended after this.
-        with suppress(TimeoutError):
-            background.stop(_AT_EXIT)
+        with suppress(Exception):
+            thread.stop(_AT_EXIT)
+
+
+def stop_at_exit(thread: Any) -> None:
+    """Calls ``thread.stop(timeout)`` when the interpreter exits, if the object is still alive."""
+    _running.add(thread)
+    # Exit handlers run in reverse order: this one must run before those that close workers.
+    atexit.unregister(_stop_all)
+    atexit.register(_stop_all)
 
 
 class Background:
@@ -58,10 +66,7 @@ class Background:
         self._stopping = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        _running.add(self)
-        # Exit handlers run in reverse order: this one must run before those that close workers.
-        atexit.unregister(_stop_all)
-        atexit.register(_stop_all)
+        stop_at_exit(self)
         self._thread.start()
 
     @contextmanager

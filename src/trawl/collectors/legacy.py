@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from trawl.collectors.base import BaseCollector
@@ -19,15 +20,22 @@ ALIASES: dict[str, type[Any]] = {
 _warned: set[str] = set()
 
 
-def lookup(name: str) -> type[Any]:
+def lookup(
+    name: str, aliases: Mapping[str, type[Any]] = ALIASES, module: str = "trawl.collectors"
+) -> type[Any]:
     """Returns the class that an older name stands for.
+
+    Args:
+        name: the older name.
+        aliases: the classes, by older name.
+        module: the module that was asked for the name.
 
     Raises:
         AttributeError: if there is no such older name.
     """
-    if name not in ALIASES:
-        raise AttributeError(f"module 'trawl.collectors' has no attribute {name!r}")
-    target = ALIASES[name]
+    if name not in aliases:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    target = aliases[name]
     if name not in _warned:
         _warned.add(name)
         warnings.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from typing_extensions import override
 
 from trawl.backends.base import Backend
@@ -16,8 +17,38 @@ from trawl.collectors.arguments import (
     accepts,
     describe,
 )
-from trawl.collectors.threads import give_threads_back, take_threads
 from trawl.collectors.worker_collector import WorkerCollector
+
+# For each open collector, its workers and the threads it asked for (None: one less per worker).
+_open: dict[int, tuple[int, int | None]] = {}
+_before: list[int] = []
+
+
+def _take_threads(owner: object, workers: int, threads: int | None) -> None:
+    """Leaves cores to the workers of a collector, until :func:`_give_threads_back`.
+
+    Args:
+        owner: the collector.
+        workers: number of its workers.
+        threads: number of threads for this process; None for one less for each worker.
+    """
+    if not _open:
+        _before[:] = [torch.get_num_threads()]
+    _open[id(owner)] = workers, threads
+    _apply()
+
+
+def _give_threads_back(owner: object) -> None:
+    """Takes back the cores of a collector whose workers have ended."""
+    if _open.pop(id(owner), None) is not None:
+        _apply()
+
+
+def _apply() -> None:
+    """Applies the request of the newest open collector; without any, the original number."""
+    left = _before[0] - sum(workers for workers, _ in _open.values())
+    asked = [threads for _, threads in _open.values()]
+    torch.set_num_threads(max(1, left) if not asked or asked[-1] is None else asked[-1])
 
 
 @describe(MultiCollectorArguments)
@@ -79,7 +110,7 @@ class MultiCollector(WorkerCollector):
     @override
     def _prepare(self) -> None:
         if self._backend.isolated:
-            take_threads(self, self.num_workers, self.config.num_threads)
+            _take_threads(self, self.num_workers, self.config.num_threads)
         super()._prepare()
 
     @override
@@ -87,7 +118,7 @@ class MultiCollector(WorkerCollector):
         try:
             super()._close(close_env)
         finally:
-            give_threads_back(self)
+            _give_threads_back(self)
 
 
 @describe(MultiArguments)

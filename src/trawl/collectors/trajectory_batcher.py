@@ -84,8 +84,8 @@ class TrajectoryBatcher:
             batch: the frames.
             buffer: whether the batch has the form that is written to a replay buffer.
         """
-        lane = batch.reshape(-1, batch.shape[-1])[0]
-        return join([lane] * self._each, "cat" if buffer else self._layout)
+        frames = batch.reshape(-1, batch.shape[-1])[0]
+        return join([frames] * self._each, "cat" if buffer else self._layout)
 
     def stats(self) -> dict[str, Any]:
         """Returns the number of trajectories that were delivered, and that still wait."""

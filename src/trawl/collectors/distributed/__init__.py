@@ -1,6 +1,5 @@
 """Collectors whose workers are on other machines."""
 
-import warnings
 from typing import Any
 
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF
@@ -12,6 +11,7 @@ from trawl.collectors.distributed.process_group import (
 from trawl.collectors.distributed.ray import RayCollector
 from trawl.collectors.distributed.rpc import RPCCollector
 from trawl.collectors.evaluation.ray_worker import RayEvalWorker
+from trawl.collectors.legacy import lookup as _lookup
 from trawl.weight_update.ray_updater import RayWeightUpdater
 from trawl.weight_update.updaters import DistributedWeightUpdater, RPCWeightUpdater
 
@@ -37,10 +37,4 @@ _ALIASES: dict[str, type[Any]] = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ALIASES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    target = globals()[name] = _ALIASES[name]
-    warnings.warn(
-        f"{name} is an older name of {target.__name__}: use that", DeprecationWarning, stacklevel=2
-    )
-    return target
+    return _lookup(name, _ALIASES, __name__)

@@ -12,7 +12,6 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from trawl.checks import check_number
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import muted
 from trawl.collectors.evaluation.environments import Video
@@ -22,6 +21,7 @@ from trawl.collectors.evaluation.reading import EpisodeReader, EvaluatedEpisodes
 from trawl.collectors.evaluation.snapshot import private_copy
 from trawl.collectors.evaluation.worker import evaluation_class, worker_seed
 from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.options import at_least, option, validate
 from trawl.collectors.single import Collector
 from trawl.weight_update.tensors import Weights
 
@@ -43,9 +43,9 @@ class Setup:
         policy: the policy, if there is no factory.
         policy_factory: makes the policy where it acts.
         backend: ``"thread"``, ``"process"`` or ``"ray"``.
-        workers: number of workers; ``num_workers`` to the user.
-        envs: number of environments of each worker; ``num_envs`` to the user.
-        episodes: number of episodes; ``num_trajectories`` to the user.
+        num_workers: number of workers.
+        num_envs: number of environments of each worker.
+        num_trajectories: number of episodes.
         max_steps: steps after which an episode is truncated, or None.
         frames_per_batch: frames that all environments collect at a time, or None.
         collector_class: the collector of each worker.
@@ -63,34 +63,22 @@ class Setup:
     policy: Any
     policy_factory: Callable[..., Any] | None
     backend: str
-    workers: int
-    envs: int
-    episodes: int
-    max_steps: int | None
-    frames_per_batch: int | None
     exploration_type: InteractionType | None
-    reward_key: Any
-    done_key: Any
+    num_workers: int = option(1, at_least(1))
+    num_envs: int = option(1, at_least(1))
+    num_trajectories: int = option(10, at_least(1))
+    max_steps: int | None = option(None, at_least(1))
+    frames_per_batch: int | None = option(None, at_least(1))
+    reward_keys: Any = option(("next", "reward"), single_key)
+    done_keys: Any = option(("next", "done"), single_key)
     collector_class: type[Collector] = Collector
     options: Mapping[str, Any] = field(default_factory=dict)
     keep: bool = False
     record: bool = True
 
     def __post_init__(self) -> None:
-        names = {
-            "workers": "num_workers",
-            "envs": "num_envs",
-            "episodes": "num_trajectories",
-            "max_steps": "max_steps",
-            "frames_per_batch": "frames_per_batch",
-        }
-        for name, shown in names.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check_number(shown, value, least=1))
-        for name in ("reward_key", "done_key"):
-            object.__setattr__(self, name, single_key(f"{name}s", getattr(self, name)))
-        check_env(self.env, self.backend, self.workers, self.envs)
+        validate(self)
+        check_env(self.env, self.backend, self.num_workers, self.num_envs)
 
     @property
     def threaded(self) -> bool:
@@ -163,9 +151,11 @@ class EvaluationEngine:
 
     def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
         setup, began = self.setup, time.perf_counter()
-        reader = EpisodeReader(setup.episodes, setup.reward_key, setup.done_key, setup.keep)
-        begin = (seed, setup.workers, setup.episodes, setup.record, not setup.threaded)
-        collector.map_fn("begin_evaluation", [begin] * setup.workers)
+        reader = EpisodeReader(
+            setup.num_trajectories, setup.reward_keys, setup.done_keys, setup.keep
+        )
+        begin = (seed, setup.num_workers, setup.num_trajectories, setup.record, not setup.threaded)
+        collector.map_fn("begin_evaluation", [begin] * setup.num_workers)
         while not reader.complete:
             self._check_stop()
             batch = collector.next()
@@ -174,7 +164,7 @@ class EvaluationEngine:
             self._check_stop()
             reader.add(batch)
         seconds = time.perf_counter() - began
-        videos = collector.map_fn("end_evaluation", [(step, setup.record)] * setup.workers)
+        videos = collector.map_fn("end_evaluation", [(step, setup.record)] * setup.num_workers)
         trajectories = reader.trajectories() if setup.keep else None
         video = next((video for video in videos if video is not None), None)
         return Measured(reader.result(seed), trajectories, video, seconds, reader.frames)
@@ -204,18 +194,18 @@ class EvaluationEngine:
 
 def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     """Makes the collector that a setup asks for."""
-    lanes = setup.workers * setup.envs
-    frames = setup.frames_per_batch or min(_STEPS, setup.max_steps or _STEPS) * lanes
+    num_envs = setup.num_workers * setup.num_envs
+    frames = setup.frames_per_batch or min(_STEPS, setup.max_steps or _STEPS) * num_envs
     options: dict[str, Any] = {
         **setup.options,
-        "frames_per_batch": -(-frames // lanes) * lanes,
+        "frames_per_batch": -(-frames // num_envs) * num_envs,
         "max_frames_per_traj": setup.max_steps,
         "exploration_type": setup.exploration_type,
         "policy_factory": setup.policy_factory,
     }
     kind = evaluation_class(setup.collector_class)
     policy = None if setup.policy is None else private_copy(setup.policy)
-    source = [setup.env] * setup.envs if setup.envs > 1 else setup.env
+    source = [setup.env] * setup.num_envs if setup.num_envs > 1 else setup.env
     # Mutes warnings that frames_per_batch is rounded: it is chosen here, and an environment may be
     # a batch of any size.
     with muted():
@@ -223,10 +213,10 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
             return kind(source, policy, interruptor=stopping.is_set, **options)
         if setup.backend == "process":
             return MultiSyncCollector(
-                [source] * setup.workers, policy, collector_class=kind, **options
+                [source] * setup.num_workers, policy, collector_class=kind, **options
             )
         from trawl.collectors.distributed.ray import RayCollector
 
         return RayCollector(
-            [source] * setup.workers, policy, collector_class=kind, sync=True, **options
+            [source] * setup.num_workers, policy, collector_class=kind, sync=True, **options
         )

@@ -18,8 +18,6 @@ from torch import nn
 from trawl.checks import check_bool
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
-    BUSY_POLICIES,
-    check_choice,
     check_order,
     check_policy,
     collector_options,
@@ -36,7 +34,7 @@ from trawl.collectors.evaluation.results import (
 )
 from trawl.collectors.evaluation.snapshot import check_different, snapshot, snapshots
 from trawl.collectors.evaluation.thread import EvaluationThread
-from trawl.collectors.options import check_callable, check_seconds
+from trawl.collectors.options import check_callable, check_seconds, one_of
 from trawl.envs.seeding import check_seed
 from trawl.weight_update.tensors import Weights
 
@@ -148,7 +146,7 @@ class Evaluator:
         check_bool("dump_video", dump_video)
         check_order(env, policy)
         check_policy(policy, policy_factory)
-        self.busy_policy = check_choice("busy_policy", busy_policy, BUSY_POLICIES)
+        self.busy_policy = one_of("skip", "error", "queue")("busy_policy", busy_policy)
         kind, self.backend = place(backend, collector_cls, weight_sync_schemes)
         self.policy, self.log_prefix = policy, log_prefix
         self.seed = None if seed is None else check_seed(seed)
@@ -162,20 +160,20 @@ class Evaluator:
             policy=policy,
             policy_factory=policy_factory,
             backend=self.backend,
-            workers=num_workers,
-            envs=num_envs,
-            episodes=num_trajectories,
+            num_workers=num_workers,
+            num_envs=num_envs,
+            num_trajectories=num_trajectories,
             max_steps=max_steps,
             frames_per_batch=frames_per_batch,
             exploration_type=exploration_type,
-            reward_key=reward_keys,
-            done_key=done_keys,
+            reward_keys=reward_keys,
+            done_keys=done_keys,
             collector_class=kind,
             options=options,
             keep=metrics_fn is not None,
             record=bool(dump_video),
         )
-        self.num_trajectories = setup.episodes
+        self.num_trajectories = setup.num_trajectories
         self._steps, self._lock, self._results = 0, threading.Lock(), PendingResults()
         self._start(setup)
 

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from trawl.collectors.multi import MultiSyncCollector
+from trawl.collectors.options import one_of
 from trawl.collectors.single import Collector
 from trawl.envs.build import is_env
 from trawl.envs.types import is_list
 
-BACKENDS = ("thread", "process", "ray")
-BUSY_POLICIES = ("skip", "error", "queue")
 _BY_NAME = {"Collector": Collector, "MultiSyncCollector": MultiSyncCollector}
 
 # Options of collectors that an evaluation sets itself, or that would change its episodes.
@@ -53,17 +52,6 @@ _OWN = frozenset(
         "worker_idx",
     }
 )
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Returns ``value``, which must be one of ``choices``.
-
-    Raises:
-        ValueError: if it is none of them.
-    """
-    if value not in choices:
-        raise ValueError(f"{name} must be {', '.join(map(repr, choices))}, but it is {value!r}")
-    return str(value)
 
 
 def check_order(env: Any, policy: Any) -> None:
@@ -168,7 +156,7 @@ def place(
     Raises:
         ValueError: for an unknown backend, or a collector that an evaluation can't use.
     """
-    backend = check_choice("backend", backend, BACKENDS)
+    backend = one_of("thread", "process", "ray")("backend", backend)
     kind = _BY_NAME.get(kind, kind) if isinstance(kind, str) else kind or Collector
     if backend == "thread" and (schemes is not None or kind is MultiSyncCollector):
         backend = "process"

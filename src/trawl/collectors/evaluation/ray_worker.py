@@ -181,9 +181,9 @@ def _actor_class() -> type:
             function = cloudpickle.loads(init_fn)
             if function is not None:
                 function()
-            from trawl.collectors.evaluation.stretch import StretchEvaluation
+            from trawl.collectors.evaluation.steps import StepEvaluation
 
-            self.evaluation = StretchEvaluation(*cloudpickle.loads(makers))
+            self.evaluation = StepEvaluation(*cloudpickle.loads(makers))
 
         def evaluate(self, packed: bytes, reward_key: Any) -> dict[str, Any]:
             import cloudpickle

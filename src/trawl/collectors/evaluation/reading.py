@@ -38,7 +38,7 @@ class EvaluatedEpisodes:
 
 
 @dataclass
-class _Lane:
+class _EnvEpisodes:
     """Episodes of one environment of the batch.
 
     Attributes:
@@ -76,35 +76,35 @@ class EpisodeReader:
         self.reward_key, self.done_key = as_key(reward_key), as_key(done_key)
         self.keep = keep
         self.frames = 0
-        self._lanes: list[_Lane] = []
+        self._envs: list[_EnvEpisodes] = []
 
     @property
     def complete(self) -> bool:
         """True if all episodes are there."""
-        return bool(self._lanes) and all(len(x.returns) >= x.wanted for x in self._lanes)
+        return bool(self._envs) and all(len(x.returns) >= x.wanted for x in self._envs)
 
     def add(self, batch: TensorDictBase) -> None:
         """Adds the episodes of a batch, ``(*environments, time)``."""
         steps = batch.shape[-1]
-        lanes = batch.shape[:-1].numel()
-        if not self._lanes:
-            self._lanes = [
-                _Lane(self.episodes // lanes + (index < self.episodes % lanes))
-                for index in range(lanes)
+        num_envs = batch.shape[:-1].numel()
+        if not self._envs:
+            self._envs = [
+                _EnvEpisodes(self.episodes // num_envs + (index < self.episodes % num_envs))
+                for index in range(num_envs)
             ]
-        rewards = self._rewards(batch).reshape(lanes, steps).cpu()
-        done = self._get(batch, self.done_key).reshape(lanes, steps, -1).any(-1).cpu()
+        rewards = self._rewards(batch).reshape(num_envs, steps).cpu()
+        done = self._get(batch, self.done_key).reshape(num_envs, steps, -1).any(-1).cpu()
         mask = batch.get(MASK, None)
-        real = None if mask is None else mask.reshape(lanes, steps).cpu()
-        for index, lane in enumerate(self._lanes):
-            if len(lane.returns) < lane.wanted:
+        real = None if mask is None else mask.reshape(num_envs, steps).cpu()
+        for index, env in enumerate(self._envs):
+            if len(env.returns) < env.wanted:
                 rows = torch.arange(steps) if real is None else real[index].nonzero().flatten()
-                frames = batch.reshape(lanes, steps)[index] if self.keep else None
-                self._add_lane(lane, rewards[index], done[index], rows, frames)
+                frames = batch.reshape(num_envs, steps)[index] if self.keep else None
+                self._add_to(env, rewards[index], done[index], rows, frames)
 
-    def _add_lane(
+    def _add_to(
         self,
-        lane: _Lane,
+        env: _EnvEpisodes,
         rewards: Tensor,
         done: Tensor,
         rows: Tensor,
@@ -118,23 +118,23 @@ class EpisodeReader:
                 continue
             start = end + 1
             self.frames += len(picked)
-            lane.rewards.append(rewards[picked])
+            env.rewards.append(rewards[picked])
             if frames is not None:
-                lane.frames.append(frames[picked])
+                env.frames.append(frames[picked])
             if bool(done[picked[-1]]):
-                self._end(lane)
-                if len(lane.returns) == lane.wanted:
+                self._end(env)
+                if len(env.returns) == env.wanted:
                     return
 
-    def _end(self, lane: _Lane) -> None:
-        rewards = torch.cat(lane.rewards)
+    def _end(self, env: _EnvEpisodes) -> None:
+        rewards = torch.cat(env.rewards)
         total = rewards[-1] if self._sums else rewards.sum()
-        lane.returns.append(float(total))
-        lane.lengths.append(len(rewards))
-        lane.rewards = []
+        env.returns.append(float(total))
+        env.lengths.append(len(rewards))
+        env.rewards = []
         if self.keep:
-            lane.trajectories.append(torch.cat(lane.frames))
-            lane.frames = []
+            env.trajectories.append(torch.cat(env.frames))
+            env.frames = []
 
     def _rewards(self, batch: TensorDictBase) -> Tensor:
         """Returns the reward of each row in float64, or the sums so far that TorchRL writes."""
@@ -155,18 +155,18 @@ class EpisodeReader:
     def result(self, seed: int) -> EvaluatedEpisodes:
         """Returns the episodes, in the order of their numbers."""
         return EvaluatedEpisodes(
-            np.array(self._in_order([lane.returns for lane in self._lanes]), np.float64),
-            np.array(self._in_order([lane.lengths for lane in self._lanes]), np.int64),
+            np.array(self._in_order([env.returns for env in self._envs]), np.float64),
+            np.array(self._in_order([env.lengths for env in self._envs]), np.int64),
             seed,
         )
 
     def trajectories(self) -> TensorDictBase:
         """Returns padded trajectories: ``(episodes, longest)``, with ``("collector", "mask")``."""
-        found = self._in_order([lane.trajectories for lane in self._lanes])
+        found = self._in_order([env.trajectories for env in self._envs])
         # join() replaces a mask of the batches: rows that are no steps were left out above.
         return join(found, "padded")
 
-    def _in_order(self, by_lane: Sequence[Sequence[Any]]) -> list[Any]:
+    def _in_order(self, by_env: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns entries in the order of their episodes: one of each environment in turn."""
-        lanes = len(by_lane)
-        return [by_lane[number % lanes][number // lanes] for number in range(self.episodes)]
+        num_envs = len(by_env)
+        return [by_env[number % num_envs][number // num_envs] for number in range(self.episodes)]

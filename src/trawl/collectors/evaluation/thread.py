@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
 
-# Seconds that an evaluation may still take when the interpreter ends.
-_AT_EXIT = 10.0
-# Threads to stop before the interpreter ends: a thread inside torch would abort it.
-_living: WeakSet[EvaluationThread] = WeakSet()
-
-
-def _stop_all() -> None:
-    for thread in list(_living):
-        with suppress(Exception):
-            thread.stop(_AT_EXIT)
+from trawl.collectors.background import stop_at_exit
 
 
 class EvaluationThread:
@@ -51,11 +39,7 @@ class EvaluationThread:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        _living.add(self)
-        # Exit handlers run in reverse order: this one before those registered by now, such as the
-        # one that closes workers.
-        atexit.unregister(_stop_all)
-        atexit.register(_stop_all)
+        stop_at_exit(self)
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:

@@ -20,7 +20,7 @@ from trawl.envs.serial import build_env
 from trawl.weight_update.tensors import Weights
 
 
-class StretchEvaluation:
+class StepEvaluation:
     """Evaluates a policy in an environment, step by step.
 
     Args:
@@ -68,10 +68,10 @@ class StretchEvaluation:
                     frames.append(render())
                 batch = collector.next()
                 assert batch is not None  # the collector is endless
-                lanes = batch.shape[:-1].numel()
+                num_envs = batch.shape[:-1].numel()
                 reward = batch.get(reward_key)
-                rewards.append(reward.reshape(lanes, -1).double().mean(-1).cpu())
-                ends.append(batch.get(("next", "done")).reshape(lanes, -1).any(-1).cpu())
+                rewards.append(reward.reshape(num_envs, -1).double().mean(-1).cpu())
+                ends.append(batch.get(("next", "done")).reshape(num_envs, -1).any(-1).cpu())
                 if break_when_any_done and bool(ends[-1].any()):
                     break
         finally:
@@ -110,8 +110,8 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
         return float(rewards.sum(0).mean())
     sums = rewards.cumsum(0)
     returns = []
-    for lane in range(rewards.shape[1]):
-        at = sums[ends[:, lane], lane]
+    for env in range(rewards.shape[1]):
+        at = sums[ends[:, env], env]
         returns += torch.diff(at, prepend=torch.zeros(1, dtype=at.dtype)).tolist()
     return float(np.mean(returns))
 
