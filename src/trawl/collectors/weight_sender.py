@@ -32,14 +32,12 @@ class SenderHost:
     Attributes:
         update: updates the weights of one model, for its scheme.
         deliver: sends a message to a worker.
-        devices: returns the device of each worker's policy.
         paused: context in which no batch is collected in this process.
         in_bounds: context that waits until some workers may be sent an update.
     """
 
     update: Callable[[str, Any, WorkerIds], None]
     deliver: Callable[[int, NewWeights], None]
-    devices: Callable[[], Sequence[torch.device]]
     paused: Callable[[], AbstractContextManager[None]]
     in_bounds: Callable[[Sequence[int]], AbstractContextManager[None]]
 
@@ -215,7 +213,7 @@ class WeightSender:
             return self.policy_scheme.receivers.chosen(worker_ids)
         numbers: list[Any] = []
         for one in given:
-            named = [i for i, own in enumerate(self._host.devices()) if own == one]
+            named = [i for i, own in enumerate(self._setups) if own.policy_device == one]
             if isinstance(one, torch.device) and not named:
                 raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
             numbers += named if isinstance(one, torch.device) else [one]

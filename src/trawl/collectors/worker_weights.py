@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tensordict import TensorDictBase
 from torch import nn
 from typing_extensions import override
@@ -57,7 +56,6 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         host = SenderHost(
             update=weak(self._update_model),
             deliver=weak(self._deliver_message),
-            devices=weak(self._acting_devices),
             paused=weak(self._held),
             in_bounds=weak(self._in_bounds),
         )
@@ -97,10 +95,6 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         new_version: bool = True,
     ) -> Callable[[], None]:
         return self._sender.prepare(by_model, worker_ids, new_version)
-
-    def _acting_devices(self) -> list[torch.device]:
-        """Returns the device of each worker's policy."""
-        return [setup.policy_device for setup in self._setups]
 
     def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
         """Returns a context that waits until an update keeps within ``max_policy_lag``."""
