@@ -34,7 +34,7 @@ _own = threading.local()
 
 
 class _ThreadProcess(Process):
-    tells = True
+    reports_end = True
 
     def __init__(self, address, ended):
         self._began = threading.Event()
@@ -106,7 +106,7 @@ class _MemoryInlet(Inlet):
             raise RuntimeError("the worker is gone")
         return frame
 
-    def lose(self):
+    def abandon(self):
         self._queue.put(None)
 
     def close(self):

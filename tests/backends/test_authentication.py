@@ -425,7 +425,7 @@ def test_a_forged_name_and_a_reset_kill_no_worker(door):
 def test_a_request_that_is_forged_is_not_read(door, bomb):
     line = ControlConnection(door.listener, REQUESTS, "worker", KEY, PATIENCE)
     orders = line.rendezvous.connect()
-    line.meet()
+    line.wait_connected()
     # Somebody on the way puts it in.
     line._end.sendall(b"\0" + (32 + len(bomb)).to_bytes(8, "big") + bytes(4 + 32) + bomb)
     with pytest.raises(AuthenticationError):

@@ -41,7 +41,7 @@ def join_pushing():
 
 def met(line):
     orders = line.rendezvous.connect()
-    line.meet()
+    line.wait_connected()
     return orders
 
 
@@ -114,20 +114,20 @@ def test_the_end_comes_after_what_was_sent(line):
 def test_nobody_comes(listener):
     line = ControlConnection(listener, REQUESTS, "worker", KEY, timeout=0.01)
     with pytest.raises(TimeoutError):
-        line.meet()
+        line.wait_connected()
     line.close()
 
 
 def test_a_line_that_is_closed_is_waited_for_no_longer(line):
     failed = []
 
-    def meet():
+    def wait_connected():
         try:
-            line.meet()
+            line.wait_connected()
         except OSError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=meet)
+    thread = threading.Thread(target=wait_connected)
     thread.start()
     line.close()
     thread.join()

@@ -527,16 +527,16 @@ def test_events_that_an_interruption_left(backend, monkeypatch):
         worker.send(("echo", worker.index))
     for worker in workers:
         assert select.select([worker.wire], [], [], PATIENCE)[0]
-    take, taken = backend._take, []
+    receive, received = backend._receive, []
 
     def interrupted(worker):
-        if taken:
+        if received:
             raise KeyboardInterrupt
-        taken.append(worker)
-        return take(worker)
+        received.append(worker)
+        return receive(worker)
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_take", interrupted)
+        patch.setattr(backend, "_receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             backend.wait()
     assert {event.content for event in events_of(backend, 2)} == {0, 1}

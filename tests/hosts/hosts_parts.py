@@ -11,7 +11,7 @@ from trawl.backends.launch import Launcher, Process
 from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
-from trawl.collectors.distributed.launchers import Meeting
+from trawl.collectors.distributed.launchers import LaunchPlan
 
 
 def say(*words):
@@ -60,4 +60,4 @@ class AskingCollector(DistributedCollector):
     """A collector whose workers are started so."""
 
     def _new_backend(self):
-        return self._backend_at(Meeting(AskingLauncher(), self.remote.address))
+        return self._backend_at(LaunchPlan(AskingLauncher(), self.remote.address))

@@ -43,7 +43,7 @@ class TestRayInStep(TestRay):
     def test_an_actor_whose_line_is_lost_is_dead(self):
         worker = self.launch()
         assert self.ask(worker, "echo", 1) == 1
-        worker.orders.close()
+        worker.requests.close()
         assert self.end(worker)[2].reason.startswith("died")
 
 

@@ -42,7 +42,7 @@ class BlockAllocator:
         files = self._files.setdefault(size, [])
         # A copy: blocks that become garbage meanwhile may change the list.
         for file in reversed(files.copy()):
-            if (block := file.take()) is not None:
+            if (block := file.allocate_slot()) is not None:
                 return block
         slots = max(_FEWEST_SLOTS, sum(file.slots for file in files))
         files.append(BlockFile(size, max(1, min(slots, _MOST_BYTES // size)), files))
@@ -73,7 +73,7 @@ class BlockFile:
         self._siblings = siblings
         self._free = deque(range(slots))
 
-    def take(self) -> SharedBlock | None:
+    def allocate_slot(self) -> SharedBlock | None:
         """Returns a free slot as a block, or None if all are in use."""
         try:
             slot = self._free.popleft()

@@ -32,7 +32,7 @@ class Outlet(ABC):
             RuntimeError: if the driver is gone.
         """
 
-    def lose(self) -> None:  # noqa: B027
+    def abandon(self) -> None:  # noqa: B027
         """Ends every wait, now and later, as the driver is gone. Any thread may call it."""
 
     def close(self) -> None:  # noqa: B027
@@ -51,7 +51,7 @@ class Inlet(ABC):
             AuthenticationError: if the worker did not send the message.
         """
 
-    def lose(self) -> None:  # noqa: B027
+    def abandon(self) -> None:  # noqa: B027
         """Ends :meth:`receive`, as far as possible, as the worker is out of reach."""
 
     def close(self) -> None:  # noqa: B027

@@ -205,7 +205,7 @@ class ControlConnection:
         """
         self._patience, self._lost = seconds, lost
 
-    def meet(self) -> None:
+    def wait_connected(self) -> None:
         """Waits until the worker has connected.
 
         Raises:
@@ -226,7 +226,7 @@ class ControlConnection:
             self._end, self._session = end, session
             if self._patience is not None:
                 keep_alive(end, self._patience, strictly=True)
-                self._listener.watch(end, self._hear)
+                self._listener.watch(end, self._on_readable)
             early, self._early = self._early, []
             self._changed.notify_all()
             # On an error `_send` closes the connection, which ends the worker. The listener's
@@ -266,7 +266,7 @@ class ControlConnection:
         if self._patience is None:
             end.close()
 
-    def _hear(self) -> bool:
+    def _on_readable(self) -> bool:
         """Handles the end of a watched connection; returns True if it has not ended yet."""
         assert self._end is not None
         why = None

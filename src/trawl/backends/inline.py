@@ -77,11 +77,11 @@ class InlineBackend(Backend):
         self._events.clear()
         self._closed = True
 
-    def note(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Queues an event of a worker."""
         self._events.append(event)
 
-    def bury(self, worker: InlineWorker, reason: str, expected: bool) -> None:
+    def remove(self, worker: InlineWorker, reason: str, expected: bool) -> None:
         """Removes a worker, and queues its death."""
         if worker in self._workers:
             del self._workers[worker]
@@ -131,8 +131,8 @@ class InlineWorker(Worker):
         except (Exception, SystemExit) as another:
             # As in Python, the last exception is reported, with the first as its context.
             error = another
-        self._backend.note(Failed(self, Failure.of(error)))
-        self._backend.bury(self, "exited with status 1", expected=False)
+        self._backend.report(Failed(self, Failure.of(error)))
+        self._backend.remove(self, "exited with status 1", expected=False)
 
     @override
     def share(self, name: int, memory: PrivateMemory) -> None:
@@ -153,12 +153,12 @@ class InlineWorker(Worker):
         except (Exception, SystemExit) as error:
             self._fail(error)
         else:
-            self._backend.bury(self, "exited with status 0", expected=True)
+            self._backend.remove(self, "exited with status 0", expected=True)
 
     @override
     def kill(self) -> None:
         self._service = None
-        self._backend.bury(self, "was killed", expected=False)
+        self._backend.remove(self, "was killed", expected=False)
 
     def _close(self) -> None:
         service, self._service = self._service, None
@@ -177,7 +177,7 @@ class _InlinePort(Port):
     def send(self, content: Any) -> None:
         if not self._backend.shares_memory:
             content = pickle.loads(cloudpickle.dumps(content))
-        self._backend.note(Message(self._worker, content))
+        self._backend.report(Message(self._worker, content))
 
     @override
     def memory(self, name: int) -> bytearray:

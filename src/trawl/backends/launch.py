@@ -28,10 +28,10 @@ class Process(ABC):
     """Process that a launcher started.
 
     Attributes:
-        tells: True if the launcher reports the end of the process, and soon.
+        reports_end: True if the launcher reports the end of the process, and soon.
     """
 
-    tells = False
+    reports_end = False
 
     @abstractmethod
     def kill(self) -> None:
@@ -91,9 +91,9 @@ class LocalLauncher(Launcher):
         while self._read not in [fd for fd, _ in poll.poll()]:
             with self._lock:
                 events = self._inner.wait(0)
-            self._tell(events)
+            self._report(events)
 
-    def _tell(self, events: list[Any]) -> None:
+    def _report(self, events: list[Any]) -> None:
         for event in events:
             if isinstance(event, Death):
                 failed = self._failed.pop(event.worker, None)
@@ -116,7 +116,7 @@ class LocalLauncher(Launcher):
 
 
 class _LocalProcess(Process):
-    tells = True
+    reports_end = True
 
     def __init__(self, worker: ProcessWorker) -> None:
         self._worker = worker

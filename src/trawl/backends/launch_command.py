@@ -149,7 +149,7 @@ class _Command(Process):
         ended: called with the reason when the command has ended.
     """
 
-    tells = True
+    reports_end = True
 
     def __init__(self, command: list[str], shown: str, key: str, ended: Ended) -> None:
         self._shown = shown

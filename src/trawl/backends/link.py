@@ -69,7 +69,7 @@ class Address:
         """Connects to the store, limited to the names of this meeting."""
         return dist.PrefixStore(self.prefix, self.client())
 
-    def meet(self, rank: int) -> Session:
+    def open_session(self, rank: int) -> Session:
         """Waits for the other rank; returns the session that authenticates their messages.
 
         Args:
@@ -92,7 +92,7 @@ class Address:
 
     def link(self, rank: int) -> Link:
         """Waits for the other rank; returns a connection to it."""
-        session = self.meet(rank)
+        session = self.open_session(rank)
         options = dist.ProcessGroupGloo._Options()
         own = own_address(self.host, self.port)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
@@ -152,7 +152,7 @@ class Link:
             RuntimeError: if the other rank is gone.
             AuthenticationError: if the other rank did not send the message.
         """
-        self._take(self._received)
+        self._receive_into(self._received)
         data, room = self._received.numpy().tobytes(), len(self._received)
         verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
         begin = _HEAD.size + 8 * count
@@ -160,7 +160,7 @@ class Link:
         _check(begin + nbytes <= total <= _MOST and _FRAME <= following <= _LARGEST_FRAME)
         if total > room:
             rest = torch.empty(total - room, dtype=torch.uint8)
-            self._take(rest)
+            self._receive_into(rest)
             data += rest.numpy().tobytes()
         if following != room:
             self._received = torch.empty(following, dtype=torch.uint8)
@@ -173,7 +173,7 @@ class Link:
                 buffer.numpy()[:] = np.frombuffer(data, np.uint8, len(buffer), begin)
                 begin += len(buffer)
             else:
-                self._take(buffer)
+                self._receive_into(buffer)
         frame = Frame(verb, body, [buffer.numpy() for buffer in buffers])
         return unseal(frame, self._session)
 
@@ -186,7 +186,7 @@ class Link:
         with contextlib.suppress(RuntimeError):
             self._group.send([torch.zeros(1, dtype=torch.uint8)], self._peer, 0)
 
-    def _take(self, tensor: Tensor) -> None:
+    def _receive_into(self, tensor: Tensor) -> None:
         self._group.recv([tensor], self._peer, 0).wait(FOREVER)
 
 

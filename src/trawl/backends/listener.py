@@ -31,7 +31,7 @@ class _Guest:
         self.deadline = time.monotonic() + GREETING_SECONDS
         self._steps: Generator[tuple[bytes, int], bytes, Any] = greeting(find)
         _, self._wanted = next(self._steps)
-        self._came = b""
+        self._received = b""
 
     def go_on(self) -> tuple[Expected, Session] | None:
         """Reads available bytes; once authenticated, returns the expected connection and a session.
@@ -40,14 +40,14 @@ class _Guest:
             OSError: if the client is a stranger, or hung up.
         """
         with contextlib.suppress(BlockingIOError):
-            more = self.end.recv(self._wanted - len(self._came))
+            more = self.end.recv(self._wanted - len(self._received))
             if not more:
                 raise ConnectionResetError
-            self._came += more
-        if len(self._came) < self._wanted:
+            self._received += more
+        if len(self._received) < self._wanted:
             return None
         try:
-            answer, self._wanted = self._steps.send(self._came)
+            answer, self._wanted = self._steps.send(self._received)
         except AuthenticationError as error:
             self.end.send(*error.args)
             raise ConnectionRefusedError from None
@@ -56,7 +56,7 @@ class _Guest:
             self.end.send(answer)
             return expected, session
         self.end.send(answer)
-        self._came = b""
+        self._received = b""
         return None
 
 
@@ -116,7 +116,7 @@ class Listener:
             end: the connection; this object closes it.
             readable: called from the listener's thread; returns True to go on watching.
         """
-        self._selector.register(end, selectors.EVENT_READ, lambda: self._hear(end, readable))
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._on_readable(end, readable))
 
     def close(self) -> None:
         """Closes the port, unauthenticated connections, and connections that are watched."""
@@ -201,7 +201,7 @@ class Listener:
             end.close()
             raise
 
-    def _hear(self, end: socket.socket, readable: Callable[[], bool]) -> None:
+    def _on_readable(self, end: socket.socket, readable: Callable[[], bool]) -> None:
         go_on = False
         try:
             go_on = readable()

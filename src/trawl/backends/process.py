@@ -20,11 +20,11 @@ from typing_extensions import override
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
+from trawl.backends.ipc import Closed, IpcConnection, connection
 from trawl.backends.memory import SharedMemory
-from trawl.backends.parcel import Parcel
 from trawl.backends.process_worker import BOARD_BYTES
 from trawl.backends.server_handle import ServerHandle
-from trawl.backends.wire import Closed, Wire, connection
+from trawl.backends.spawn_payload import SpawnPayload
 
 START_METHODS = ("forkserver", "spawn")
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -59,7 +59,7 @@ class ProcessBackend(Backend):
     def launch(self, index: int, make: MakeService) -> ProcessWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        parcel = Parcel(make)
+        parcel = SpawnPayload(make)
         board = SharedMemory.new(BOARD_BYTES)
         wire, theirs = connection()
         try:
@@ -74,7 +74,7 @@ class ProcessBackend(Backend):
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
         here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
-        worker.put((*here, parcel.data), parcel.fds)
+        worker.post((*here, parcel.data), parcel.fds)
         return worker
 
     @override
@@ -86,7 +86,7 @@ class ProcessBackend(Backend):
                     raise RuntimeError("there is no worker to wait for")
                 break
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._take_all(left)
+            self._receive_all(left)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         events, self._events = self._events, []
@@ -105,20 +105,20 @@ class ProcessBackend(Backend):
         if worker.wire in self._selector.get_map():
             self._selector.modify(worker.wire, _BOTH, worker)
 
-    def _take_all(self, timeout: float | None) -> None:
+    def _receive_all(self, timeout: float | None) -> None:
         for key, ready in self._selector.select(timeout):
             worker = key.data
             if worker not in self._living:
                 continue
             if key.fd == worker.handle:
-                self._bury(worker)
+                self._remove(worker)
                 continue
             if ready & selectors.EVENT_WRITE and worker.flush():
                 self._selector.modify(worker.wire, selectors.EVENT_READ, worker)
             if ready & selectors.EVENT_READ:
-                self._take(worker)
+                self._receive(worker)
 
-    def _take(self, worker: ProcessWorker) -> bool:
+    def _receive(self, worker: ProcessWorker) -> bool:
         """Receives a message, if there is one; tells whether there may be more."""
         try:
             (verb, content), _ = worker.wire.receive(wait=False)
@@ -127,7 +127,7 @@ class ProcessBackend(Backend):
         except Closed:
             self._selector.unregister(worker.wire)
             if worker.handle is None:
-                self._bury(worker)
+                self._remove(worker)
             return False
         except KeyboardInterrupt:
             # The message may be lost. The worker's replacement gets its orders again.
@@ -142,10 +142,10 @@ class ProcessBackend(Backend):
         self._events.append(kind(worker, content))
         return True
 
-    def _bury(self, worker: ProcessWorker) -> None:
+    def _remove(self, worker: ProcessWorker) -> None:
         """Receives the last messages of a dead worker, and queues its death."""
         self._living.discard(worker)
-        while worker.wire in self._selector.get_map() and self._take(worker):
+        while worker.wire in self._selector.get_map() and self._receive(worker):
             pass
         for part in (worker.wire, worker.handle):
             if part is not None and part in self._selector.get_map():
@@ -167,7 +167,7 @@ class ProcessBackend(Backend):
         for worker in self._living:
             worker.kill()
         while self._living:
-            self._take_all(None)
+            self._receive_all(None)
         self._events.clear()
         self._selector.close()
 
@@ -185,7 +185,7 @@ class ProcessWorker(Worker):
     def __init__(
         self,
         index: int,
-        wire: Wire,
+        wire: IpcConnection,
         board: SharedMemory,
         pid: int,
         handle: int | None,
@@ -205,12 +205,12 @@ class ProcessWorker(Worker):
         self._source = source
         # Weak, so that a backend that is dropped is freed and ends its workers at once.
         self._watch_room = weakref.WeakMethod(watch_room)
-        self._buried = False
+        self._removed = False
         self._owner = os.getpid()
 
     @override
     def send(self, content: Any) -> None:
-        self.put(("message", content))
+        self.post(("message", content))
 
     @override
     def share(self, name: int, memory: SharedBlock) -> None:
@@ -218,7 +218,7 @@ class ProcessWorker(Worker):
         file = memory.file
         fds = [] if self._blocks_of[file.number] else [file.memory.fd]
         place = (file.number, file.memory.nbytes, memory.offset, memory.buffer.nbytes)
-        self.put(("share", name, place), fds)
+        self.post(("share", name, place), fds)
         self._shared[name] = file.number, memory.buffer
         self._blocks_of[file.number] += 1
 
@@ -228,7 +228,7 @@ class ProcessWorker(Worker):
             return
         file, _ = self._shared.pop(name)
         self._blocks_of[file] -= 1
-        self.put(("forget", name, file if not self._blocks_of[file] else None))
+        self.post(("forget", name, file if not self._blocks_of[file] else None))
 
     @override
     def interrupt(self, number: int) -> None:
@@ -237,14 +237,14 @@ class ProcessWorker(Worker):
     @override
     def stop(self) -> None:
         self.told_to_stop = True
-        self.put(("stop",))
+        self.post(("stop",))
         self._signal(signal.SIGTERM)
 
     @override
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
-    def put(self, content: Any, fds: Sequence[int] = ()) -> None:
+    def post(self, content: Any, fds: Sequence[int] = ()) -> None:
         """Sends a message. If there is no room for it now, it is sent while the backend waits."""
         if self._owner != os.getpid():
             # This is a copy of the worker in a forked process, which does not own it.
@@ -263,7 +263,7 @@ class ProcessWorker(Worker):
 
     def close(self) -> int | None:
         """Releases the resources of a process that has ended; returns its exit status."""
-        self._buried = True
+        self._removed = True
         self._shared.clear()
         self.wire.close()
         if self.handle is not None:
@@ -272,7 +272,7 @@ class ProcessWorker(Worker):
 
     def _signal(self, signum: int) -> None:
         # Once the worker is buried, its numbers may be those of something else.
-        if self._buried or self._owner != os.getpid():
+        if self._removed or self._owner != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError):
             if self.handle is None:

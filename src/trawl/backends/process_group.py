@@ -49,7 +49,7 @@ class _GroupInlet(Inlet):
         return self._link.receive()
 
     @override
-    def lose(self) -> None:
+    def abandon(self) -> None:
         if (link := self._link) is not None:
             link.nudge()
 

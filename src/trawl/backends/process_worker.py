@@ -15,10 +15,10 @@ import numpy as np
 from typing_extensions import override
 
 from trawl.backends.base import Service
+from trawl.backends.ipc import Closed, IpcConnection
 from trawl.backends.memory import map_once
-from trawl.backends.parcel import unpack
+from trawl.backends.spawn_payload import unpack
 from trawl.backends.title import set_title
-from trawl.backends.wire import Closed, Wire
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
 from trawl.lean import import_lean
 
@@ -32,18 +32,18 @@ def run(wire: int, board: int) -> NoReturn:
         wire: descriptor of the socket to the parent, the process that launched the worker.
         board: descriptor of the memory to which the parent writes interruptions.
     """
-    port = _ProcessPort(Wire(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
+    port = _ProcessPort(IpcConnection(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with port.stoppable():
         failure = port.run()
         if failure is not None:
             with contextlib.suppress(Stopped):
-                port.tell("failed", failure)
+                port.send_event("failed", failure)
         leave(0 if failure is None else 1)
 
 
 class _ProcessPort(WorkerLoop):
-    def __init__(self, wire: Wire, board: mmap.mmap) -> None:
+    def __init__(self, wire: IpcConnection, board: mmap.mmap) -> None:
         super().__init__(Breaker())
         self._pid = os.getpid()
         self._wire = wire
@@ -92,7 +92,7 @@ class _ProcessPort(WorkerLoop):
                 return content[0]
         return NOTHING
 
-    def tell(self, verb: str, content: Any) -> None:
+    def send_event(self, verb: str, content: Any) -> None:
         """Sends a message; ends the worker if the parent is gone."""
         if os.getpid() != self._pid:
             # An environment forked, and the copy of this process goes on as if it were the worker.
@@ -104,7 +104,7 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def send(self, content: Any) -> None:
-        self.tell("message", content)
+        self.send_event("message", content)
 
     @override
     def memory(self, name: int) -> memoryview:

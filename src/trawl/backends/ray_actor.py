@@ -47,12 +47,12 @@ class Hello(NamedTuple):
     Attributes:
         pid: id of the actor's process.
         node: id of the actor's node.
-        lined: True if the actor has a connection to the driver.
+        connected: True if the actor has a connection to the driver.
     """
 
     pid: int
     node: str
-    lined: bool
+    connected: bool
 
 
 class End(NamedTuple):
@@ -83,38 +83,38 @@ class RayActor:
     Args:
         make: the function that makes the service.
         path: ``sys.path`` of the driver, whose modules may exist on this machine, too.
-        meeting: the address for the connection to the driver; None if there is none.
+        rendezvous: the address for the connection to the driver; None if there is none.
     """
 
     # Methods that the backend calls. They may wait for each other, or for the service. Their prefix
     # keeps them apart from the methods of a user's collector, which the handle has, too.
     of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
-    def __init__(self, make: Frame, path: Sequence[str], meeting: Rendezvous | None) -> None:
+    def __init__(self, make: Frame, path: Sequence[str], rendezvous: Rendezvous | None) -> None:
         import ray
 
         sys.setswitchinterval(_TURN)
         sys.path += [entry for entry in path if entry not in sys.path]
-        orders: WorkerConnection | None = None
+        requests: WorkerConnection | None = None
         with contextlib.suppress(OSError, AuthenticationError):
-            orders = None if meeting is None else meeting.connect()
-        if orders is not None:
-            orders.keep_alive(_OUT_OF_REACH)
-        self._mail = _Mail(orders)
+            requests = None if rendezvous is None else rendezvous.connect()
+        if requests is not None:
+            requests.keep_alive(_OUT_OF_REACH)
+        self._queues = _Queues(requests)
         node = ray.get_runtime_context().get_node_id()
-        self._mail.say(Hello(os.getpid(), node, orders is not None))
+        self._queues.send_later(Hello(os.getpid(), node, requests is not None))
         self._loop: Future[_RayLoop] = Future()
         self._ended = threading.Event()
         work = threading.Thread(target=self._work, args=(make,), name="trawl-worker", daemon=True)
         work.start()
 
     def _work(self, make: Frame) -> None:
-        loop = _RayLoop(self._mail, make)
+        loop = _RayLoop(self._queues, make)
         self._loop.set_result(loop)
         failure = loop.run()
-        self._mail.end()
+        self._queues.end()
         self._ended.set()
-        self._mail.say(End(failure))
+        self._queues.send_later(End(failure))
 
     def backend_exchange(self, packed: bytes, *beside: Any) -> list[Any]:
         """Delivers messages; waits for messages that the service sends, and returns them.
@@ -123,16 +123,16 @@ class RayActor:
             packed: the bytes that :meth:`Delivery.packed` returned.
             *beside: the memory and references that :meth:`Delivery.packed` returned.
         """
-        self._mail.deliver(*read_delivery(packed, beside))
-        return self._mail.said()
+        self._queues.deliver(*read_delivery(packed, beside))
+        return self._queues.take_sent()
 
     def backend_deliver(self, packed: bytes, *beside: Any) -> None:
         """Delivers messages; for the arguments see :meth:`backend_exchange`."""
-        self._mail.deliver(*read_delivery(packed, beside))
+        self._queues.deliver(*read_delivery(packed, beside))
 
     def backend_interrupt(self, interruption: tuple[int, int]) -> None:
         """Delivers an interruption."""
-        self._mail.interrupt(interruption)
+        self._queues.interrupt(interruption)
 
     def backend_stop(self) -> None:
         """Ends the service."""
@@ -140,12 +140,12 @@ class RayActor:
 
     def backend_mark(self, number: int) -> None:
         """Notes that all earlier calls of the same caller have been carried out."""
-        self._mail.mark(number)
+        self._queues.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the service, between two pieces of its work, and returns the result."""
         asked = Asked(name, args, kwargs, Future())
-        self._mail.ask(asked)
+        self._queues.ask(asked)
         return pickle.loads(asked.answer.result())
 
     def backend_end(self) -> None:
@@ -154,14 +154,14 @@ class RayActor:
         self._ended.wait()
 
 
-class _Mail:
+class _Queues:
     """Received messages that are not handled yet, and sent messages that are not fetched yet.
 
     Args:
-        orders: the connection to the driver, if there is one.
+        requests: the connection to the driver, if there is one.
     """
 
-    def __init__(self, orders: WorkerConnection | None) -> None:
+    def __init__(self, requests: WorkerConnection | None) -> None:
         self._lock = threading.Lock()
         # Wakes calls when there is something in the outbox.
         self._spoke = threading.Condition(self._lock)
@@ -173,25 +173,25 @@ class _Mail:
         self._asked: deque[Asked] | None = deque()
         # Messages wait while the barrier is above the mark.
         self.barrier = self._marked = 0
-        self._said = self._received = 0
+        self._sent = self._received = 0
         self.interruption = (0, 0)
         self.stopping = False
-        self._orders = orders
+        self._requests = requests
         # True once something has come over the connection.
-        self._lined = False
+        self._connected = False
         # The service's thread waits for the connection, and for this pipe, to which calls write.
         self._heard_bell, self._bell = os.pipe()
         self._poll = select.poll()
-        for fd in (self._heard_bell, *([orders.fileno()] if orders is not None else [])):
+        for fd in (self._heard_bell, *([requests.fileno()] if requests is not None else [])):
             self._poll.register(fd, select.POLLIN)
 
     # --- for calls
 
     def deliver(self, delivery: Delivery, messages: list[Frame]) -> None:
-        self._take(delivery, messages)
+        self._accept(delivery, messages)
         self._ring()
 
-    def said(self) -> list[Any]:
+    def take_sent(self) -> list[Any]:
         with self._spoke:
             self._spoke.wait_for(lambda: self._outbox)
             taken, self._outbox = self._outbox, []
@@ -219,7 +219,7 @@ class _Mail:
     def _ring(self) -> None:
         os.write(self._bell, b"!")
 
-    def _take(self, delivery: Delivery, messages: list[Frame]) -> None:
+    def _accept(self, delivery: Delivery, messages: list[Frame]) -> None:
         """Handles a delivery. Those with messages may come in any order."""
         with self._lock:
             self._interrupted(delivery.interruption)
@@ -237,10 +237,10 @@ class _Mail:
 
     # --- for the service's thread
 
-    def say(self, thing: Any) -> None:
+    def send_later(self, thing: Any) -> None:
         with self._spoke:
             self._outbox.append(thing)
-            self._said += 1
+            self._sent += 1
             self._spoke.notify()
 
     def next(self, wait: bool) -> Frame | Asked | None:
@@ -253,7 +253,7 @@ class _Mail:
                     return self._asked.popleft()
                 # The driver must have all sent messages before anything else is done, so that none
                 # is lost if that ends this process.
-                free = self._received == self._said and self.barrier <= self._marked
+                free = self._received == self._sent and self.barrier <= self._marked
                 if free and (self._inbox or not wait):
                     return self._inbox.popleft() if self._inbox else None
             self._read(wait=True)
@@ -268,7 +268,7 @@ class _Mail:
 
     def _do_without(self, fd: int) -> None:
         """Handles the loss of the connection to the driver."""
-        if self._lined:
+        if self._connected:
             # The driver can't tell this worker anything: another one has to replace it.
             os.kill(os.getpid(), signal.SIGKILL)
         # The driver never used the connection, and knows that.
@@ -281,10 +281,10 @@ class _Mail:
             for fd, _ in found:
                 if fd == self._heard_bell:
                     os.read(fd, 1 << 10)
-                elif self._orders is not None:
+                elif self._requests is not None:
                     try:
-                        self._take(*read_delivery(self._orders.next().body, ()))
-                        self._lined = True
+                        self._accept(*read_delivery(self._requests.next().body, ()))
+                        self._connected = True
                     except EOFError:
                         self._do_without(fd)
 
@@ -293,20 +293,20 @@ class _RayLoop(WorkerLoop):
     """Loop of a worker in an actor.
 
     Args:
-        mail: the messages.
+        queues: the messages.
         make: the function that makes the service, packed.
     """
 
-    def __init__(self, mail: _Mail, make: Frame) -> None:
+    def __init__(self, queues: _Queues, make: Frame) -> None:
         super().__init__(ThreadBreaker())
-        self._mail = mail
+        self._queues = queues
         self._make = make
         self._answering = False
 
     def stop(self) -> None:
         """Ends the service, and breaks off its work."""
         self._breaker.stop()
-        self._mail.stop()
+        self._queues.stop()
 
     @override
     def make_service(self) -> Service:
@@ -316,14 +316,14 @@ class _RayLoop(WorkerLoop):
 
     @override
     def next_message(self, wait: bool) -> Any:
-        while (message := self._mail.next(wait)) is not None:
+        while (message := self._queues.next(wait)) is not None:
             self._answering = isinstance(message, Asked)
             if isinstance(message, Asked):
                 return message
             content = message.content()
             if not isinstance(content, Barrier):
                 return content
-            self._mail.barrier = content.number
+            self._queues.barrier = content.number
         self._answering = False
         return NOTHING
 
@@ -333,9 +333,9 @@ class _RayLoop(WorkerLoop):
         # Only in the thread of the service it is known which call the message belongs to.
         if self._breaker.is_current:
             with self._breaker.shielded():
-                self._mail.say(Unasked(frame) if self._answering else frame)
+                self._queues.send_later(Unasked(frame) if self._answering else frame)
         else:
-            self._mail.say(frame)
+            self._queues.send_later(frame)
 
     @override
     def memory(self, name: int) -> Any:
@@ -343,4 +343,4 @@ class _RayLoop(WorkerLoop):
 
     @override
     def interrupted(self) -> int:
-        return self._mail.interruption[0]
+        return self._queues.interruption[0]

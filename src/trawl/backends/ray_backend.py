@@ -23,7 +23,7 @@ from trawl.backends.failure import Failure
 from trawl.backends.frames import MESSAGE, Delivery, Frame, pack_code, pack_for_ray
 from trawl.backends.listener import Listener
 from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
-from trawl.backends.ray_cluster import Connection, Place
+from trawl.backends.ray_cluster import Connection, Placement
 from trawl.backends.ray_handle import actor_class
 from trawl.memory import PrivateMemory
 
@@ -73,7 +73,7 @@ class RayBackend(Backend):
         self._patience = patience
         self._living: set[RayWorker] = set()
         self._events: list[Event] = []
-        self._came: deque[tuple[RayWorker, Any]] = deque()
+        self._received: deque[tuple[RayWorker, Any]] = deque()
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
         self._listener: Listener | None = None
@@ -95,21 +95,23 @@ class RayBackend(Backend):
         # One thread carries out the calls of holders of a handle, in their order.
         own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
         asked = self.options(index)
-        place = Place(asked, self._patience, [other.asked for other in self._unplaced()])
-        orders = self._new_orders()
-        meeting = None if orders is None else orders.rendezvous
+        place = Placement(asked, self._patience, [other.asked for other in self._unplaced()])
+        requests = self._new_connection()
+        rendezvous = None if requests is None else requests.rendezvous
         if self._kind is None:
             self._kind = actor_class(self._methods)
         kind = self._kind.options(**{**asked, **own})
-        actor = kind.remote(made, list(sys.path), meeting)
+        actor = kind.remote(made, list(sys.path), rendezvous)
         self.handles[index : index + 1] = [actor]
-        worker = RayWorker(index, actor, self._connection, orders, asked, place, weakref.ref(self))
+        worker = RayWorker(
+            index, actor, self._connection, requests, asked, place, weakref.ref(self)
+        )
         with self._changed:
             self._living.add(worker)
-        worker.listen()
+        worker.fetch()
         return worker
 
-    def _new_orders(self) -> ControlConnection | None:
+    def _new_connection(self) -> ControlConnection | None:
         """Returns the connection for small messages to the next worker; None if impossible."""
         import ray
 
@@ -122,13 +124,13 @@ class RayBackend(Backend):
         name = f"worker {next(self._launches)}"
         return ControlConnection(self._listener, REQUESTS, name, os.urandom(KEY_BYTES), _LINING)
 
-    def hear(self, worker: RayWorker, said: list[Any]) -> None:
+    def add_messages(self, worker: RayWorker, messages: list[Any]) -> None:
         """Queues messages of a worker, or the error that ended it. Any thread may call it."""
         with self._changed:
-            self._came.extend((worker, thing) for thing in said)
+            self._received.extend((worker, thing) for thing in messages)
             self._changed.notify_all()
         if not self._closed and (not self._in_step or worker.owes):
-            worker.listen()
+            worker.fetch()
 
     @override
     def wait(self, timeout: float | None = None) -> list[Event]:
@@ -136,12 +138,12 @@ class RayBackend(Backend):
         while not self._events:
             if not self._living and timeout is None:
                 raise RuntimeError("there is no worker to wait for")
-            if not self._came and not self._connection.alive:
+            if not self._received and not self._connection.alive:
                 for worker in self._living:
-                    worker.lose()
+                    worker.report_lost()
             over = self._await(deadline)
             with self._changed:
-                came, self._came = self._came, deque()
+                came, self._received = self._received, deque()
             while came:
                 self._read(*came.popleft())
             if over:
@@ -153,14 +155,14 @@ class RayBackend(Backend):
         """Waits until something has come, or something is due; tells whether the time is up."""
         due: Callable[[], None] | None = None
         with self._changed:
-            while not self._came and due is None:
+            while not self._received and due is None:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
                 # A worker that has answered will probably be called with its next order.
-                deaf = [one.heard_at + _SOON for one in self._living if not one.listening]
+                deaf = [one.received_at + _SOON for one in self._living if not one.fetching]
                 if deaf and (now >= min(deaf) or len(deaf) == len(self._living)):
-                    due = self._listen
+                    due = self._fetch_all
                 elif deadline is not None and now >= deadline:
                     return True
                 elif late and now >= min(late):
@@ -173,9 +175,9 @@ class RayBackend(Backend):
             due()
         return deadline is not None and time.monotonic() >= deadline
 
-    def _listen(self) -> None:
+    def _fetch_all(self) -> None:
         for worker in self._living:
-            worker.listen()
+            worker.fetch()
 
     def _unplaced(self) -> list[RayWorker]:
         return [worker for worker in self._living if worker.pid is None]
@@ -200,18 +202,18 @@ class RayBackend(Backend):
         if worker not in self._living:
             return
         if isinstance(thing, Hello):
-            worker.pid, worker.node, lined = thing
-            worker.meet(lined)
+            worker.pid, worker.node, connected = thing
+            worker.use_connection(connected)
         elif isinstance(thing, End):
             if thing.failure is not None:
                 self._events.append(Failed(worker, thing.failure))
             status = 0 if thing.failure is None else 1
-            self._bury(worker, f"exited with status {status}", expected=status == 0)
+            self._remove(worker, f"exited with status {status}", expected=status == 0)
         elif isinstance(thing, BaseException):
             if worker.told_to_stop and worker.pid is None:
-                self._bury(worker, "was stopped before it began", expected=True)
+                self._remove(worker, "was stopped before it began", expected=True)
             else:
-                self._bury(worker, worker.explain(thing), expected=False)
+                self._remove(worker, worker.explain(thing), expected=False)
         elif not worker.unreadable:
             try:
                 frame = thing.frame if isinstance(thing, Unasked) else thing
@@ -222,12 +224,12 @@ class RayBackend(Backend):
                 worker.unreadable = True
                 worker.kill()
 
-    def _bury(self, worker: RayWorker, reason: str, expected: bool) -> None:
+    def _remove(self, worker: RayWorker, reason: str, expected: bool) -> None:
         self._living.discard(worker)
         if self._connection.alive:
             worker.kill()
-        worker.buried = True
-        worker.let_go()
+        worker.removed = True
+        worker.close_connection()
         self._events.append(Death(worker, reason, expected))
 
     @override
@@ -248,7 +250,7 @@ class RayBackend(Backend):
             while self._living and time.monotonic() < deadline:
                 self.wait(deadline - time.monotonic())
         for worker in self._living:
-            worker.let_go()
+            worker.close_connection()
         self._living.clear()
         self._events.clear()
         self.handles.clear()
@@ -270,13 +272,13 @@ class RayWorker(Worker):
 
     Attributes:
         actor: the handle of the actor.
-        orders: the connection for small messages, used once the actor is known to have it; or None.
+        requests: the connection for small messages, used once the actor has it; None if impossible.
         asked: the options with which the actor was requested.
         place: the wait of the actor for a place in the cluster.
         pid: id of the actor's process; None until the actor has begun.
         node: id of the actor's node; None until the actor has begun.
-        listening: True if a call for its next messages is under way, or is impossible.
-        heard_at: the time at which the last messages came from it.
+        fetching: True if a call for its next messages is under way, or is impossible.
+        received_at: the time at which the last messages came from it.
         told_to_stop: True if :meth:`stop` was called.
         unreadable: True if it sent a message that can't be unpickled.
         buried: True if its death was reported.
@@ -287,24 +289,24 @@ class RayWorker(Worker):
         index: int,
         actor: Any,
         connection: Connection,
-        orders: ControlConnection | None,
+        requests: ControlConnection | None,
         asked: Mapping[str, Any],
-        place: Place,
+        place: Placement,
         backend: weakref.ref[RayBackend],
     ) -> None:
         self.index = index
         self.actor = actor
-        self.orders = orders
+        self.requests = requests
         self.asked = asked
         self.place = place
         self.pid: int | None = None
         self.node: str | None = None
-        self.told_to_stop = self.unreadable = self.buried = False
-        self.listening = self._killed = False
-        self.heard_at = time.monotonic()
+        self.told_to_stop = self.unreadable = self.removed = False
+        self.fetching = self._killed = False
+        self.received_at = time.monotonic()
         # How many of its messages came, and how many were confirmed over the connection.
         self._heard = self._confirmed = 0
-        self._lined = False
+        self._connected = False
         self._barriers = 0
         # How many messages to expect from it. The first two say that it has begun and is ready.
         self._expected = 2
@@ -317,7 +319,7 @@ class RayWorker(Worker):
 
     @property
     def _reachable(self) -> bool:
-        return not self.buried and not self._killed and self._connection.alive
+        return not self.removed and not self._killed and self._connection.alive
 
     @override
     def send(self, content: Any) -> None:
@@ -329,7 +331,7 @@ class RayWorker(Worker):
             self._expected += 1
         self._write()
         if not self._waiting:
-            self.listen()
+            self.fetch()
         elif not self._exchange():
             self._deliver()
 
@@ -340,24 +342,24 @@ class RayWorker(Worker):
             self.actor.backend_mark.remote(self._barriers)
             self.send(Barrier(self._barriers))
 
-    def meet(self, lined: bool) -> None:
+    def use_connection(self, connected: bool) -> None:
         """Begins to use the connection for small messages if the actor has it; else closes it."""
-        if lined and self.orders is not None:
+        if connected and self.requests is not None:
             with contextlib.suppress(OSError):
-                self.orders.meet()
-                self._lined = True
-        if not self._lined:
-            self.let_go()
+                self.requests.wait_connected()
+                self._connected = True
+        if not self._connected:
+            self.close_connection()
         self._write()
 
-    def let_go(self) -> None:
+    def close_connection(self) -> None:
         """Closes the connection for small messages."""
-        if self.orders is not None:
-            self.orders.close()
+        if self.requests is not None:
+            self.requests.close()
 
-    def listen(self) -> None:
+    def fetch(self) -> None:
         """Calls the actor for its next messages, unless such a call is under way."""
-        if not self.listening and not self.buried and self._connection.alive:
+        if not self.fetching and not self.removed and self._connection.alive:
             # The actor waits for this confirmation, and a call takes longer.
             if self._confirmed < self._heard:
                 self._write()
@@ -365,14 +367,14 @@ class RayWorker(Worker):
 
     def _write(self) -> None:
         """Sends waiting messages by the connection, if it exists; large ones wait for a call."""
-        if self.orders is None or not self._lined:
+        if self.requests is None or not self._connected:
             return
         try:
             with self._lock:
                 if any(frame.buffers or frame.refs for frame in self._waiting):
                     return
                 self._confirmed = self._heard
-                self.orders.send(Frame(MESSAGE, self._delivery(self._heard)[0]))
+                self.requests.send(Frame(MESSAGE, self._delivery(self._heard)[0]))
         except BaseException:
             # As in _call.
             self.kill()
@@ -388,11 +390,11 @@ class RayWorker(Worker):
     def _exchange(self) -> bool:
         """Brings waiting messages and asks for its next; False if such a call is under way."""
         with self._lock:
-            if self.listening:
+            if self.fetching:
                 return False
-            self.listening = True
+            self.fetching = True
             packed, beside = self._delivery(self._heard)
-        self._call(self.actor.backend_exchange, packed, beside, self._hear)
+        self._call(self.actor.backend_exchange, packed, beside, self._exchanged)
         return True
 
     def _call(self, method: Any, packed: bytes, beside: list[Any], done: Any) -> None:
@@ -401,25 +403,25 @@ class RayWorker(Worker):
             method.remote(packed, *beside).future().add_done_callback(done)
         except BaseException:
             # The messages are lost, and the worker would wait for them: it has to be replaced.
-            self.listening = False
+            self.fetching = False
             self.kill()
             raise
 
-    def _hear(self, answer: Future[Any]) -> None:
+    def _exchanged(self, answer: Future[Any]) -> None:
         error = answer.exception()
-        said = [error] if error is not None else answer.result()
+        messages = [error] if error is not None else answer.result()
         with self._lock:
             # After an error the worker is dead, and must not be called again.
-            self.listening = error is not None
-            self._heard += len(said)
-            self._expected += sum(isinstance(thing, Unasked) for thing in said)
-            self.heard_at = time.monotonic()
-        self._tell(said)
+            self.fetching = error is not None
+            self._heard += len(messages)
+            self._expected += sum(isinstance(thing, Unasked) for thing in messages)
+            self.received_at = time.monotonic()
+        self._report(messages)
 
-    def _tell(self, said: list[Any]) -> None:
+    def _report(self, messages: list[Any]) -> None:
         backend = self._backend()
         if backend is not None:
-            backend.hear(self, said)
+            backend.add_messages(self, messages)
 
     def _delivery(self, heard: int | None) -> tuple[bytes, list[Any]]:
         """Packs all waiting messages for a call; returns also their arrays and references."""
@@ -458,15 +460,15 @@ class RayWorker(Worker):
         if self._reachable:
             self.actor.backend_interrupt.remote(interruption)
 
-    def lose(self) -> None:
+    def report_lost(self) -> None:
         """Reports the end of the worker if the connection to Ray is gone."""
-        if not self.buried and not self._connection.alive:
-            self._tell([ConnectionError("the connection to Ray was shut down")])
+        if not self.removed and not self._connection.alive:
+            self._report([ConnectionError("the connection to Ray was shut down")])
 
     @override
     def stop(self) -> None:
         if not self._reachable:
-            self.lose()
+            self.report_lost()
             return
         self.told_to_stop = True
         if self.pid is None:
@@ -478,7 +480,7 @@ class RayWorker(Worker):
     @override
     def kill(self) -> None:
         if not self._reachable:
-            self.lose()
+            self.report_lost()
             return
         self._killed = True
         import ray

@@ -274,7 +274,7 @@ def requested(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(amount) for name, amount in own.items() if amount}
 
 
-class Place:
+class Placement:
     """Wait of an actor for a place in the cluster.
 
     Make it before the actor is requested: it checks at once whether there is room. After that, the
@@ -336,7 +336,7 @@ def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()
     # A node that has just joined has not reported yet what is free there.
     free = {node["NodeID"]: dict(found.get(node["NodeID"]) or node["Resources"]) for node in nodes}
     for other in before:
-        _take(free, requested(other))
+        _reserve(free, requested(other))
     if any(_covers(left, asked) for left in free.values()):
         return None
     found = []
@@ -352,7 +352,7 @@ def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()
     return f"it asks for {'; and for '.join(found)}"
 
 
-def _take(free: Mapping[str, dict[str, float]], asked: Mapping[str, float]) -> None:
+def _reserve(free: Mapping[str, dict[str, float]], asked: Mapping[str, float]) -> None:
     """Takes resources from the first node that has them."""
     for left in free.values():
         if _covers(left, asked):

@@ -87,7 +87,7 @@ class RemoteBackend(Backend):
         self._secret = os.urandom(KEY_BYTES) if secret is None else secret
         self._launches: dict[int, int] = {}
         # Those whose messages are received, or were.
-        self._heard: list[RemoteWorker] = []
+        self._started: list[RemoteWorker] = []
         self._changed = threading.Condition()
         self._living: set[RemoteWorker] = set()
         self._events: deque[tuple[RemoteWorker, Frame | Death]] = deque()
@@ -138,11 +138,11 @@ class RemoteBackend(Backend):
             with self._changed:
                 self._living.add(worker)
             worker.begin()
-            self._heard = [other for other in self._heard if other.thread.is_alive()] + [worker]
+            self._started = [other for other in self._started if other.thread.is_alive()] + [worker]
         except BaseException:
             with self._changed:
                 self._living.discard(worker)
-            worker.let_go()
+            worker.close_connections()
             raise
         return worker
 
@@ -198,7 +198,7 @@ class RemoteBackend(Backend):
     def _release(self) -> None:
         self.launcher.close()
         deadline = time.monotonic() + _LISTENING
-        for worker in self._heard:
+        for worker in self._started:
             # For a worker out of reach, the thread ends when the kernel gives up the connection.
             if not worker.out_of_reach:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
@@ -212,7 +212,7 @@ class RemoteBackend(Backend):
 
     # --- what threads tell
 
-    def note(self, worker: RemoteWorker, frame: Frame) -> None:
+    def add_message(self, worker: RemoteWorker, frame: Frame) -> None:
         """Queues a message of a worker."""
         with self._changed:
             if worker in self._living:
@@ -225,7 +225,7 @@ class RemoteBackend(Backend):
             if worker in self._living and worker.dead:
                 self._living.discard(worker)
                 self._events.append((worker, worker.death()))
-                worker.let_go()
+                worker.close_connections()
                 self._changed.notify_all()
 
 
@@ -313,9 +313,9 @@ class RemoteWorker(Worker):
         if self.process is not None:
             self.process.kill()
         if not self._is_watched:
-            _after(_GONE, self._lose, "was killed")
+            _after(_GONE, self._give_up_reaching, "was killed")
 
-    def let_go(self) -> None:
+    def close_connections(self) -> None:
         """Closes the connections, and ends the wait for a worker that has never joined."""
         self.requests.close()
         self.signals.close()
@@ -327,7 +327,7 @@ class RemoteWorker(Worker):
     def _listen(self) -> None:
         """Waits until the worker joins, then receives its messages until its end."""
         try:
-            self.requests.meet()
+            self.requests.wait_connected()
             self._inlet = inlet = self._backend.carrier.admit(self.address)
         except Exception as error:
             seconds = self.address.timeout
@@ -349,7 +349,7 @@ class RemoteWorker(Worker):
         if frame.verb == ENDED:
             self.ended = frame.content()
         else:
-            self._backend.note(self, frame)
+            self._backend.add_message(self, frame)
 
     # --- in any thread
 
@@ -371,11 +371,11 @@ class RemoteWorker(Worker):
     def _lost(self, why: str | None) -> None:
         if why is None:
             # Its process has ended, and its last messages may be under way.
-            _after(_LATE, self._lose, None)
+            _after(_LATE, self._give_up_reaching, None)
         else:
-            self._lose(why)
+            self._give_up_reaching(why)
 
-    def _lose(self, why: str | None) -> None:
+    def _give_up_reaching(self, why: str | None) -> None:
         """Gives up a worker that can't be reached: it counts as dead, whatever it does.
 
         Args:
@@ -387,7 +387,7 @@ class RemoteWorker(Worker):
         # If the worker can be reached again, this ends it.
         self.signals.send(Frame(KILL))
         if self._inlet is not None:
-            self._inlet.lose()
+            self._inlet.abandon()
         self._cut_off(why)
 
     def _exited(self, reason: str) -> None:
@@ -400,7 +400,7 @@ class RemoteWorker(Worker):
     @property
     def _is_watched(self) -> bool:
         """True if the end of its process is reported."""
-        return self.process is not None and self.process.tells
+        return self.process is not None and self.process.reports_end
 
     def _give_up(self) -> None:
         self._late = True

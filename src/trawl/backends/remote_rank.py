@@ -91,7 +91,7 @@ class Rank(WorkerLoop):
         with contextlib.suppress(EOFError, AuthenticationError):
             while True:
                 self._signalled(self._signals.next())
-        self._lose()
+        self._driver_lost()
 
     def _signalled(self, frame: Frame) -> None:
         if frame.verb == INTERRUPT:
@@ -109,11 +109,11 @@ class Rank(WorkerLoop):
             if interruption[1] > self._interruption[1]:
                 self._interruption = interruption
 
-    def _lose(self) -> None:
+    def _driver_lost(self) -> None:
         """Ends this worker, as the driver is gone or has closed the connection."""
         with self._losing:
             self._lost.set()
-            self._outlet.lose()
+            self._outlet.abandon()
             if self._over:
                 return
             self._last = threading.Timer(_CLOSING, self._breaker.kill)
@@ -130,9 +130,9 @@ class Rank(WorkerLoop):
 
     @override
     def send(self, content: Any) -> None:
-        self._tell(pack(MESSAGE, content))
+        self._send_frame(pack(MESSAGE, content))
 
-    def _tell(self, frame: Frame) -> None:
+    def _send_frame(self, frame: Frame) -> None:
         if not self._breaker.is_current:
             # This is a thread of an environment, where `Stopped` must not be raised.
             with contextlib.suppress(RuntimeError):
@@ -176,8 +176,8 @@ class Rank(WorkerLoop):
         status = 0 if failure is None else 1
         with contextlib.suppress(Stopped):
             if failure is not None:
-                self._tell(pack(FAILED, failure))
-            self._tell(pack(ENDED, status))
+                self._send_frame(pack(FAILED, failure))
+            self._send_frame(pack(ENDED, status))
         with self._losing:
             # From here on, requests to stop must not reach the program of this rank.
             self._over = True

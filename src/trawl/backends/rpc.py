@@ -120,7 +120,7 @@ class _RpcOutlet(Outlet):
         self._question: Future[Any] | None = None
         _outlet = self
         Node(number, name, address, options).agent(address.names())
-        self._session = address.meet(1)
+        self._session = address.open_session(1)
 
     def ask(self) -> Future[Any]:
         """Returns a future for the next message to the driver."""
@@ -149,7 +149,7 @@ class _RpcOutlet(Outlet):
             raise RuntimeError("the driver is gone")
 
     @override
-    def lose(self) -> None:
+    def abandon(self) -> None:
         self._asked.put(None)
 
     @override
@@ -207,7 +207,7 @@ class RpcCarrier(Carrier):
         from torch._C._distributed_rpc import WorkerInfo
 
         node = self._nodes.pop(address.prefix)
-        session = address.meet(0)
+        session = address.open_session(0)
         info = WorkerInfo(node.name, node.number)
         with self._membership:
             if self._agent is None:
@@ -253,7 +253,7 @@ class _RpcInlet(Inlet):
         return unseal(Frame(verb, body, [tensor.numpy() for tensor in tensors]), self._session)
 
     @override
-    def lose(self) -> None:
+    def abandon(self) -> None:
         self._answers.put(None)
 
     @override

@@ -19,8 +19,8 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
+from trawl.backends.ipc import Closed, IpcConnection
 from trawl.backends.title import set_title
-from trawl.backends.wire import Closed, Wire
 from trawl.lean import import_lean
 
 # Modules that a worker needs and that take long to import.
@@ -50,7 +50,7 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
     # Every worker inherits these objects, and its garbage collection need not look at them. Garbage
     # among them must stay, too: it may belong to the process that this one was forked from.
     gc.freeze()
-    server = _Server(Wire(socket.socket(fileno=fd)), parent, spawn)
+    server = _Server(IpcConnection(socket.socket(fileno=fd)), parent, spawn)
     try:
         server.run()
     except Exception:
@@ -61,7 +61,7 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
 
 
 class _Server:
-    def __init__(self, control: Wire, parent: int, spawn: bool) -> None:
+    def __init__(self, control: IpcConnection, parent: int, spawn: bool) -> None:
         self._control = control
         self._spawn = spawn
         self._workers: set[int] = set()

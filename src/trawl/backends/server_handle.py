@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from trawl.backends import server
-from trawl.backends.wire import Closed, connection
+from trawl.backends.ipc import Closed, connection
 
 # Most memory of a process that is forked: the fork keeps this memory, and beyond this limit its
 # speed is not worth it.

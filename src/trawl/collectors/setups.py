@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trawl.backends.parcel import Parcel
+from trawl.backends.spawn_payload import SpawnPayload
 from trawl.checks import check_number
 from trawl.collectors.config import CollectorConfig, Devices, resolve_devices, warn
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
@@ -257,7 +257,7 @@ def check_sendable(specs: Iterable[WorkerSpec]) -> None:
     for spec in specs:
         parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
         for name, value in {**parts, **spec.options}.items():
-            _sendable(name, spec.index, Parcel, value)
+            _sendable(name, spec.index, SpawnPayload, value)
 
 
 def _packed(policy: Any, index: int) -> bytes | None:

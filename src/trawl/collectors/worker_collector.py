@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.parcel import Shared
+from trawl.backends.spawn_payload import Shared
 from trawl.checks import check_bool
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, warn

@@ -12,7 +12,7 @@ from typing import Any
 
 from trawl.backends.failure import Failure
 from trawl.backends.frames import Frame, pack_code, pack_for_ray
-from trawl.backends.ray_cluster import Connection, Place, connect, import_ray, with_defaults
+from trawl.backends.ray_cluster import Connection, Placement, connect, import_ray, with_defaults
 
 # Arguments of the buffer that may be functions: the actor calls them, to make the parts there.
 _MADE_THERE = ("storage", "sampler", "writer")
@@ -197,7 +197,7 @@ class RayReplayBuffer(RayBufferClient):
         make = pack_code((replay_buffer_cls, args, kwargs))
         # The actor mostly waits, so it should not take a CPU or a GPU from a collector.
         options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
-        place = Place(options, placement_timeout)
+        place = Placement(options, placement_timeout)
         actor = ray.remote(_BufferActor).options(**options).remote(make, list(sys.path))
         super().__init__(actor)
         self._closed = False
@@ -210,7 +210,7 @@ class RayReplayBuffer(RayBufferClient):
             self.close()
             raise
 
-    def _await(self, place: Place) -> None:
+    def _await(self, place: Placement) -> None:
         """Waits until the actor has started."""
         ray = import_ray()
         begun = self._actor.begun.remote()

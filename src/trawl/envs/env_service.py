@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
-from trawl.backends.wire import Closed
+from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY

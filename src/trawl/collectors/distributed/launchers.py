@@ -28,7 +28,7 @@ DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
 
 
 @dataclass(frozen=True)
-class Meeting:
+class LaunchPlan:
     """Rendezvous of workers with their driver.
 
     Attributes:
@@ -48,21 +48,21 @@ class Meeting:
     secret: bytes | None = field(default=None, repr=False)
 
 
-def meeting(options: RemoteOptions, count: int) -> Meeting:
+def launch_plan(options: RemoteOptions, count: int) -> LaunchPlan:
     """Returns the rendezvous of ``count`` workers that the options ask for."""
     if options.outside:
         return _outside(options, count)
     if options.launcher == "mp":
-        return Meeting(LocalLauncher(), options.address or LOOPBACK, options.tcp_port)
+        return LaunchPlan(LocalLauncher(), options.address or LOOPBACK, options.tcp_port)
     if options.launcher_command is not None:
         launcher = CommandLauncher(options.launcher_command)
-        return Meeting(launcher, options.address or LOOPBACK, options.tcp_port)
+        return LaunchPlan(launcher, options.address or LOOPBACK, options.tcp_port)
     jobs = SubmititLauncher(options.slurm_kwargs)
     here = LOOPBACK if jobs.local else socket.gethostname()
-    return Meeting(jobs, options.address or here, options.tcp_port)
+    return LaunchPlan(jobs, options.address or here, options.tcp_port)
 
 
-def _outside(options: RemoteOptions, count: int) -> Meeting:
+def _outside(options: RemoteOptions, count: int) -> LaunchPlan:
     """Returns the rendezvous of ranks that were started from outside.
 
     Raises:
@@ -88,7 +88,7 @@ def _outside(options: RemoteOptions, count: int) -> Meeting:
     secret = _common_key(host, port)
     host, port = options.address or host, options.tcp_port or port
     launcher, has_store = OutsideLauncher(world - 1), _agent_has_store()
-    return Meeting(launcher, host, port, _prefix(), not has_store, secret)
+    return LaunchPlan(launcher, host, port, _prefix(), not has_store, secret)
 
 
 def _common_key(host: str, port: int) -> bytes:

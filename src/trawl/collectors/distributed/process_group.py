@@ -14,7 +14,7 @@ from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
-from trawl.collectors.distributed.launchers import Meeting, meeting
+from trawl.collectors.distributed.launchers import LaunchPlan, launch_plan
 from trawl.collectors.distributed.process_group_config import (
     DistributedArguments,
     DistributedOptions,
@@ -41,14 +41,14 @@ class RemoteCollector(ClusterCollector):
         self._warn_of_random_frames()
 
     @abstractmethod
-    def _new_carrier(self, place: Meeting) -> Carrier:
+    def _new_carrier(self, place: LaunchPlan) -> Carrier:
         """Returns the carrier of messages of workers that meet this process at ``place``."""
 
     @override
     def _new_backend(self) -> Backend:
-        return self._backend_at(meeting(self.remote, self.num_workers))
+        return self._backend_at(launch_plan(self.remote, self.num_workers))
 
-    def _backend_at(self, place: Meeting) -> Backend:
+    def _backend_at(self, place: LaunchPlan) -> Backend:
         """Returns the backend of workers that meet this process at ``place``."""
         return RemoteBackend(
             place.launcher,
@@ -114,7 +114,7 @@ class DistributedCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _new_carrier(self, place: Meeting) -> Carrier:
+    def _new_carrier(self, place: LaunchPlan) -> Carrier:
         return ProcessGroupCarrier()
 
     @override

@@ -15,7 +15,7 @@ from trawl.backends.rpc import RpcCarrier
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterArguments
-from trawl.collectors.distributed.launchers import Meeting
+from trawl.collectors.distributed.launchers import LaunchPlan
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
 from trawl.weight_update.messages import RPCWeightSyncScheme
@@ -119,7 +119,7 @@ class RPCCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _new_carrier(self, place: Meeting) -> Carrier:
+    def _new_carrier(self, place: LaunchPlan) -> Carrier:
         host = place.host or LOOPBACK
         if not is_loopback(own_address(host, place.port or 0)):
             warn(

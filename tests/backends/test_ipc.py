@@ -11,13 +11,13 @@ import threading
 import pytest
 from backend_parts import held_files
 
-from trawl.backends.wire import Closed, Wire, connection
+from trawl.backends.ipc import Closed, IpcConnection, connection
 
 
 @pytest.fixture
 def wires():
     one, end = connection()
-    other = Wire(end)
+    other = IpcConnection(end)
     yield one, other
     one.close()
     other.close()
@@ -153,9 +153,9 @@ def test_what_can_not_be_read_leaves_nothing(wires):
 def test_lost_descriptors_are_an_error():
     code = """
 import os, resource, socket
-from trawl.backends.wire import Wire, connection
+from trawl.backends.ipc import IpcConnection, connection
 one, end = connection()
-other = Wire(end)
+other = IpcConnection(end)
 one.send("x", [0] * 20)
 free = os.dup(0)
 os.close(free)
@@ -173,7 +173,7 @@ except OSError as error:
 def test_a_signal_of_a_broken_pipe_ends_nothing():
     code = """
 import signal
-from trawl.backends.wire import Closed, connection
+from trawl.backends.ipc import Closed, connection
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 one, end = connection()
 end.close()
@@ -190,8 +190,8 @@ def test_a_program_that_is_ended_while_it_sends():
     one, end = connection()
     code = f"""
 import socket
-from trawl.backends.wire import Wire
-wire = Wire(socket.socket(fileno={end.fileno()}))
+from trawl.backends.ipc import IpcConnection
+wire = IpcConnection(socket.socket(fileno={end.fileno()}))
 number = 0
 while True:
     wire.send((number, b"x" * (number % 50_000)))

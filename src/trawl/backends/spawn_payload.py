@@ -43,7 +43,7 @@ class Shared:
         return pickle.loads, (_dumps(self._content, table),)
 
 
-class Parcel:
+class SpawnPayload:
     """Pickle of an object, and the descriptors that it refers to.
 
     Args:

@@ -14,11 +14,11 @@ from backend_parts import held_files
 from tensordict import TensorDict
 from torch import nn
 
-from trawl.backends.parcel import Parcel, Shared, unpack
+from trawl.backends.spawn_payload import Shared, SpawnPayload, unpack
 
 
 def through(content):
-    parcel = Parcel(content)
+    parcel = SpawnPayload(content)
     return unpack(parcel.data, [os.dup(fd) for fd in parcel.fds])
 
 
@@ -42,7 +42,7 @@ def test_what_main_defines_goes_by_value(monkeypatch):
     main = sys.modules["__main__"].__dict__
     monkeypatch.setitem(main, "_Mine", None)
     exec("class _Mine:\n    x = 3\n", main)
-    parcel = Parcel(main["_Mine"])
+    parcel = SpawnPayload(main["_Mine"])
     monkeypatch.setitem(main, "_Mine", None)
     assert unpack(parcel.data, []).x == 3
 
@@ -65,7 +65,7 @@ def test_tensors_are_copied_and_stay_where_they_are():
     assert result["empty"].shape == (0, 3)
     assert result["array"].tolist() == [1, 1, 1]
     assert not any(t.is_shared() for name, t in tensors.items() if name != "array")
-    assert Parcel(tensors).fds == []
+    assert SpawnPayload(tensors).fds == []
 
 
 def test_sparse_tensors():
@@ -90,7 +90,7 @@ def test_shared_tensors_stay_shared():
     tensor = torch.zeros(3).share_memory_()
     module = nn.Linear(2, 2)
     module.share_memory()
-    parcel = Parcel({"tensor": tensor, "view": tensor[1:], "module": module})
+    parcel = SpawnPayload({"tensor": tensor, "view": tensor[1:], "module": module})
     assert parcel.fds
     result = unpack(parcel.data, [os.dup(fd) for fd in parcel.fds])
     tensor[1] = 5
@@ -140,7 +140,7 @@ def test_what_can_not_be_packed():
     before = held_files()
     popen = context.get_spawning_popen()
     with pytest.raises(TypeError, match="pickle"):
-        Parcel([torch.zeros(3).share_memory_(), threading.Lock()])
+        SpawnPayload([torch.zeros(3).share_memory_(), threading.Lock()])
     gc.collect()
     assert held_files() <= before
     assert context.get_spawning_popen() is popen
@@ -151,7 +151,7 @@ def test_descriptors_are_let_go_of():
     tensors = [torch.zeros(3).share_memory_() for _ in range(10)]
     for _ in range(3):
         through(tensors)
-    parcel = Parcel(tensors)
+    parcel = SpawnPayload(tensors)
     assert len(parcel.fds) == 10
     del parcel, tensors
     gc.collect()
@@ -181,5 +181,5 @@ def test_what_can_not_be_unpacked():
 def test_a_shared_module_of_many_parts():
     module = nn.ModuleList(nn.Linear(1, 1) for _ in range(300))
     module.share_memory()
-    parcel = Parcel(module)
+    parcel = SpawnPayload(module)
     assert len(parcel.fds) == 600

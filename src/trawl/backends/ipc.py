@@ -33,13 +33,13 @@ class Closed(Exception):
     """Raised if the other side of a connection is gone."""
 
 
-def connection() -> tuple[Wire, socket.socket]:
+def connection() -> tuple[IpcConnection, socket.socket]:
     """Makes a connection; returns this process's end, and the socket for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Wire(ours), theirs
+    return IpcConnection(ours), theirs
 
 
-class Wire:
+class IpcConnection:
     """One end of a connection.
 
     Args:
@@ -68,7 +68,7 @@ class Wire:
         """
         packets, _memory = _pack(content, fds)
         for packet in packets:
-            self._put(packet, 0)
+            self._send_packet(packet, 0)
 
     def post(self, content: Any, fds: Sequence[int] = ()) -> None:
         """Sends a message without waiting; packets without room are kept for :meth:`flush`.
@@ -82,7 +82,7 @@ class Wire:
         for data, attached in packets:
             try:
                 if self.flush():
-                    self._put((data, attached), socket.MSG_DONTWAIT)
+                    self._send_packet((data, attached), socket.MSG_DONTWAIT)
                     continue
             except BlockingIOError:
                 pass
@@ -96,7 +96,7 @@ class Wire:
         """
         while self._kept:
             try:
-                self._put(self._kept[0], socket.MSG_DONTWAIT)
+                self._send_packet(self._kept[0], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             _close_all(self._kept.popleft()[1])
@@ -115,9 +115,9 @@ class Wire:
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         fds: list[int] = []
         try:
-            data = self._take(flags, fds)
+            data = self._receive_packet(flags, fds)
             while not (header := _HEADER.unpack_from(data))[0]:
-                data = self._take(flags & ~socket.MSG_DONTWAIT, fds)
+                data = self._receive_packet(flags & ~socket.MSG_DONTWAIT, fds)
             size, count, apart = header
             if len(fds) != count + apart:
                 raise OSError("too many open files: descriptors of a message were lost")
@@ -136,7 +136,7 @@ class Wire:
     def __del__(self) -> None:
         self.close()
 
-    def _put(self, packet: _Packet, flags: int) -> None:
+    def _send_packet(self, packet: _Packet, flags: int) -> None:
         data, fds = packet
         attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
@@ -149,7 +149,7 @@ class Wire:
                 raise Closed from error
             raise
 
-    def _take(self, flags: int, fds: list[int]) -> bytes:
+    def _receive_packet(self, flags: int, fds: list[int]) -> bytes:
         """Receives one packet, and adds its descriptors to ``fds``."""
         while True:
             # If the other side ended without reading everything, the socket reports that once,
