@@ -59,7 +59,7 @@ class ProcessBackend(Backend):
     def launch(self, index: int, make: MakeService) -> ProcessWorker:
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
-        parcel = SpawnPayload(make)
+        payload = SpawnPayload(make)
         board = SharedMemory.new(BOARD_BYTES)
         wire, theirs = connection()
         try:
@@ -74,7 +74,7 @@ class ProcessBackend(Backend):
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
         here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
-        worker.post((*here, parcel.data), parcel.fds)
+        worker.post((*here, payload.data), payload.fds)
         return worker
 
     @override

@@ -26,7 +26,7 @@ from trawl.backends.base import Asked, Port, Service
 from trawl.backends.control import Rendezvous, WorkerConnection
 from trawl.backends.failure import Failure
 from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
-from trawl.backends.worker_loop import NOTHING, Stopped, ThreadBreaker, WorkerLoop
+from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
 
 # Calls that an actor runs at a time: one that fetches messages, and others that deliver them.
@@ -100,21 +100,18 @@ class RayActor:
             requests = None if rendezvous is None else rendezvous.connect()
         if requests is not None:
             requests.keep_alive(_OUT_OF_REACH)
-        self._queues = _Queues(requests)
+        work = threading.Thread(target=self._work, name="trawl-worker", daemon=True)
+        self._loop = _RayLoop(make, requests, ThreadBreaker(work))
         node = ray.get_runtime_context().get_node_id()
-        self._queues.send_later(Hello(os.getpid(), node, requests is not None))
-        self._loop: Future[_RayLoop] = Future()
+        self._loop.put(Hello(os.getpid(), node, requests is not None))
         self._ended = threading.Event()
-        work = threading.Thread(target=self._work, args=(make,), name="trawl-worker", daemon=True)
         work.start()
 
-    def _work(self, make: Frame) -> None:
-        loop = _RayLoop(self._queues, make)
-        self._loop.set_result(loop)
-        failure = loop.run()
-        self._queues.end()
+    def _work(self) -> None:
+        failure = self._loop.run()
+        self._loop.refuse_calls()
         self._ended.set()
-        self._queues.send_later(End(failure))
+        self._loop.put(End(failure))
 
     def backend_exchange(self, packed: bytes, *beside: Any) -> list[Any]:
         """Delivers messages; waits for messages that the service sends, and returns them.
@@ -123,29 +120,29 @@ class RayActor:
             packed: the bytes that :meth:`Delivery.packed` returned.
             *beside: the memory and references that :meth:`Delivery.packed` returned.
         """
-        self._queues.deliver(*read_delivery(packed, beside))
-        return self._queues.take_sent()
+        self._loop.deliver(packed, beside)
+        return self._loop.take_sent()
 
     def backend_deliver(self, packed: bytes, *beside: Any) -> None:
         """Delivers messages; for the arguments see :meth:`backend_exchange`."""
-        self._queues.deliver(*read_delivery(packed, beside))
+        self._loop.deliver(packed, beside)
 
     def backend_interrupt(self, interruption: tuple[int, int]) -> None:
         """Delivers an interruption."""
-        self._queues.interrupt(interruption)
+        self._loop.interrupt(interruption)
 
     def backend_stop(self) -> None:
         """Ends the service."""
-        self._loop.result().stop()
+        self._loop.stop()
 
     def backend_mark(self, number: int) -> None:
         """Notes that all earlier calls of the same caller have been carried out."""
-        self._queues.mark(number)
+        self._loop.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the service, between two pieces of its work, and returns the result."""
         asked = Asked(name, args, kwargs, Future())
-        self._queues.ask(asked)
+        self._loop.ask(asked)
         return pickle.loads(asked.answer.result())
 
     def backend_end(self) -> None:
@@ -154,17 +151,25 @@ class RayActor:
         self._ended.wait()
 
 
-class _Queues:
-    """Received messages that are not handled yet, and sent messages that are not fetched yet.
+class _RayLoop(WorkerLoop):
+    """Loop of a worker in an actor, with queues of its messages.
+
+    It holds received messages that are not handled yet, and sent ones that are not fetched yet.
 
     Args:
+        make: the function that makes the service.
         requests: the connection to the driver, if there is one.
+        breaker: breaks off the thread in which the loop runs.
     """
 
-    def __init__(self, requests: WorkerConnection | None) -> None:
+    def __init__(self, make: Frame, requests: WorkerConnection | None, breaker: Breaker) -> None:
+        super().__init__(breaker)
+        self._make = make
+        # True while the service carries out a call of its handle.
+        self._answering = False
         self._lock = threading.Lock()
         # Wakes calls when there is something in the outbox.
-        self._spoke = threading.Condition(self._lock)
+        self._outbox_filled = threading.Condition(self._lock)
         self._early: dict[int, list[Frame]] = {}
         self._delivered = 0
         self._inbox: deque[Frame] = deque()
@@ -172,36 +177,39 @@ class _Queues:
         # Calls of handles. None once the service has ended and can't answer them.
         self._asked: deque[Asked] | None = deque()
         # Messages wait while the barrier is above the mark.
-        self.barrier = self._marked = 0
+        self._barrier = self._marked = 0
         self._sent = self._received = 0
-        self.interruption = (0, 0)
-        self.stopping = False
+        self._interruption = (0, 0)
         self._requests = requests
         # True once something has come over the connection.
         self._connected = False
         # The service's thread waits for the connection, and for this pipe, to which calls write.
-        self._heard_bell, self._bell = os.pipe()
+        self._rung, self._bell = os.pipe()
         self._poll = select.poll()
-        for fd in (self._heard_bell, *([requests.fileno()] if requests is not None else [])):
+        for fd in (self._rung, *([requests.fileno()] if requests is not None else [])):
             self._poll.register(fd, select.POLLIN)
 
     # --- for calls
 
-    def deliver(self, delivery: Delivery, messages: list[Frame]) -> None:
-        self._accept(delivery, messages)
+    def deliver(self, packed: bytes, beside: Sequence[Any]) -> None:
+        """Takes over messages that a call has brought."""
+        self._accept(*read_delivery(packed, beside))
         self._ring()
 
     def take_sent(self) -> list[Any]:
-        with self._spoke:
-            self._spoke.wait_for(lambda: self._outbox)
+        """Waits for messages that the service sends, and returns them."""
+        with self._outbox_filled:
+            self._outbox_filled.wait_for(lambda: self._outbox)
             taken, self._outbox = self._outbox, []
             return taken
 
     def interrupt(self, interruption: tuple[int, int]) -> None:
+        """Notes an interruption."""
         with self._lock:
             self._interrupted(interruption)
 
     def ask(self, asked: Asked) -> None:
+        """Queues a call of the handle."""
         with self._lock:
             if self._asked is None:
                 raise RuntimeError(_ENDED)
@@ -209,11 +217,13 @@ class _Queues:
         self._ring()
 
     def mark(self, number: int) -> None:
+        """Notes that all calls before this mark have been carried out."""
         self._marked = number
         self._ring()
 
     def stop(self) -> None:
-        self.stopping = True
+        """Ends the service, and breaks off its work."""
+        self._breaker.stop()
         self._ring()
 
     def _ring(self) -> None:
@@ -232,34 +242,43 @@ class _Queues:
                 self._delivered += 1
 
     def _interrupted(self, interruption: tuple[int, int]) -> None:
-        if interruption[1] > self.interruption[1]:
-            self.interruption = interruption
+        if interruption[1] > self._interruption[1]:
+            self._interruption = interruption
 
     # --- for the service's thread
 
-    def send_later(self, thing: Any) -> None:
-        with self._spoke:
+    def put(self, thing: Any) -> None:
+        """Adds a message to the outbox."""
+        with self._outbox_filled:
             self._outbox.append(thing)
             self._sent += 1
-            self._spoke.notify()
+            self._outbox_filled.notify()
 
-    def next(self, wait: bool) -> Frame | Asked | None:
-        """Returns the next message or call; None if there is none, and ``wait`` is False."""
+    @override
+    def next_message(self, wait: bool) -> Any:
         self._read(wait=False)
-        while not self.stopping:
+        while not self._breaker.stopping:
             with self._lock:
                 # A call is answered even if the driver has not received everything yet.
+                self._answering = bool(self._asked)
                 if self._asked:
                     return self._asked.popleft()
                 # The driver must have all sent messages before anything else is done, so that none
                 # is lost if that ends this process.
-                free = self._received == self._sent and self.barrier <= self._marked
-                if free and (self._inbox or not wait):
-                    return self._inbox.popleft() if self._inbox else None
-            self._read(wait=True)
+                free = self._received == self._sent and self._barrier <= self._marked
+                found = self._inbox.popleft() if free and self._inbox else None
+            if found is not None:
+                content = found.content()
+                if not isinstance(content, Barrier):
+                    return content
+                self._barrier = content.number
+            elif free and not wait:
+                return NOTHING
+            else:
+                self._read(wait=True)
         raise Stopped
 
-    def end(self) -> None:
+    def refuse_calls(self) -> None:
         """Refuses all calls that wait, and all later ones."""
         with self._lock:
             left, self._asked = self._asked or (), None
@@ -279,7 +298,7 @@ class _Queues:
         while found := self._poll.poll(None if wait else 0):
             wait = False
             for fd, _ in found:
-                if fd == self._heard_bell:
+                if fd == self._rung:
                     os.read(fd, 1 << 10)
                 elif self._requests is not None:
                     try:
@@ -288,26 +307,6 @@ class _Queues:
                     except EOFError:
                         self._do_without(fd)
 
-
-class _RayLoop(WorkerLoop):
-    """Loop of a worker in an actor.
-
-    Args:
-        queues: the messages.
-        make: the function that makes the service, packed.
-    """
-
-    def __init__(self, queues: _Queues, make: Frame) -> None:
-        super().__init__(ThreadBreaker())
-        self._queues = queues
-        self._make = make
-        self._answering = False
-
-    def stop(self) -> None:
-        """Ends the service, and breaks off its work."""
-        self._breaker.stop()
-        self._queues.stop()
-
     @override
     def make_service(self) -> Service:
         import_lean()
@@ -315,27 +314,14 @@ class _RayLoop(WorkerLoop):
         return make(self)
 
     @override
-    def next_message(self, wait: bool) -> Any:
-        while (message := self._queues.next(wait)) is not None:
-            self._answering = isinstance(message, Asked)
-            if isinstance(message, Asked):
-                return message
-            content = message.content()
-            if not isinstance(content, Barrier):
-                return content
-            self._queues.barrier = content.number
-        self._answering = False
-        return NOTHING
-
-    @override
     def send(self, content: Any) -> None:
         frame = pack_for_ray(content)
         # Only in the thread of the service it is known which call the message belongs to.
         if self._breaker.is_current:
             with self._breaker.shielded():
-                self._queues.send_later(Unasked(frame) if self._answering else frame)
+                self.put(Unasked(frame) if self._answering else frame)
         else:
-            self._queues.send_later(frame)
+            self.put(frame)
 
     @override
     def memory(self, name: int) -> Any:
@@ -343,4 +329,4 @@ class _RayLoop(WorkerLoop):
 
     @override
     def interrupted(self) -> int:
-        return self._queues.interruption[0]
+        return self._interruption[0]

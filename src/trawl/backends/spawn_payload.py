@@ -20,14 +20,14 @@ from typing import Any
 
 import cloudpickle
 
-# Descriptors of the parcel that is being unpacked.
+# Descriptors of the payload that is being unpacked.
 _received: list[int] = []
 
 
 class Shared:
-    """Marks an object in a parcel that sender and receiver share.
+    """Marks an object in a payload that sender and receiver share.
 
-    All tensors of the object are moved to shared memory. The unpacked parcel has the object itself
+    All tensors of the object are moved to shared memory. The unpacked payload has the object itself
     in place of this one.
 
     Args:
@@ -66,7 +66,7 @@ class SpawnPayload:
 
 
 def unpack(data: bytes, fds: list[int]) -> Any:
-    """Returns the content of a parcel, and takes over its descriptors."""
+    """Returns the content of a payload, and takes over its descriptors."""
     _received[:] = fds
     try:
         return pickle.loads(data)
@@ -76,7 +76,7 @@ def unpack(data: bytes, fds: list[int]) -> Any:
 
 
 class _Descriptor:
-    """Placeholder for a descriptor in a parcel, with the interface of ``multiprocessing``."""
+    """Placeholder for a descriptor in a payload, with the interface of ``multiprocessing``."""
 
     def __init__(self, position: int) -> None:
         self._position = position
@@ -96,7 +96,7 @@ class _Recipient:
         self._fds = fds
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Adds a descriptor to the parcel; returns its position."""
+        """Adds a descriptor to the payload; returns its position."""
         self._fds.append(os.dup(fd))
         return len(self._fds) - 1
 

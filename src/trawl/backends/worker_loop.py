@@ -164,13 +164,14 @@ class Breaker:
 class ThreadBreaker(Breaker):
     """Breaks off what a thread other than the main one does, as soon as it runs Python code.
 
-    Make it in that thread.
+    Args:
+        thread: the thread; by default the current one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread: threading.Thread | None = None) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._thread = threading.current_thread()
+        self._thread = thread or threading.current_thread()
 
     @override
     def installed(self) -> AbstractContextManager[None]:
