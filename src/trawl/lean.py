@@ -86,7 +86,7 @@ def _without_compiler() -> Iterator[None]:
         marks = {name: getattr(torch.compiler, name) for name in _MARKS}
         for name, mark in marks.items():
             setattr(torch.compiler, name, _postponed(mark, later))
-        sys.meta_path.insert(0, _Finder(_COMPILER, lambda: _telling(later)))
+        sys.meta_path.insert(0, _Finder(_COMPILER, lambda: _applied(later)))
         try:
             yield
         finally:
@@ -105,7 +105,7 @@ def _postponed(mark: Callable[[Any], Any], later: _Later) -> Callable[[Any], Any
 
 
 @contextmanager
-def _telling(later: _Later) -> Iterator[None]:
+def _applied(later: _Later) -> Iterator[None]:
     yield
     for mark, function in later:
         mark(function)

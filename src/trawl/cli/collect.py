@@ -20,7 +20,7 @@ from trawl.cli.errors import CliError, StoppedEarly, describe, message_of
 from trawl.cli.interrupts import Interrupts
 from trawl.cli.notes import print_note
 from trawl.cli.policies import fingerprint
-from trawl.cli.resume import begun
+from trawl.cli.resume import previous_facts
 from trawl.cli.summary import print_summary, run_name
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
@@ -77,13 +77,13 @@ def collect(args: CollectArguments) -> int:
     target = -(-args.frames // each) * each if frames else None
     rest = replace(args, frames=(target or args.frames) - frames, frames_per_batch=each)
     with make_collector(rest, seed, stream) as collector:
-        return _Run(args, collector, directory, info, target).go()
+        return _Run(args, collector, directory, info, target).run()
 
 
 def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
     """Returns the dataset's number of ``frames`` and, if it has any, how they were made."""
     if args.resume:
-        return begun(args, directory)
+        return previous_facts(args, directory)
     try:
         check_free(directory)
     except FileExistsError as error:
@@ -94,13 +94,13 @@ def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
 def _nothing_to_do(args: CollectArguments, directory: Path, before: dict[str, Any]) -> int:
     """Reports that no frames are needed, and completes a dataset that has them all."""
     frames, asked = before["frames"], int((before.get("arguments") or {}).get("frames", 0))
-    told = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
+    message = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
     if frames >= asked:
         with _opened(args, directory, {}):
             pass
     elif not before["complete"]:
-        told += f" (before, it was --frames {asked})"
-    print_note(f"{told}: nothing was collected")
+        message += f" (before, it was --frames {asked})"
+    print_note(f"{message}: nothing was collected")
     return 0
 
 
@@ -108,9 +108,9 @@ def _opened(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Si
     """Returns the sink that the arguments ask for."""
     try:
         if args.format == "minari":
-            told = {"algorithm_name": args.policy}
+            metadata = {"algorithm_name": args.policy}
             env = env_of_minari(args)
-            return MinariSink(directory, env, info, resume=args.resume, metadata=told)
+            return MinariSink(directory, env, info, resume=args.resume, metadata=metadata)
         kind = ParquetSink if args.format == "parquet" else MemmapSink
         return kind(directory, info, resume=args.resume)
     except (ImportError, ValueError, gymnasium.error.Error) as error:
@@ -153,7 +153,7 @@ class _Run:
         self.hurried = False
         self.error: CliError | None = None
 
-    def go(self) -> int:
+    def run(self) -> int:
         with self.interrupts:
             self.sink = _opened(self.args, self.directory, self.info)
             try:

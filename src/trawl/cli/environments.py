@@ -121,8 +121,8 @@ def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> 
     except CliError:
         raise
     except Exception as error:
-        told = describe(error) if isinstance(source, EnvFactory) else message_of(error)
-        raise CliError(f"environment {args.env} can't be made: {told}") from error
+        cause = describe(error) if isinstance(source, EnvFactory) else message_of(error)
+        raise CliError(f"environment {args.env} can't be made: {cause}") from error
 
 
 def make_env(args: CollectArguments, source: Any) -> Any:

@@ -16,15 +16,15 @@ class Interrupts:
     The second signal raises ``KeyboardInterrupt``.
 
     Args:
-        tell: called with a message for the user at the first signal, in the signal handler.
+        notify: called with a message for the user at the first signal, in the signal handler.
 
     Attributes:
         signum: number of the first signal, or None.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         self.signum: int | None = None
-        self._tell = tell
+        self._notify = notify
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -44,4 +44,4 @@ class Interrupts:
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum
-        self._tell("finishing this batch; Ctrl-C again stops at once")
+        self._notify("finishing this batch; Ctrl-C again stops at once")

@@ -29,15 +29,15 @@ def print_traceback() -> None:
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Prints warnings within the context as one line on stderr, without a line of code."""
-    told: set[str] = set()
+    printed: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         note = one_line(str(message))
         text = _WORKER.sub("", note)
         # Workers make the environment and policy again, and would repeat warnings of this process.
-        if text == note or text not in told:
+        if text == note or text not in printed:
             print_note(f"note: {note}")
-        told.add(text)
+        printed.add(text)
 
     with warnings.catch_warnings():
         if not sys.warnoptions:

@@ -13,7 +13,7 @@ from trawl.cli.policies import fingerprint
 from trawl.data import info
 
 
-def begun(args: CollectArguments, directory: Path) -> dict[str, Any]:
+def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
     """Returns how the dataset to resume was made, after checking it against the arguments.
 
     Returns:

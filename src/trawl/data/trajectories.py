@@ -89,11 +89,11 @@ class TrajectoryAssembler:
         """
         found: list[tuple[int, int, int, TensorDictBase]] = []
         for order, (source, batch) in enumerate(parts):
-            lanes = batch.reshape(-1, batch.shape[-1])
-            for run in self._runs(source, lanes):
+            rows = batch.reshape(-1, batch.shape[-1])
+            for run in self._runs(source, rows):
                 pieces = self._begun(run)
                 if pieces is not None:
-                    pieces.append(lanes[run.place[2], run.start : run.stop])
+                    pieces.append(rows[run.place[2], run.start : run.stop])
                 if not run.ended:
                     if pieces is not None:
                         pieces[-1] = pieces[-1].clone()
@@ -118,18 +118,18 @@ class TrajectoryAssembler:
             if run.ended:
                 del self._pieces[run.place]
 
-    def _runs(self, source: Hashable, lanes: TensorDictBase) -> Iterator[_Run]:
+    def _runs(self, source: Hashable, rows: TensorDictBase) -> Iterator[_Run]:
         """Yields the pieces of trajectories in frames of shape ``(rows, time)``."""
-        if lanes.get(TRAJ_IDS, None) is None:
+        if rows.get(TRAJ_IDS, None) is None:
             raise KeyError("trajectories can't be told apart without ('collector', 'traj_ids')")
-        ids: Tensor = lanes.get(TRAJ_IDS).cpu()
-        done = ends(lanes).cpu()
-        for lane in range(lanes.shape[0]):
-            for start, stop in runs(ids[lane]):
-                trajectory = int(ids[lane, start])
+        ids: Tensor = rows.get(TRAJ_IDS).cpu()
+        done = ends(rows).cpu()
+        for row in range(rows.shape[0]):
+            for start, stop in runs(ids[row]):
+                trajectory = int(ids[row, start])
                 worker = trajectory // self._stride % self._workers
-                place = source, worker, lane
-                yield _Run(place, trajectory, start, stop, bool(done[lane, stop - 1]))
+                place = source, worker, row
+                yield _Run(place, trajectory, start, stop, bool(done[row, stop - 1]))
 
     def _begun(self, run: _Run) -> list[TensorDictBase] | None:
         """Returns the list of the trajectory's pieces so far; None if a piece is missing."""

@@ -59,7 +59,7 @@ class ModeCheck:
             final = self.final(info, row)
             if final is not None and not _equal(final, _rows(leaves, row)):
                 raise ValueError(
-                    f"{self._taken()}, but the step that ended an episode of sub-environment "
+                    f"{self._assumed()}, but the step that ended an episode of sub-environment "
                     f"{row} returned another observation than info['final_obs']: it resets in "
                     "that step. State it with GymEnv(env, autoreset_mode='SameStep')"
                 )
@@ -79,7 +79,7 @@ class ModeCheck:
         if final is None:
             held = sorted(info) if isinstance(info, dict) else info
             raise KeyError(
-                f"{self._taken()}, but gave no info['final_obs'] at the end of an episode of "
+                f"{self._assumed()}, but gave no info['final_obs'] at the end of an episode of "
                 f"sub-environment {row}; the info holds {held}. Without it the last observation "
                 "of the episode is lost"
             )
@@ -97,14 +97,14 @@ class ModeCheck:
         again = np.flatnonzero(resetting & (outcome.terminated | outcome.truncated))
         if again.size:
             raise ValueError(
-                f"{self._taken()}, but the step after the end of an episode of sub-environment "
+                f"{self._assumed()}, but the step after the end of an episode of sub-environment "
                 f"{again[0]} ended an episode as well, so that it was no reset. {hint}"
             )
         rewards = outcome.reward[resetting]
         if self._sees_rewards and rewards.any():
             self._sees_rewards = False  # one warning is enough
             warnings.warn(
-                f"{self._taken()}, but the step after the end of an episode, which should be a "
+                f"{self._assumed()}, but the step after the end of an episode, which should be a "
                 f"reset, gave a reward of {rewards[rewards != 0][0]}: frames are wrong if it "
                 f"resets at another time. {hint}",
                 stacklevel=2,
@@ -124,7 +124,7 @@ class ModeCheck:
         for row in map(int, np.flatnonzero(~mask)):
             if not _equal(_rows(before, row), _rows(after, row)):
                 raise ValueError(
-                    f"{self._taken()}, but reset(options={{'reset_mask': {mask}}}) changed "
+                    f"{self._assumed()}, but reset(options={{'reset_mask': {mask}}}) changed "
                     f"sub-environment {row} as well. It must reset those of the mask only, and "
                     "return the others' observations as they were; if it resets by itself, state "
                     "it with GymEnv(env, autoreset_mode='NextStep') or 'SameStep'"
@@ -135,7 +135,7 @@ class ModeCheck:
         """True if observations are checked: the wrappers pass them on, and ``env`` is not plain."""
         return self._sees_observations
 
-    def _taken(self) -> str:
+    def _assumed(self) -> str:
         return f"{self._env!r} is taken for one of autoreset mode {self._mode.value!r}"
 
 
@@ -155,11 +155,11 @@ def _row(sample: Any, row: int) -> Any:
     """Returns sub-environment ``row``'s part of an info entry merged by ``VectorEnv``."""
     if isinstance(sample, dict):
         # For each entry, "_entry" is a mask of the sub-environments that have one.
-        return {k: _row(v, row) for k, v in sample.items() if not _tells(k, sample)}
+        return {k: _row(v, row) for k, v in sample.items() if not _marks_presence(k, sample)}
     return sample[row]
 
 
-def _tells(key: Any, sample: dict[Any, Any]) -> bool:
+def _marks_presence(key: Any, sample: dict[Any, Any]) -> bool:
     return str(key).startswith("_") and str(key)[1:] in sample
 
 

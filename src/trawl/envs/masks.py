@@ -128,14 +128,14 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
     Args:
         masks: the masks before, ``(num_envs, choices)``; None if there are none yet.
         info: result of a step or a reset: a list of dicts, as of ``DictInfoToList``, or a dict, in
-            which ``"_action_mask"`` tells the rows that gave a mask; without it, all did.
+            which ``"_action_mask"`` marks the rows that gave a mask; without it, all did.
     """
     if not info:
         return masks
     if isinstance(info, dict):
         shown = info.get(MASK_KEY, ())
-        told = info.get(f"_{MASK_KEY}")
-        rows = np.arange(len(shown)) if told is None else np.flatnonzero(told)
+        present = info.get(f"_{MASK_KEY}")
+        rows = np.arange(len(shown)) if present is None else np.flatnonzero(present)
     else:
         shown = [one.get(MASK_KEY) for one in info]
         rows = np.array([row for row, mask in enumerate(shown) if mask is not None], int)

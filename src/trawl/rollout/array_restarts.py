@@ -55,7 +55,7 @@ class RestartingStepper(ArrayStepper):
         self._stepper = _unguarded_stepper(env)
         self.num_envs = self._stepper.num_envs
         self._restarts = restarts
-        self._watch: FailureCounter | None = None
+        self._counter: FailureCounter | None = None
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -63,9 +63,9 @@ class RestartingStepper(ArrayStepper):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        if self._watch is None:
-            self._watch = FailureCounter(self._restarts, view.first, self.num_envs)
-        watch = self._watch
+        if self._counter is None:
+            self._counter = FailureCounter(self._restarts, view.first, self.num_envs)
+        counter = self._counter
         step_env = self._stepper.bind(view, episodes, start, stop)
 
         def step(t: int) -> None:
@@ -73,17 +73,17 @@ class RestartingStepper(ArrayStepper):
             try:
                 step_env(t)
             except Exception as error:
-                self._recover(watch, error, view, episodes, start + t)
+                self._recover(counter, error, view, episodes, start + t)
                 # The old function is bound to the old environment.
                 step_env = self._stepper.bind(view, episodes, start, stop)
             else:
-                watch.failures = 0
+                counter.failures = 0
 
         return step
 
     def _recover(
         self,
-        watch: FailureCounter,
+        counter: FailureCounter,
         error: Exception,
         view: StepArrays,
         episodes: EpisodeTracker,
@@ -92,7 +92,7 @@ class RestartingStepper(ArrayStepper):
         # Flags are written after a step and before its reset: if there are any, the step succeeded
         # and the reset failed.
         taken = bool(view.arrays[DONE][row].any())
-        watch.restart(error, row, lambda: self._rebuild(view), taken)
+        counter.restart(error, row, lambda: self._rebuild(view), taken)
         if taken:
             _end_episodes(view, episodes, row)
         else:

@@ -26,29 +26,29 @@ class RandomStream:
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         self._cuda = device if device is not None and device.type == "cuda" else None
-        outside = self._take()
+        outside = self._get_states()
         torch.manual_seed(derive(seed, "torch"))
         np.random.seed(derive(seed, "numpy"))
         random.seed(derive(seed, "python"))
-        self._state = self._take()
-        self._put(outside)
+        self._state = self._get_states()
+        self._set_states(outside)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Makes the global generators draw from this stream within a ``with`` block."""
-        outside = self._take()
-        self._put(self._state)
+        outside = self._get_states()
+        self._set_states(self._state)
         try:
             yield
         finally:
-            self._state = self._take()
-            self._put(outside)
+            self._state = self._get_states()
+            self._set_states(outside)
 
-    def _take(self) -> tuple[Any, ...]:
+    def _get_states(self) -> tuple[Any, ...]:
         cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
         return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
 
-    def _put(self, state: tuple[Any, ...]) -> None:
+    def _set_states(self, state: tuple[Any, ...]) -> None:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
         random.setstate(state[2])

@@ -29,9 +29,8 @@ from trawl.rollout.checks import (
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
-from trawl.rollout.restarts import FailureCounter
+from trawl.rollout.restarts import FailureCounter, PartFailures, break_off, emptied
 from trawl.rollout.tensordict_policy import TensorDictPolicy
-from trawl.rollout.tensordict_restarts import PartFailures, break_off, emptied
 from trawl.tensordicts import (
     broadcastable,
     padded,
@@ -163,7 +162,7 @@ class TensorDictBatchWriter(BatchWriter):
             self._caller.explain(error, self._carrier)
             raise
 
-    def _step_or_remake(self, watch: FailureCounter, t: int) -> None:
+    def _step_or_remake(self, counter: FailureCounter, t: int) -> None:
         """Takes a step of an environment that is rebuilt as a whole if it fails."""
         nowhere = torch.zeros(self.batch, dtype=torch.bool)
         frame = self._carrier
@@ -172,14 +171,14 @@ class TensorDictBatchWriter(BatchWriter):
         except Exception as error:
             present = set(map(as_key, frame.keys(True)))
             taken = present.issuperset(self._done_keys)
-            root = watch.restart(error, len(self._records), self._remake, taken)
+            root = counter.restart(error, len(self._records), self._remake, taken)
             if taken:
                 break_off(frame, self._done_keys, ~nowhere)
             else:
                 frame.set("next", self._discard_step(frame.get("next", None), ~nowhere))
             self._masked_out.append(nowhere if taken else ~nowhere)
         else:
-            watch.failures = 0
+            counter.failures = 0
             self._masked_out.append(nowhere)
         self._records.append(frame)
         self._carrier = root
@@ -225,7 +224,7 @@ class TensorDictBatchWriter(BatchWriter):
         skipped = self.env.autoreset_mask() if self._has_mask else None
         if failed is not None and self._parts is not None:
             skipped = failed if skipped is None else skipped | failed
-            self._parts.forgive()
+            self._parts.clear_successful()
         if skipped is not None:
             self._masked_out.append(skipped)
             done = done | skipped.unsqueeze(-1).to(done.device)

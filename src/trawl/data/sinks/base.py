@@ -99,11 +99,11 @@ class Sink(ABC):
         self._lock = _lock(self._place)
         self.closed, restored = False, new
         try:
-            with self._telling():
+            with self._explained():
                 if not new:
                     self._resume()
                     restored = True
-                self._keep_room(_RESERVE)
+                self._reserve_space(_RESERVE)
                 self._write_record(complete=False)
                 if not new:
                     drop_first_record(self._place)
@@ -112,7 +112,7 @@ class Sink(ABC):
                 self._discard()
             elif restored:
                 self._reserve.unlink(missing_ok=True)
-            self._let_go()
+            self._close_files()
             raise
 
     # --- implemented by each format
@@ -184,10 +184,10 @@ class Sink(ABC):
         before = self._next_id
         rows = self._with_own_ids(rows)
         try:
-            with self._telling():
+            with self._explained():
                 if not self._entries:
                     entries = entries_of(rows)
-                    self._keep_room(_RESERVE + _RESERVE_PER_ENTRY * len(entries))
+                    self._reserve_space(_RESERVE + _RESERVE_PER_ENTRY * len(entries))
                     self._begin(entries)
                     self._entries = entries
                 self._append(rows)
@@ -216,7 +216,7 @@ class Sink(ABC):
             OSError: if the frames can't be written.
         """
         if not self.closed and self._entries:
-            with self._telling():
+            with self._explained():
                 self._flush(everything=False)
 
     def _commit(self, frames: int) -> None:
@@ -260,7 +260,7 @@ class Sink(ABC):
             return
         failure: Exception | None = None
         try:
-            with self._telling():
+            with self._explained():
                 if self._entries:
                     self._flush(everything=True)
         except Exception as error:
@@ -268,9 +268,9 @@ class Sink(ABC):
         if not self.frames:
             self._discard()
         else:
-            with self._telling():
+            with self._explained():
                 self._seal(complete and failure is None, sync)
-        self._let_go()
+        self._close_files()
         if failure is not None:
             raise failure
 
@@ -284,7 +284,7 @@ class Sink(ABC):
     def _discard(self) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         self.closed = True
         self._release()
         os.close(self._lock)
@@ -325,7 +325,7 @@ class Sink(ABC):
             self.directory.mkdir()
         except FileExistsError as error:
             if error.filename == str(self.directory):
-                raise FileExistsError(_taken(self.directory)) from None
+                raise FileExistsError(_exists_already(self.directory)) from None
             # The parent of the dataset is a file.
             reason = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, reason, error.filename) from None
@@ -347,13 +347,13 @@ class Sink(ABC):
             self._entries = record.entries
             self._restore(record)
 
-    def _keep_room(self, size: int) -> None:
+    def _reserve_space(self, size: int) -> None:
         with open(create(self._reserve), "wb") as file:
             # Random bytes, because zeros may take no space on a disk that compresses.
             file.write(secrets.token_bytes(size))
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Adds the path and the free space to errors of a full disk within the context."""
         try:
             yield
@@ -380,10 +380,10 @@ def check_free(directory: str | os.PathLike[str]) -> None:
         FileExistsError: if something exists there.
     """
     if os.path.lexists(directory):
-        raise FileExistsError(_taken(directory))
+        raise FileExistsError(_exists_already(directory))
 
 
-def _taken(directory: str | os.PathLike[str]) -> str:
+def _exists_already(directory: str | os.PathLike[str]) -> str:
     return f"{directory} exists already, and nothing is written over"
 
 

@@ -115,7 +115,7 @@ class MinariSink(Sink):
         minari = import_minari()
         if open_bytes < 1:
             raise ValueError(f"open_bytes must be positive, but it is {open_bytes!r}")
-        told = dict(metadata or {})
+        more = dict(metadata or {})
         name = default_id(Path(directory)) if dataset_id is None else dataset_id
         try:
             minari.dataset.minari_dataset.parse_dataset_id(name)
@@ -127,7 +127,7 @@ class MinariSink(Sink):
         _check_env(env)
         self._given = {
             # Minari expects these as sets.
-            **{k: {v} if k in _SEVERAL and isinstance(v, str) else v for k, v in told.items()},
+            **{k: {v} if k in _SEVERAL and isinstance(v, str) else v for k, v in more.items()},
             "dataset_id": name,
             "minari_version": minari.__version__,
         }
@@ -145,7 +145,7 @@ class MinariSink(Sink):
     def _begin(self, entries: list[Entry]) -> None:
         if TRAJ_IDS not in {entry.key for entry in entries}:
             raise ValueError(
-                "episodes can't be told apart without ('collector', 'traj_ids'): collect with "
+                "episodes can't be more apart without ('collector', 'traj_ids'): collect with "
                 "track_traj_ids"
             )
         spec, spaces = _spaces(self._env, entries)
