@@ -15,7 +15,7 @@ from trawl.weight_update.channel import Channel, Inbox, WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.process_group import GroupWeightSyncScheme
-from trawl.weight_update.ray_channel import RayChannel, RayMessage, joined, new_messenger
+from trawl.weight_update.ray_channel import RayChannel, joined, new_messenger
 from trawl.weight_update.store import Version, WeightUpdate
 from trawl.weight_update.strategy import in_form
 from trawl.weight_update.tensors import Weights, weights_of
@@ -25,6 +25,18 @@ _STORE = "object_store"
 _BACKENDS = (_STORE, "gloo")
 # Number of receivers that may wait for their senders at one registry at the same time.
 _WAITING = 1000
+
+
+class RayMessage(WeightMessage):
+    """Message whose weights are in Ray's object store; :attr:`data` is a reference to them."""
+
+    @override
+    def opened(self) -> Any:
+        import ray
+
+        from trawl.backends.frames import writable
+
+        return writable(ray.get(self.data))
 
 
 class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):

@@ -17,18 +17,6 @@ from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
 _CALLS = 3
 
 
-class RayMessage(WeightMessage):
-    """Message whose weights are in Ray's object store; :attr:`data` is a reference to them."""
-
-    @override
-    def opened(self) -> Any:
-        import ray
-
-        from trawl.backends.frames import writable
-
-        return writable(ray.get(self.data))
-
-
 class _Messenger:
     """Actor that keeps the newest message to each receiver.
 
