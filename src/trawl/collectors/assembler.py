@@ -72,7 +72,7 @@ class WorkerBatch:
             block = Lease(ready.layout, tensors_in(ready.layout, answer.block))
             return as_batch(block, ready.hidden, None)
         if answer.batch is not None:
-            sent: TensorDictBase = pickle.loads(answer.batch, buffers=answer.beside)
+            sent: TensorDictBase = pickle.loads(answer.batch, buffers=answer.buffers)
             return sent.clear_device_()
         return self.slice.batch(ready.hidden)
 

@@ -115,7 +115,7 @@ class Background:
         Raises:
             TimeoutError: if that takes longer than ``timeout`` seconds.
         """
-        self.let_go()
+        self.request_stop()
         if self._thread is threading.current_thread():
             return
         self._thread.join(timeout)
@@ -127,7 +127,7 @@ class Background:
         with self._changed:
             self._changed.notify_all()
 
-    def let_go(self) -> None:
+    def request_stop(self) -> None:
         """Keeps the thread from beginning another turn; the current turn goes on."""
         with self._changed:
             self._stopping = True

@@ -259,7 +259,7 @@ class BaseCollector(
             if not self._has_budget():
                 return None
             self._collect_profiled()
-        batch = self._delivery.deliver_whole(whole.take())
+        batch = self._delivery.deliver_whole(whole.pop_batch())
         self._batches += 1
         self._record(batch)
         self._note_whole(batch)
@@ -274,7 +274,7 @@ class BaseCollector(
             return self._delivery.process(batch, batch.shape[-1])
         frames = self._delivery.frames(batch, batch.shape[-1])
         buffer = self.config.replay_buffer is not None
-        return self._delivery.processed(self._whole.like(frames, buffer))
+        return self._delivery.processed(self._whole.template(frames, buffer))
 
     def _load_whole(self, state_dict: Mapping[str, Any], order: int = 0) -> None:
         """Restores the whole trajectories that were waiting for delivery."""

@@ -125,7 +125,7 @@ class WorkerPool:
                 # Events that an error left unhandled may include deaths.
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
-                    self._take_last(event, failed)
+                    self._handle_last(event, failed)
         finally:
             self.backend.close()
             for slot in self.slots:
@@ -136,7 +136,7 @@ class WorkerPool:
         if failed:
             raise failed[0]
 
-    def _take_last(self, event: Event, failed: list[WorkerError]) -> None:
+    def _handle_last(self, event: Event, failed: list[WorkerError]) -> None:
         """Handles an event of a worker that was told to stop."""
         slot = self.slots[event.worker.index]
         match event:
@@ -284,9 +284,9 @@ class WorkerPool:
             self._pump_until(lambda: bool(self._batches))
         elif not self._batches:
             self._pump(timeout)
-        return self.take_batch()
+        return self.pop_batch()
 
-    def take_batch(self) -> WorkerBatch | None:
+    def pop_batch(self) -> WorkerBatch | None:
         """Returns the next batch without waiting; None if there is none.
 
         It may also be called after :meth:`close`.
@@ -330,7 +330,7 @@ class WorkerPool:
             self.send_messages()
             self._wait(timeout)
             while self._events:
-                self._take(self._events.popleft())
+                self._handle(self._events.popleft())
         except WorkerError as error:
             self._error = error
             raise
@@ -372,7 +372,7 @@ class WorkerPool:
             raise CollectorClosed
         return events
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         slot = self.slots[event.worker.index]
         if event.worker is not slot.worker:
             return
@@ -400,11 +400,11 @@ class WorkerPool:
             case requests.WriteEnded():
                 slot.writing, slot.written = False, content.answer
             case requests.CallReturned() | requests.RequestFailed():
-                self._take_result(slot, content)
+                self._handle_result(slot, content)
             case requests.CloseFailed():
                 pass  # another event ended the worker, and tells the reason
 
-    def _take_result(
+    def _handle_result(
         self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed
     ) -> None:
         request, _ = slot.pending.pop(content.number, (None, None))

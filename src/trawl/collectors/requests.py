@@ -85,7 +85,7 @@ class WorkerReady:
         batch_size: batch size of the environment.
         trajectory: id of the next trajectory that begins.
         weight_layouts: memory layouts of the models' weights, by model.
-        doubts: possible problems with the environment and the policy, which the driver warns of.
+        warnings: possible problems with the environment and the policy, which the driver warns of.
     """
 
     layout: Layout | None
@@ -95,7 +95,7 @@ class WorkerReady:
     batch_size: tuple[int, ...]
     trajectory: int
     weight_layouts: Mapping[str, FlatLayout] = field(default_factory=dict)
-    doubts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class BatchReady:
         trajectory: id of the next trajectory that begins.
         batch: the pickled batch; None if it is in ``block``, in the memory that the request
             named, or in a replay buffer.
-        beside: buffers of large tensors of the pickled batch, which are not in the pickle.
+        buffers: memory of large tensors of the pickled batch, which are not in the pickle.
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: figures for ``stats()``.
         random: whether the actions were random.
@@ -126,7 +126,7 @@ class BatchReady:
     batch: bytes | None
     facts: Mapping[str, Any]
     random: bool = False
-    beside: Sequence[Any] = ()
+    buffers: Sequence[Any] = ()
     block: Any = None
 
 

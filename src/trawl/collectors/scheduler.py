@@ -58,10 +58,10 @@ class Scheduler(ABC):
         self.assembler, self.frames = assembler, frames
         self._requested += [0] * (len(frames) - len(self._requested))
 
-    def rest(self) -> list[WorkerBatch]:
+    def pop_finished(self) -> list[WorkerBatch]:
         """Removes and returns the batches that were made and are not delivered yet."""
         parts = []
-        while (part := self._taken(self.pool.take_batch())) is not None:
+        while (part := self._counted(self.pool.pop_batch())) is not None:
             parts.append(part)
         return parts
 
@@ -74,9 +74,9 @@ class Scheduler(ABC):
         return self.pool.request_batch(index, place, random, breakable)
 
     def _next(self, timeout: float | None = None) -> WorkerBatch | None:
-        return self._taken(self.pool.next_batch(timeout))
+        return self._counted(self.pool.next_batch(timeout))
 
-    def _taken(self, part: WorkerBatch | None) -> WorkerBatch | None:
+    def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
         if part is not None:
             self._requested[part.index] -= 1
             self.frames_under_way -= self.frames[part.index]
@@ -111,8 +111,8 @@ class SyncScheduler(Scheduler):
         return sorted(parts, key=lambda part: part.index)
 
     @override
-    def rest(self) -> list[WorkerBatch]:
-        parts, self._made = [*self._made, *super().rest()], []
+    def pop_finished(self) -> list[WorkerBatch]:
+        parts, self._made = [*self._made, *super().pop_finished()], []
         return parts
 
     def _request_all(self, random: bool) -> set[int]:
@@ -190,9 +190,9 @@ class AsyncScheduler(Scheduler):
         return [part]
 
     @override
-    def rest(self) -> list[WorkerBatch]:
+    def pop_finished(self) -> list[WorkerBatch]:
         self.frames_under_way -= sum(part.answer.frames for part in self._made)
-        parts, self._made = [*self._made, *super().rest()], []
+        parts, self._made = [*self._made, *super().pop_finished()], []
         if self.bound is not None:
             for part in parts:
                 self.bound.delivered(part.answer.number)

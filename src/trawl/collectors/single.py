@@ -182,8 +182,8 @@ class Collector(RolloutCollector):
                 raise TypeError(
                     f"policy_factory must return a policy, but {factory!r} returned None"
                 )
-        _tell(policy, self)
-        _tell(self.env, self)
+        _register(policy, self)
+        _register(self.env, self)
         give_specs(policy, self.env)
         trusted = config.trust_policy
         if trusted is None:
@@ -227,7 +227,7 @@ class Collector(RolloutCollector):
         self.env = self._make_env()
         if self.env_device is not None:
             self.env = self.env.to(self.env_device)
-        _tell(self.env, self)
+        _register(self.env, self)
         self._add_transforms()
         if self._seed is not None:
             seed, static, before = self._seed
@@ -391,7 +391,7 @@ class Collector(RolloutCollector):
         )
 
 
-def _tell(target: Any, collector: Collector) -> None:
+def _register(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
         register(collector)

@@ -63,7 +63,7 @@ class TrajectoryBatcher:
     def _source(self, worker: int, order: float) -> Hashable:
         return worker, bisect_left(self._loads, order)
 
-    def take(self) -> TensorDictBase:
+    def pop_batch(self) -> TensorDictBase:
         """Returns a batch of whole trajectories; call it only if :attr:`ready`."""
         self.delivered += self._each
         return join(self._assembler.take(self._each), self._layout)
@@ -77,7 +77,7 @@ class TrajectoryBatcher:
             self.delivered += len(group)
             self.written += len(joined)
 
-    def like(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
+    def template(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
         """Returns a batch of trajectories with the entries of a batch of frames.
 
         Args:

@@ -155,7 +155,7 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                doubts=tuple(writer.warnings),
+                warnings=tuple(writer.warnings),
             )
         )
 

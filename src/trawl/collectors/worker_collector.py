@@ -190,8 +190,8 @@ class WorkerCollector(WorkerControl):
             if self._backend.isolated and not isinstance(error, WorkerError):
                 check_sendable(map(self._spec, self._pool.slots))
             raise
-        for doubt in dict.fromkeys(doubt for one in ready for doubt in one.doubts):
-            warn(doubt)
+        for text in dict.fromkeys(text for one in ready for text in one.warnings):
+            warn(text)
         self._setups.warn_of_rounding(ready)
         self._warn_of_remainders()
 
@@ -333,7 +333,7 @@ class WorkerCollector(WorkerControl):
     def _count_written(self) -> None:
         """Counts batches that workers wrote into the replay buffer, beyond those asked for."""
         if "_scheduler" in vars(self):
-            rest = self._scheduler.rest()
+            rest = self._scheduler.pop_finished()
             if self._workers_write:
                 self._count(rest)
                 self._batches += len(rest)
@@ -419,7 +419,7 @@ class WorkerCollector(WorkerControl):
         try:
             if self._background is not None and not self.closed:
                 # The background thread waits for workers, and ends when they do.
-                self._background.let_go()
+                self._background.request_stop()
                 self._close(close_env)
         except Exception:
             if raise_on_error:

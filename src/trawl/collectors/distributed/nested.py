@@ -70,10 +70,10 @@ class NestedService(CollectorService):
         self._name_writes(request)
         batch = collector.next()
         if batch is None:
-            return self._told(request, collector._frames - before, None)
+            return self._answer_to(request, collector._frames - before, None)
         self._number(batch)
         frames = count_frames(batch, batch.shape[-1])
-        return self._told(request, frames, *fold(batch))
+        return self._answer_to(request, frames, *fold(batch))
 
     def _number(self, batch: TensorDictBase) -> None:
         ids = batch.get(TRAJ_IDS, None)
@@ -97,8 +97,8 @@ class NestedService(CollectorService):
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
         return {**pool.slots[0].facts, **own, "worker_restarts": pool.restarts}
 
-    def _told(
-        self, request: CollectRequest, frames: int, batch: bytes | None, beside: Sequence[Any] = ()
+    def _answer_to(
+        self, request: CollectRequest, frames: int, batch: bytes | None, buffers: Sequence[Any] = ()
     ) -> BatchReady:
         collector = self.collector
         return BatchReady(
@@ -109,7 +109,7 @@ class NestedService(CollectorService):
             weights=self._updates,
             trajectory=self._next,
             batch=batch,
-            beside=beside,
+            buffers=buffers,
             facts=self._facts(),
             random=request.random,
         )

@@ -344,7 +344,7 @@ class Evaluator:
         Raises:
             Exception: the error of the evaluation.
         """
-        return self._results.take(None if timeout is None else check_seconds("timeout", timeout))
+        return self._results.pop(None if timeout is None else check_seconds("timeout", timeout))
 
     # --- state
 

@@ -37,7 +37,7 @@ class PendingResults:
                 self._futures.popleft()
             self._futures.append(future)
 
-    def take(self, timeout: float | None) -> EvaluationResult | None:
+    def pop(self, timeout: float | None) -> EvaluationResult | None:
         """Waits for the next result, and returns it.
 
         Args:
