@@ -121,8 +121,17 @@ class GymEnv(TensorDictEnv):
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         self.device = None if device is None else torch.device(device)
-        self.is_closed = False
         self.categorical_action_encoding = categorical_action_encoding
+        self._seed: tuple[int, bool] | None = None  # of the last set_seed()
+        self._seeds: list[int] | None = None
+        self._rebuilds = 0  # since the last set_seed()
+        self._begun: TensorDict | None = None  # observations of the reset after a failure
+        self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
+        self._describe_spaces(autoreset_mode)
+
+    def _describe_spaces(self, autoreset_mode: AutoresetMode | str | None) -> None:
+        """Sets the batch size, codecs and specs of the simulator, and adapts a vector one."""
+        categorical = self.categorical_action_encoding
         batched = is_vector_env(self.env)
         if autoreset_mode is not None and not batched:
             raise TypeError(
@@ -131,8 +140,8 @@ class GymEnv(TensorDictEnv):
             )
         self.batch_size = torch.Size([self.env.num_envs] if batched else [])
         observed, acted = single_spaces(self.env, batched)
-        self.observation_codec = SpaceCodec(observed, "observation", categorical_action_encoding)
-        self.action_codec = SpaceCodec(acted, "action", categorical_action_encoding)
+        self.observation_codec = SpaceCodec(observed, "observation", categorical)
+        self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
         self.vector: VectorAdapter | None = (
             adapt(self.env, self.observation_codec, autoreset_mode) if batched else None
@@ -140,11 +149,6 @@ class GymEnv(TensorDictEnv):
         place = self.device or "cpu"
         self.full_observation_spec = self.observation_codec.composite(self.batch_size).to(place)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(place)
-        self._seed: tuple[int, bool] | None = None  # of the last set_seed()
-        self._seeds: list[int] | None = None
-        self._rebuilds = 0  # since the last set_seed()
-        self._begun: TensorDict | None = None  # observations of the reset after a failure
-        self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
 
     @property
     def name(self) -> str:
