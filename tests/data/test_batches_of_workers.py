@@ -10,13 +10,13 @@ from trawl.testing import NumberedEnv
 LENGTHS = [3, 1, 4, 7]
 
 
-def collector(sync, lanes, **options):
-    def make(worker, lane):
-        return lambda: NumberedEnv(number=10 * worker + lane, lengths=LENGTHS)
+def collector(sync, num_envs, **options):
+    def make(worker, index):
+        return lambda: NumberedEnv(number=10 * worker + index, lengths=LENGTHS)
 
-    envs = [[make(worker, lane) for lane in range(lanes)] for worker in range(2)]
+    envs = [[make(worker, index) for index in range(num_envs)] for worker in range(2)]
     return MultiCollector(
-        envs if lanes > 1 else [env for (env,) in envs],
+        envs if num_envs > 1 else [env for (env,) in envs],
         sync=sync,
         frames_per_batch=20,
         total_frames=400,
@@ -25,14 +25,14 @@ def collector(sync, lanes, **options):
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("num_envs", [1, 2])
 @pytest.mark.parametrize("how", [None, 0, -1])
-def test_trajectories_are_whole(sync, lanes, how, tmp_path):
+def test_trajectories_are_whole(sync, num_envs, how, tmp_path):
     if how is not None and not sync:
         pytest.skip("one worker's batch has one layout")
     assembler, stats = TrajectoryAssembler(workers=2), EpisodeStats()
     with (
-        collector(sync, lanes, cat_results=how) as source,
+        collector(sync, num_envs, cat_results=how) as source,
         MemmapSink(tmp_path / "d") as sink,
     ):
         for batch in source:
@@ -50,7 +50,7 @@ def test_trajectories_are_whole(sync, lanes, how, tmp_path):
         assert len(trajectory) == LENGTHS[episode % len(LENGTHS)]
         assert trajectory["observation"][:, 2].tolist() == list(range(len(trajectory)))
         assert (trajectory["observation"][:, 1] == episode).all()
-    assert set(by_env) == {10 * worker + lane for worker in range(2) for lane in range(lanes)}
+    assert set(by_env) == {10 * worker + index for worker in range(2) for index in range(num_envs)}
     assert all(found == list(range(len(found))) for found in by_env.values())
     again = EpisodeStats()
     again.update(load(tmp_path / "d"))

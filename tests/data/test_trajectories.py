@@ -12,16 +12,16 @@ from trawl.data.trajectories import TrajectoryAssembler, join
 
 
 def batches(lengths: list[list[int]], steps: int) -> list[TensorDict]:
-    """Batches of one lane for each list, which holds the lengths of the lane's episodes."""
-    total = min(sum(lane) for lane in lengths) // steps * steps
+    """Batches of one row for each list, which holds the lengths of the row's episodes."""
+    total = min(sum(row) for row in lengths) // steps * steps
     ids = torch.zeros(len(lengths), total, dtype=torch.int64)
     done = torch.zeros(len(lengths), total, 1, dtype=torch.bool)
-    for lane, episodes in enumerate(lengths):
+    for row, episodes in enumerate(lengths):
         start = 0
         for number, length in enumerate(episodes):
-            ids[lane, start : start + length] = 1000 * lane + number
+            ids[row, start : start + length] = 1000 * row + number
             if start + length <= total:
-                done[lane, start + length - 1] = True
+                done[row, start + length - 1] = True
             start += length
     step = torch.arange(total).expand(len(lengths), total)
     whole = TensorDict(
@@ -40,14 +40,14 @@ def test_every_whole_trajectory_comes_out_once_and_in_order(
     assembler, ends = TrajectoryAssembler(), []
     for batch in batches(lengths, steps):
         assembler.add(batch)
-    total = min(sum(lane) for lane in lengths) // steps * steps
-    for lane, episodes in enumerate(lengths):
+    total = min(sum(row) for row in lengths) // steps * steps
+    for row, episodes in enumerate(lengths):
         start = 0
         for number, length in enumerate(episodes):
             if start + length <= total:
-                ends.append((start + length - 1, lane, 1000 * lane + number, start))
+                ends.append((start + length - 1, row, 1000 * row + number, start))
             start += length
-    # Ends come batch by batch, and within a batch step by step, lane by lane.
+    # Ends come batch by batch, and within a batch step by step, row by row.
     found = [
         (int(t["step"][-1]), int(t["collector", "traj_ids"][0]), int(t["step"][0]))
         for t in assembler.take()

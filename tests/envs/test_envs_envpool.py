@@ -36,12 +36,12 @@ def check(batch, before, limit=None):
     assert torch.equal(batch["next", "terminated"][..., 0], fallen)
     lasts = [before, *[batch[:, t] for t in range(batch.shape[1])]]
     for t in range(batch.shape[1]):
-        for lane in range(batch.shape[0]):
-            last = lasts[t] if lasts[t] is None else lasts[t][lane]
+        for index in range(batch.shape[0]):
+            last = lasts[t] if lasts[t] is None else lasts[t][index]
             if last is None or last["next", "done"]:
-                assert observation[lane, t].abs().max() <= 0.05
+                assert observation[index, t].abs().max() <= 0.05
             else:
-                assert torch.equal(observation[lane, t], last["next", "observation"])
+                assert torch.equal(observation[index, t], last["next", "observation"])
     if limit is not None:
         assert (batch["next", "step_count"] <= limit).all()
     return batch[:, -1]
@@ -67,10 +67,10 @@ def test_some_can_be_reset(pool):
         after = collector.next()
     begun = after["observation"][:, 0].abs().amax(-1) <= 0.05
     assert begun[[0, 2]].all()
-    for lane in (1, 3):
-        if not before["next", "done"][lane, -1]:
-            last = before["next", "observation"][lane, -1]
-            assert torch.equal(after["observation"][lane, 0], last)
+    for index in (1, 3):
+        if not before["next", "done"][index, -1]:
+            last = before["next", "observation"][index, -1]
+            assert torch.equal(after["observation"][index, 0], last)
     ids = [batch["collector", "traj_ids"] for batch in (before, after)]
     assert set(ids[0][[0, 2], -1].tolist()).isdisjoint(ids[1][[0, 2], 0].tolist())
 

@@ -101,11 +101,11 @@ def test_a_step_that_was_spent_on_resetting_is_known():
 
     env = SerialEnv(2, [lambda: vector(1), lambda: vector(3)])
     root = env.reset()
-    spent = []
+    masks = []
     for _ in range(3):
         _, root = env.step_and_maybe_reset(env.rand_action(root))
-        spent.append(env.autoreset_mask().flatten().tolist())
-    assert spent == [[False, False], [True, False], [False, False]]
+        masks.append(env.autoreset_mask().flatten().tolist())
+    assert masks == [[False, False], [True, False], [False, False]]
 
 
 def test_environments_that_spend_no_step_on_resetting_say_so():

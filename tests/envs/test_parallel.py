@@ -223,11 +223,11 @@ def test_a_step_that_was_spent_on_resetting_is_known(opened):
 
     env = opened(ParallelEnv, 2, [lambda: vector(1), lambda: vector(3)])
     root = env.reset()
-    spent = []
+    masks = []
     for _ in range(3):
         _, root = env.step_and_maybe_reset(env.rand_action(root))
-        spent.append(env.autoreset_mask().flatten().tolist())
-    assert spent == [[False, False], [True, False], [False, False]]
+        masks.append(env.autoreset_mask().flatten().tolist())
+    assert masks == [[False, False], [True, False], [False, False]]
     with pytest.raises(ValueError, match="SelfResettingVectorEnv can't"):
         Collector(env, frames_per_batch=2, max_frames_per_traj=2)
 

@@ -12,7 +12,7 @@ from trawl.observe import Episodes, EpisodeStats
 from trawl.observe.episodes import Moments
 
 
-def lanes(seed, count, steps):
+def numbered_rows(seed, count, steps):
     """Frames of environments side by side, with ids as collectors give them."""
     rng = np.random.default_rng(seed)
     done = rng.random((count, steps)) < 0.2
@@ -20,10 +20,10 @@ def lanes(seed, count, steps):
     ids = np.zeros((count, steps), np.int64)
     current, free = list(range(count)), count
     for step in range(steps):
-        for lane in range(count):
-            ids[lane, step] = current[lane]
-            if done[lane, step]:
-                current[lane], free = free, free + 1
+        for row in range(count):
+            ids[row, step] = current[row]
+            if done[row, step]:
+                current[row], free = free, free + 1
     return TensorDict(
         {
             ("collector", "traj_ids"): torch.from_numpy(ids),
@@ -38,7 +38,7 @@ def by_hand(batches):
     """Returns and lengths by id, one frame after the other."""
     open_, ended = {}, {}
     for batch in batches:
-        for frame in (batch[lane, step] for lane, step in np.ndindex(*batch.shape)):
+        for frame in (batch[row, step] for row, step in np.ndindex(*batch.shape)):
             key = int(frame["collector", "traj_ids"])
             total, length = open_.get(key, (0.0, 0))
             open_[key] = total + float(frame["next", "reward"]), length + 1
@@ -53,7 +53,7 @@ def by_hand(batches):
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
 )
 def test_episodes_are_those_counted_by_hand(seed, count, sizes):
-    data = lanes(seed, count, sum(sizes))
+    data = numbered_rows(seed, count, sum(sizes))
     batches = data.split(sizes, 1)
     stats = EpisodeStats()
     parts = [stats.update(batch) for batch in batches]
@@ -82,7 +82,7 @@ def _columns(episodes):
 
 
 def test_any_shape_gives_the_same():
-    data = lanes(0, 6, 20)
+    data = numbered_rows(0, 6, 20)
     whole, flat = EpisodeStats(), EpisodeStats()
     whole.update(data.reshape(2, 3, 20))
     flat.update(data.reshape(-1))
@@ -91,21 +91,21 @@ def test_any_shape_gives_the_same():
 
 
 def test_ends_are_counted_in_frames():
-    data = lanes(3, 1, 30)[0]
+    data = numbered_rows(3, 1, 30)[0]
     stats = EpisodeStats()
     found = Episodes.concatenate([stats.update(batch) for batch in data.split(7)])
     assert found.ends.tolist() == (data["next", "done"].flatten().nonzero() + 1).flatten().tolist()
 
 
 def test_episodes_come_in_the_order_of_their_ends():
-    found = EpisodeStats().update(lanes(3, 4, 30).transpose(0, 1))
+    found = EpisodeStats().update(numbered_rows(3, 4, 30).transpose(0, 1))
     assert (np.diff(found.ends) > 0).all()
     assert (np.diff(found.traj_ids) < 0).any()
 
 
 def test_a_trajectory_may_end_more_than_once_in_a_batch():
     """As with ``set_truncated``, where the id goes on after the end."""
-    data = lanes(0, 1, 6)[0]
+    data = numbered_rows(0, 1, 6)[0]
     data["collector", "traj_ids"].zero_()
     data["next", "reward"].fill_(1)
     data["next", "done"][:, 0] = torch.tensor([0, 1, 0, 0, 1, 0]).bool()
@@ -115,7 +115,7 @@ def test_a_trajectory_may_end_more_than_once_in_a_batch():
 
 
 def test_padding_counts_for_nothing():
-    data = lanes(5, 3, 10)
+    data = numbered_rows(5, 3, 10)
     padded = data.clone()
     padded["collector", "mask"] = torch.ones(3, 10, dtype=torch.bool)
     padded["collector", "mask"][:, 8:] = False
@@ -128,7 +128,7 @@ def test_padding_counts_for_nothing():
 
 
 def test_rows_without_trajectory_count_for_nothing():
-    data = lanes(5, 1, 10)[0]
+    data = numbered_rows(5, 1, 10)[0]
     data["collector", "traj_ids"][6:] = -1
     stats = EpisodeStats()
     stats.update(data)
@@ -140,7 +140,7 @@ def test_rows_without_trajectory_count_for_nothing():
 )
 def test_a_missing_entry_is_named(key):
     with pytest.raises(KeyError, match=key[1]):
-        EpisodeStats().update(lanes(0, 1, 3).exclude(key))
+        EpisodeStats().update(numbered_rows(0, 1, 3).exclude(key))
 
 
 # --- several agents
@@ -154,7 +154,7 @@ def grouped(groups, flags, dtype=torch.float32):
         flags: the groups that have flags of their own; without any, the environment has one.
         dtype: of the rewards.
     """
-    data = lanes(7, 2, 40)
+    data = numbered_rows(7, 2, 40)
     reward, done = data.pop(("next", "reward")), data.pop(("next", "done"))
     first = 0
     for group, count in groups.items():
@@ -183,7 +183,7 @@ def grouped(groups, flags, dtype=torch.float32):
     ids=["no group", "a group", "flags of agents", "groups", "flags of groups"],
 )
 def test_agents_have_the_mean_of_their_returns(groups, flags, dtype):
-    single = lanes(7, 2, 40)
+    single = numbered_rows(7, 2, 40)
     stats, expected = EpisodeStats(), EpisodeStats()
     batches = grouped(groups, flags, dtype).split(16, 1)
     for batch, one in zip(batches, single.split(16, 1), strict=True):
@@ -206,7 +206,7 @@ def test_a_missing_entry_of_agents_is_named(key):
 
 
 def test_recent_means_are_of_the_last_episodes():
-    data = lanes(2, 1, 60)[0]
+    data = numbered_rows(2, 1, 60)[0]
     stats = EpisodeStats(recent=3)
     found = stats.update(data)
     assert len(found) > 3

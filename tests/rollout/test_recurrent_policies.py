@@ -178,9 +178,9 @@ def test_torchrls_lstm_gives_what_it_gives_for_whole_episodes(batched):
     with Collector(source, policy, frames_per_batch=12) as collector:
         collected = torch.cat([collector.next() for _ in range(3)], -1)
     frames = collected if batched else collected.unsqueeze(0)
-    for lane in frames:
-        for trajectory in lane["collector", "traj_ids"].unique():
-            episode = lane[lane["collector", "traj_ids"] == trajectory]
+    for row in frames:
+        for trajectory in row["collector", "traj_ids"].unique():
+            episode = row[row["collector", "traj_ids"] == trajectory]
             with torch.no_grad():
                 features, _ = lstm.lstm(episode["observation"].unsqueeze(0))
             torch.testing.assert_close(episode["features"], features.squeeze(0))
