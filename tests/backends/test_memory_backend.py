@@ -3,6 +3,7 @@
 from backend_conformance import BackendConformance
 from memory_backend import MemoryCarrier, ThreadLauncher
 
+from trawl.backends.launch import LaunchPlan
 from trawl.backends.remote import RemoteBackend
 
 
@@ -12,6 +13,6 @@ class TestThreads(BackendConformance):
     kills_by_signal = False
 
     def new_backend(self):
-        found = RemoteBackend(ThreadLauncher(), MemoryCarrier())
+        found = RemoteBackend(LaunchPlan(ThreadLauncher()), MemoryCarrier())
         found.isolated = False
         return found

@@ -12,6 +12,7 @@ import pytest
 from backend_conformance import BackendConformance
 from distributed_parts import CLASSES, make
 
+from trawl.backends.launch import LaunchPlan
 from trawl.backends.launch_command import KEY, CommandLauncher
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
@@ -28,7 +29,7 @@ class TestCommandLauncher(BackendConformance):
     many = 3
 
     def new_backend(self):
-        return RemoteBackend(CommandLauncher(SHELL), ProcessGroupCarrier())
+        return RemoteBackend(LaunchPlan(CommandLauncher(SHELL)), ProcessGroupCarrier())
 
 
 def commanded(command, cls=CLASSES[0], **options):

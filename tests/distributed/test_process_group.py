@@ -2,7 +2,7 @@
 
 from backend_conformance import BackendConformance
 
-from trawl.backends.launch import LocalLauncher
+from trawl.backends.launch import LaunchPlan, LocalLauncher
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 
@@ -12,4 +12,4 @@ class TestProcessGroups(BackendConformance):
     many = 6
 
     def new_backend(self):
-        return RemoteBackend(LocalLauncher(), ProcessGroupCarrier())
+        return RemoteBackend(LaunchPlan(LocalLauncher()), ProcessGroupCarrier())

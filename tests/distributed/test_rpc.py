@@ -2,7 +2,7 @@
 
 from backend_conformance import BackendConformance
 
-from trawl.backends.launch import LocalLauncher
+from trawl.backends.launch import LaunchPlan, LocalLauncher
 from trawl.backends.remote import RemoteBackend
 from trawl.backends.rpc import RpcCarrier
 
@@ -13,4 +13,4 @@ class TestRpc(BackendConformance):
     patience = 15.0
 
     def new_backend(self):
-        return RemoteBackend(LocalLauncher(), RpcCarrier())
+        return RemoteBackend(LaunchPlan(LocalLauncher()), RpcCarrier())

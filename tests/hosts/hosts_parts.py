@@ -7,11 +7,10 @@ from functools import partial
 import cloudpickle
 from distributed_parts import policy
 
-from trawl.backends.launch import Launcher, Process
+from trawl.backends.launch import Launcher, LaunchPlan, Process
 from trawl.backends.remote_rank import run_rank_at
 from trawl.collectors import MultiSyncCollector
 from trawl.collectors.distributed import DistributedCollector
-from trawl.collectors.distributed.launchers import LaunchPlan
 
 
 def say(*words):

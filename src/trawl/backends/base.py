@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.memory import PrivateMemory
 
 
 class Port(ABC):
@@ -50,13 +51,13 @@ class Port(ABC):
                 raised here, and nothing is sent.
         """
 
-    @abstractmethod
     def memory(self, name: int) -> Any:
         """Returns the memory that was shared under ``name``, as a buffer.
 
         Raises:
             KeyError: if no memory is shared under that name.
         """
+        raise KeyError(name)
 
     @abstractmethod
     def interrupted(self) -> int:
@@ -130,12 +131,13 @@ class Worker(ABC):
                 raised here, and nothing is sent.
         """
 
-    @abstractmethod
-    def share(self, name: int, memory: Any) -> None:
-        """Lets the worker use memory of this backend under a name, until :meth:`forget`."""
+    def share(self, name: int, memory: Any) -> None:  # noqa: B027
+        """Lets the worker use memory of this backend under a name, until :meth:`forget`.
 
-    @abstractmethod
-    def forget(self, name: int) -> None:
+        Without shared memory, nothing happens.
+        """
+
+    def forget(self, name: int) -> None:  # noqa: B027
         """Removes the name. The worker releases the memory when nothing there uses it any more."""
 
     @abstractmethod
@@ -222,12 +224,13 @@ class Backend(ABC):
             RuntimeError: if no event can come, and there is no timeout.
         """
 
-    @abstractmethod
     def allocate(self, nbytes: int) -> Any:
         """Allocates memory that can be shared with workers: an object with a ``buffer``.
 
-        The memory has no name, and is freed when nothing refers to it any more.
+        The memory has no name, and is freed when nothing refers to it any more. Without shared
+        memory, workers have no access to it.
         """
+        return PrivateMemory(nbytes)
 
     @abstractmethod
     def close(self) -> None:

@@ -67,10 +67,6 @@ class InlineBackend(Backend):
         return events
 
     @override
-    def allocate(self, nbytes: int) -> PrivateMemory:
-        return PrivateMemory(nbytes)
-
-    @override
     def close(self) -> None:
         for worker in list(self._workers):
             worker.kill()

@@ -8,6 +8,7 @@ import select
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Death, Failed, Port, Service
 from trawl.backends.link import Address
+from trawl.backends.network import LOOPBACK
 from trawl.backends.process import ProcessBackend, ProcessWorker
 from trawl.backends.remote_rank import run_rank_at
 from trawl.backends.server_handle import ServerHandle
@@ -59,6 +61,28 @@ class Launcher(ABC):
 
     def close(self) -> None:  # noqa: B027 (there may be nothing)
         """Ends the processes that were started."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Launcher of workers, and the place where they meet this process.
+
+    Attributes:
+        launcher: starts the workers' processes.
+        host: address of this machine at which workers find the store.
+        port: port of the store; None for any that is free.
+        prefix: prefix of the names in the store.
+        store: True if this process makes the store; False if it exists already.
+        secret: the secret from which the workers' keys are derived; by default random. It must be
+            given if the launcher can't pass the keys to the workers.
+    """
+
+    launcher: Launcher
+    host: str = LOOPBACK
+    port: int | None = None
+    prefix: str = "trawl"
+    store: bool = True
+    secret: bytes | None = field(default=None, repr=False)
 
 
 class LocalLauncher(Launcher):

@@ -324,9 +324,5 @@ class _RayLoop(WorkerLoop):
             self.put(frame)
 
     @override
-    def memory(self, name: int) -> Any:
-        raise KeyError(name)
-
-    @override
     def interrupted(self) -> int:
         return self._interruption[0]

@@ -25,7 +25,6 @@ from trawl.backends.listener import Listener
 from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Placement
 from trawl.backends.ray_handle import actor_class
-from trawl.memory import PrivateMemory
 
 # Most calls with messages for an actor that may be under way at a time. Messages that are sent
 # meanwhile go together, when one of these calls has returned.
@@ -233,11 +232,6 @@ class RayBackend(Backend):
         self._events.append(Death(worker, reason, expected))
 
     @override
-    def allocate(self, nbytes: int) -> Any:
-        # Actors have no shared memory that they could write to.
-        return PrivateMemory(nbytes)
-
-    @override
     def close(self) -> None:
         if self._owner != os.getpid():
             # This is a copy of the backend in a forked process, which does not own the workers.
@@ -443,14 +437,6 @@ class RayWorker(Worker):
         with self._lock:
             self._under_way -= 1
         self._deliver()
-
-    @override
-    def share(self, name: int, memory: Any) -> None:
-        pass
-
-    @override
-    def forget(self, name: int) -> None:
-        pass
 
     @override
     def interrupt(self, number: int) -> None:

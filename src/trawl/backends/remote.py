@@ -34,12 +34,11 @@ from trawl.backends.frames import (
     Request,
     pack,
 )
-from trawl.backends.launch import Launcher, Process
+from trawl.backends.launch import LaunchPlan, Process
 from trawl.backends.link import GONE, STATE, Address, hosted_store
 from trawl.backends.listener import Listener
-from trawl.backends.network import LOOPBACK, is_loopback, own_address
+from trawl.backends.network import is_loopback, own_address
 from trawl.backends.remote_rank import RENDEZVOUS
-from trawl.memory import PrivateMemory
 
 # Seconds to wait for messages from before the end of a process; its children may keep its
 # connection open.
@@ -56,16 +55,10 @@ class RemoteBackend(Backend):
     Large arrays in messages to workers are not copied: the caller must not change them later.
 
     Args:
-        launcher: starts the workers' processes; this object closes it.
+        plan: the launcher, which this object closes, and the place where workers meet it.
         carrier: brings the workers' messages; this object closes it.
-        host: address of this machine at which workers find the store.
-        port: port of the store; None for any that is free.
         timeout: seconds that a worker may take to join.
-        prefix: prefix of the names in the store.
-        store: True if this process makes the store; False if it exists already.
         link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
-        secret: the secret from which the workers' keys are derived; by default random. It must be
-            given if the launcher can't pass the keys to the workers.
     """
 
     shares_memory = False
@@ -73,18 +66,13 @@ class RemoteBackend(Backend):
 
     def __init__(
         self,
-        launcher: Launcher,
+        plan: LaunchPlan,
         carrier: Carrier,
-        host: str = LOOPBACK,
-        port: int | None = None,
         timeout: float = 300.0,
-        prefix: str = "trawl",
-        store: bool = True,
         link_timeout: float | None = None,
-        secret: bytes | None = None,
     ) -> None:
-        self.launcher, self.carrier = launcher, carrier
-        self._secret = os.urandom(KEY_BYTES) if secret is None else secret
+        self.launcher, self.carrier = plan.launcher, carrier
+        self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
         # Those whose messages are received, or were.
         self._started: list[RemoteWorker] = []
@@ -93,12 +81,13 @@ class RemoteBackend(Backend):
         self._events: deque[tuple[RemoteWorker, Frame | Death]] = deque()
         self._owner = os.getpid()
         self._store: Any = None
-        if store:
-            self._store, port = hosted_store(host, port or 0, timeout)
-        self._address = Address(host, port or 0, timeout, prefix)
+        port = plan.port or 0
+        if plan.store:
+            self._store, port = hosted_store(plan.host, port, timeout)
+        self._address = Address(plan.host, port, timeout, plan.prefix)
         if self._store is None:
             self._store = self._address.client()
-        self.listener = Listener(own_address(host, self.port))
+        self.listener = Listener(own_address(plan.host, port))
         # There is no link to cut between this machine and itself.
         self.link_timeout = None if is_loopback(self.listener.host) else link_timeout
         try:
@@ -171,11 +160,6 @@ class RemoteBackend(Backend):
             self._events.popleft()
             found.append(event)
         return found
-
-    @override
-    def allocate(self, nbytes: int) -> PrivateMemory:
-        # Workers have no access to it.
-        return PrivateMemory(nbytes)
 
     @override
     def close(self) -> None:
@@ -286,14 +270,6 @@ class RemoteWorker(Worker):
     @override
     def send(self, content: Any) -> None:
         self.requests.send(pack(MESSAGE, Request(content, self._interruption, self._heard)))
-
-    @override
-    def share(self, name: int, memory: Any) -> None:
-        pass
-
-    @override
-    def forget(self, name: int) -> None:
-        pass
 
     @override
     def interrupt(self, number: int) -> None:

@@ -148,10 +148,6 @@ class Rank(WorkerLoop):
             self._outlet.send(frame)
 
     @override
-    def memory(self, name: int) -> Any:
-        raise KeyError(name)
-
-    @override
     def interrupted(self) -> int:
         return self._interruption[0]
 

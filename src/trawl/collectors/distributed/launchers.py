@@ -6,12 +6,11 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trawl.backends.authentication import KEY_BYTES, derived_key
-from trawl.backends.launch import Launcher, LocalLauncher, OutsideLauncher
+from trawl.backends.launch import LaunchPlan, LocalLauncher, OutsideLauncher
 from trawl.backends.launch_command import CommandLauncher
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor, folder_of
 from trawl.backends.link import Address
@@ -27,29 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
-    """Rendezvous of workers with their driver.
-
-    Attributes:
-        launcher: starts the workers.
-        host: address of the driver.
-        port: port of the driver; None for any free one.
-        prefix: prefix of names in the store.
-        store: whether the driver has to create the store.
-        secret: secret from which the workers' keys are derived, if the launcher can't bring them.
-    """
-
-    launcher: Launcher
-    host: str
-    port: int | None = None
-    prefix: str = "trawl"
-    store: bool = True
-    secret: bytes | None = field(default=None, repr=False)
-
-
 def launch_plan(options: RemoteOptions, count: int) -> LaunchPlan:
-    """Returns the rendezvous of ``count`` workers that the options ask for."""
+    """Returns the launcher of ``count`` workers, and their rendezvous, as the options say."""
     if options.outside:
         return _outside(options, count)
     if options.launcher == "mp":

@@ -9,12 +9,12 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.carrier import Carrier
-from trawl.backends.network import LOOPBACK
+from trawl.backends.launch import LaunchPlan
 from trawl.backends.process_group import ProcessGroupCarrier
 from trawl.backends.remote import RemoteBackend
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.distributed.cluster import ClusterCollector, ClusterOptions
-from trawl.collectors.distributed.launchers import LaunchPlan, launch_plan
+from trawl.collectors.distributed.launchers import launch_plan
 from trawl.collectors.distributed.process_group_config import (
     DistributedArguments,
     DistributedOptions,
@@ -41,26 +41,17 @@ class RemoteCollector(ClusterCollector):
         self._warn_of_random_frames()
 
     @abstractmethod
-    def _new_carrier(self, place: LaunchPlan) -> Carrier:
-        """Returns the carrier of messages of workers that meet this process at ``place``."""
+    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
+        """Returns the carrier of messages of workers that meet this process as planned."""
 
     @override
     def _new_backend(self) -> Backend:
         return self._backend_at(launch_plan(self.remote, self.num_workers))
 
-    def _backend_at(self, place: LaunchPlan) -> Backend:
-        """Returns the backend of workers that meet this process at ``place``."""
-        return RemoteBackend(
-            place.launcher,
-            self._new_carrier(place),
-            place.host or LOOPBACK,
-            place.port,
-            self.remote.timeout,
-            place.prefix,
-            place.store,
-            self.remote.link_timeout,
-            place.secret,
-        )
+    def _backend_at(self, plan: LaunchPlan) -> Backend:
+        """Returns the backend of workers that meet this process as planned."""
+        carrier = self._new_carrier(plan)
+        return RemoteBackend(plan, carrier, self.remote.timeout, self.remote.link_timeout)
 
     @property
     @override
@@ -114,7 +105,7 @@ class DistributedCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _new_carrier(self, place: LaunchPlan) -> Carrier:
+    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
         return ProcessGroupCarrier()
 
     @override

@@ -10,12 +10,12 @@ from typing import Any
 from typing_extensions import override
 
 from trawl.backends.carrier import Carrier
-from trawl.backends.network import LOOPBACK, is_loopback, own_address
+from trawl.backends.launch import LaunchPlan
+from trawl.backends.network import is_loopback, own_address
 from trawl.backends.rpc import RpcCarrier
 from trawl.collectors.arguments import accepts, describe
 from trawl.collectors.config import warn
 from trawl.collectors.distributed.cluster import ClusterArguments
-from trawl.collectors.distributed.launchers import LaunchPlan
 from trawl.collectors.distributed.process_group import RemoteCollector
 from trawl.collectors.distributed.process_group_config import RemoteOptions
 from trawl.weight_update.messages import RPCWeightSyncScheme
@@ -119,12 +119,12 @@ class RPCCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
-    def _new_carrier(self, place: LaunchPlan) -> Carrier:
-        host = place.host or LOOPBACK
-        if not is_loopback(own_address(host, place.port or 0)):
+    def _new_carrier(self, plan: LaunchPlan) -> Carrier:
+        if not is_loopback(own_address(plan.host, plan.port or 0)):
             warn(
-                f"torch.distributed.rpc requires no key: anybody who can reach its port at {host} "
-                "can run code as this user. DistributedCollector does the same without RPC"
+                "torch.distributed.rpc requires no key: anybody who can reach its port at "
+                f"{plan.host} can run code as this user. DistributedCollector "
+                "does the same without RPC"
             )
         return RpcCarrier(self.remote.agent)
 
