@@ -40,9 +40,6 @@ ExplorationKind: TypeAlias = (
 )
 
 
-# --- checks of single options
-
-
 def _total(_: str, value: Any) -> int:
     """Returns a number of frames; -1 for no limit."""
     endless = value is None or value == math.inf

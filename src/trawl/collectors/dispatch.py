@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from contextvars import copy_context
 from dataclasses import fields
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from trawl.checks import check_bool
@@ -17,7 +18,15 @@ _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _PROCESS = ("process", "multiprocessing")
 _RAY = "ray"
 _REMOTE = ("rpc", "distributed", "submitit")
-_ELSEWHERE = ("process", _RAY, *_REMOTE)
+# The class of each backend's collectors. They are named, not imported: their modules import
+# ``Collector``, which imports this one.
+_CLASSES = {
+    "process": "trawl.collectors.multi:MultiCollector",
+    _RAY: "trawl.collectors.distributed.ray:RayCollector",
+    "rpc": "trawl.collectors.distributed.rpc:RPCCollector",
+    "distributed": "trawl.collectors.distributed.process_group:DistributedCollector",
+    "submitit": "trawl.collectors.distributed.process_group:DistributedCollector",
+}
 _RESERVED = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
@@ -57,8 +66,8 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
         source = " (chosen by an enclosing torchrl.service_backend)"
     if backend is None:
         backend = DIRECT if count is None else "process"
-    if backend not in (DIRECT, *_PROCESS, *_ELSEWHERE):
-        names = ", ".join(map(repr, (DIRECT, *_ELSEWHERE)))
+    if backend not in (DIRECT, *_PROCESS, *_CLASSES):
+        names = ", ".join(map(repr, (DIRECT, *_CLASSES)))
         raise ValueError(f"backend {backend!r}{source} is unknown; there are {names}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
@@ -125,27 +134,8 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
                 f"backend='submitit' and backend_options['launcher']={extra['launcher']!r} "
                 "contradict each other"
             )
-    cls = _class_of(backend)
+    cls = resolve_name(_CLASSES[backend])
     return cls(factories, own.pop("policy", None), sync=sync, **own, **extra)
-
-
-def _class_of(backend: str) -> Any:
-    """Returns the class of a backend's collectors.
-
-    The imports are local because these modules import ``Collector``, which imports this module.
-    """
-    if backend == _RAY:
-        from trawl.collectors.distributed.ray import RayCollector
-
-        return RayCollector
-    if backend in _REMOTE:
-        from trawl.collectors.distributed.process_group import DistributedCollector
-        from trawl.collectors.distributed.rpc import RPCCollector
-
-        return RPCCollector if backend == "rpc" else DistributedCollector
-    from trawl.collectors.multi import MultiCollector
-
-    return MultiCollector
 
 
 def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:

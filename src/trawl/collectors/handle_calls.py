@@ -27,16 +27,9 @@ _REFUSED = {
 }
 
 
-def methods_of(kind: Any) -> list[str]:
-    """Returns the names of the public methods of a class of collectors.
-
-    Args:
-        kind: the class; or a function that makes a collector, which stands for ``Collector``.
-    """
-    from trawl.collectors.single import Collector
-
-    owner = kind if isinstance(kind, type) else Collector
-    found = inspect.getmembers(owner, inspect.isfunction)
+def methods_of(kind: type) -> list[str]:
+    """Returns the names of the public methods of a class of collectors."""
+    found = inspect.getmembers(kind, inspect.isfunction)
     return [name for name, _ in found if not name.startswith("_")]
 
 

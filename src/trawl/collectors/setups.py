@@ -1,4 +1,4 @@
-"""What each worker of a collector is made of, and the state that its replacement begins with."""
+"""Setup of each worker: its parts, and the state that a replacement begins with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ID_BITS = 40
 
 @dataclass
 class WorkerSetup:
-    """What a worker is made of, and the state that its replacement begins with.
+    """Parts of a worker, and the state that a replacement begins with.
 
     Attributes:
         create_env_fn: source of its environment.

@@ -24,6 +24,7 @@ from trawl.collectors.distributed.cluster import ClusterCollector, each
 from trawl.collectors.distributed.ray_config import RayArguments, RayOptions
 from trawl.collectors.distributed.sharing import check_added
 from trawl.collectors.handle_calls import methods_of
+from trawl.collectors.single import Collector
 from trawl.envs.types import is_list
 from trawl.weight_update.ray import RayWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
@@ -94,11 +95,12 @@ class RayCollector(ClusterCollector):
     @override
     def _new_backend(self) -> Backend:
         self._remote = self.remote.remote(self.num_workers)
+        kind = self.remote.kind
         return RayBackend(
             self._remote,
             self.remote.placement_timeout,
             in_step=self.sync,
-            methods=methods_of(self.remote.kind),
+            methods=methods_of(kind if isinstance(kind, type) else Collector),
         )
 
     @override

@@ -51,7 +51,7 @@ class Setup:
         collector_class: the collector of each worker.
         options: more options of the collector.
         keep: whether whole trajectories are needed.
-        record: whether videos are made.
+        dump_video: whether videos are made.
 
     Raises:
         ValueError: for a number that is out of range, or an environment that does not fit the
@@ -74,7 +74,7 @@ class Setup:
     collector_class: type[Collector] = Collector
     options: Mapping[str, Any] = field(default_factory=dict)
     keep: bool = False
-    record: bool = True
+    dump_video: bool = option(True, lambda _, value: bool(value))
 
     def __post_init__(self) -> None:
         validate(self)
@@ -151,10 +151,9 @@ class EvaluationEngine:
 
     def _run_once(self, collector: BaseCollector, seed: int, step: int) -> Measured:
         setup, began = self.setup, time.perf_counter()
-        reader = EpisodeReader(
-            setup.num_trajectories, setup.reward_keys, setup.done_keys, setup.keep
-        )
-        begin = (seed, setup.num_workers, setup.num_trajectories, setup.record, not setup.threaded)
+        count, record = setup.num_trajectories, setup.dump_video
+        reader = EpisodeReader(count, setup.reward_keys, setup.done_keys, setup.keep)
+        begin = (seed, setup.num_workers, count, record, not setup.threaded)
         collector.map_fn("begin_evaluation", [begin] * setup.num_workers)
         while not reader.complete:
             self._check_stop()
@@ -164,7 +163,7 @@ class EvaluationEngine:
             self._check_stop()
             reader.add(batch)
         seconds = time.perf_counter() - began
-        videos = collector.map_fn("end_evaluation", [(step, setup.record)] * setup.num_workers)
+        videos = collector.map_fn("end_evaluation", [(step, record)] * setup.num_workers)
         trajectories = reader.trajectories() if setup.keep else None
         video = next((video for video in videos if video is not None), None)
         return Measured(reader.result(seed), trajectories, video, seconds, reader.frames)

@@ -15,11 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
-from trawl.checks import check_bool
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
-    check_order,
-    check_policy,
+    check_policies,
     collector_options,
     place,
 )
@@ -143,9 +141,7 @@ class Evaluator:
         num_workers: int = 1,
         seed: int | None = 0,
     ) -> None:
-        check_bool("dump_video", dump_video)
-        check_order(env, policy)
-        check_policy(policy, policy_factory)
+        check_policies(env, policy, policy_factory)
         self.busy_policy = one_of("skip", "error", "queue")("busy_policy", busy_policy)
         kind, self.backend = place(backend, collector_cls, weight_sync_schemes)
         self.policy, self.log_prefix = policy, log_prefix
@@ -171,7 +167,7 @@ class Evaluator:
             collector_class=kind,
             options=options,
             keep=metrics_fn is not None,
-            record=bool(dump_video),
+            dump_video=dump_video,
         )
         self.num_trajectories = setup.num_trajectories
         self._steps, self._lock, self._results = 0, threading.Lock(), PendingResults()

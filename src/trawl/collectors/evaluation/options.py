@@ -54,7 +54,7 @@ _OWN = frozenset(
 )
 
 
-def check_order(env: Any, policy: Any) -> None:
+def _check_order(env: Any, policy: Any) -> None:
     """Refuses an environment and a policy in the wrong order.
 
     Raises:
@@ -76,13 +76,14 @@ def check_order(env: Any, policy: Any) -> None:
         )
 
 
-def check_policy(policy: Any, policy_factory: Any) -> None:
-    """Refuses an evaluator that has no policy, or two.
+def check_policies(env: Any, policy: Any, policy_factory: Any) -> None:
+    """Refuses an evaluator that has no policy, or two, or whose first arguments are swapped.
 
     Raises:
         ValueError: if not exactly one of them is given.
-        TypeError: if the factory can't be called, or is a policy.
+        TypeError: if the factory can't be called or is a policy, or ``env`` is a policy.
     """
+    _check_order(env, policy)
     if (policy is None) == (policy_factory is None):
         what = "neither is" if policy is None else "both are"
         raise ValueError(f"give either policy or policy_factory: {what} given")
