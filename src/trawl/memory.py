@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
 # In bytes: a cache line, which is wide enough for every SIMD load.
 ALIGNMENT = 64
 

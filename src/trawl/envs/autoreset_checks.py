@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from trawl.envs.autoreset import is_plain, keeps_zero_rewards, shows_observations
 from trawl.envs.outcomes import Outcome
-from trawl.envs.spaces import Array, SpaceCodec
-
-Mask = NDArray[np.bool_]
+from trawl.envs.spaces import SpaceCodec
+from trawl.memory import Array, Mask
 
 # Keys of the last observation in the info, since Gymnasium 1.1 and before it.
 _FINAL = ("final_obs", "final_observation")

@@ -24,10 +24,10 @@ from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
-from trawl.envs.outcomes import flag_of, reward_of
+from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
-from trawl.envs.spaces import Array, SpaceCodec
+from trawl.envs.spaces import SpaceCodec
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
@@ -38,11 +38,10 @@ from trawl.envs.step_buffers import (
 )
 from trawl.errors import RESETTING, add_note, resetting
 from trawl.keys import Key, as_key
+from trawl.memory import Array
 
 STEP, MESSAGE = b"s", b"m"
 BUFFERS = 1
-
-_RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
 
 
 class WakeupHandles:
@@ -328,7 +327,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
             write_begun(obs)
         except Exception as error:
-            add_note(error, f"{RESETTING} {env!r}; {_RESET_GIVES}")
+            add_note(error, f"{RESETTING} {env!r}; {RESET_GIVES}")
             raise
 
     def step(eager: bool) -> None:

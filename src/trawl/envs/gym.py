@@ -189,10 +189,18 @@ class GymEnv(TensorDictEnv):
             seed = next_seed(seed, static_seed)
         return seed
 
-    def track_masks(self, info: Any) -> None:
-        """Keeps action masks from now on, if the ``info`` of a reset has one."""
-        if MASK_KEY in info and self.vector is None and self._masks is None:
+    def begin_episode(self, **kwargs: Any) -> Any:
+        """Resets a simulator that is no vector environment, and returns its observation.
+
+        If the ``info`` has an action mask, masks are kept from now on.
+        """
+        seeds = self.pop_seeds()
+        if seeds is not None:
+            kwargs.setdefault("seed", seeds[0])
+        obs, info = self.env.reset(**kwargs)
+        if MASK_KEY in info and self._masks is None:
             self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+        return obs
 
     @override
     def action_mask(self) -> NDArray[Any] | None:
@@ -292,11 +300,7 @@ class GymEnv(TensorDictEnv):
 
     def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
-            seeds = self.pop_seeds()
-            if seeds is not None:
-                kwargs.setdefault("seed", seeds[0])
-            obs, info = self.env.reset(**kwargs)
-            self.track_masks(info)
+            obs = self.begin_episode(**kwargs)
             return self._observations(self.observation_codec.encode(obs))
         if mask is not None and (self._seeds is None or not mask.all()):
             return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))

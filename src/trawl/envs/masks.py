@@ -14,16 +14,14 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.specs import Binary, Categorical, Composite, MultiCategorical, MultiOneHot
+from trawl.memory import Array
 
 MASK_KEY = "action_mask"
-
-Array = NDArray[Any]
 
 
 def choices(spec: Any) -> list[int] | None:

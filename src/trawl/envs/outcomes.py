@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from trawl.memory import Array
+
+#: What Gymnasium's reset returns, for error messages.
+RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
 
 #: numpy's False, a singleton: it can be compared by identity.
 NO = np.False_

@@ -18,8 +18,7 @@ from trawl.backends.process import START_METHODS
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
-from trawl.envs.seeding import next_seed
-from trawl.envs.spaces import Array
+from trawl.envs.seeding import next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
@@ -30,9 +29,8 @@ from trawl.envs.step_buffers import (
 )
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.keys import DONE_KEYS, Key, as_key, nested, show_key
+from trawl.memory import Array, Mask
 from trawl.tensordicts import new_tensordict
-
-Mask = NDArray[np.bool_]
 
 
 class ParallelEnv(BatchedEnv):
@@ -225,9 +223,7 @@ class ParallelEnv(BatchedEnv):
             part = None if mask is None else mask.reshape(self.num_workers, -1)[index]
             if part is None or part.any():
                 calls[index] = (name, part, dict(kwargs))
-            if kwargs.get("seed") is not None:
-                # With one seed for all, the environments would give equal episodes.
-                kwargs["seed"] = next_seed(kwargs["seed"])
+            kwargs = next_kwargs(kwargs)
         return self._workers.call(calls)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,15 @@ def derive(seed: int, *path: str | int) -> int:
 def next_seed(seed: int, static_seed: bool = False) -> int:
     """Returns the seed of the next environment after ``seed`` (``seed`` itself if static)."""
     return seed if static_seed else derive(seed, "next")
+
+
+def next_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of ``reset`` for the next environment of a batch.
+
+    With one seed for all, the environments would give equal episodes.
+    """
+    seed = kwargs.get("seed")
+    return kwargs if seed is None else {**kwargs, "seed": next_seed(seed)}
 
 
 def check_seed(seed: object) -> int:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct
-from trawl.envs.seeding import next_seed
+from trawl.envs.seeding import next_kwargs
 from trawl.envs.types import EnvKwargs, EnvSources, is_list
 from trawl.envs.vector import VectorAdapter
 
@@ -122,9 +122,7 @@ class SerialEnv(BatchedEnv):
             else:
                 # Only the shape of this row is used.
                 results.append(env.fake_tensordict())
-            if kwargs.get("seed") is not None:
-                # With one seed for all, the environments would give equal episodes.
-                kwargs["seed"] = next_seed(kwargs["seed"])
+            kwargs = next_kwargs(kwargs)
         return self._join(results, list(self.full_observation_spec.keys()))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:

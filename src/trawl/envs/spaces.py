@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from numpy.typing import NDArray
 
 from trawl.envs.specs import (
     Binary,
     Bounded,
     Categorical,
     Composite,
-    Key,
     MultiCategorical,
     MultiOneHot,
     NonTensor,
@@ -30,9 +28,8 @@ from trawl.envs.specs import (
     Spec,
     Unbounded,
 )
-from trawl.keys import show_key
-
-Array = NDArray[Any]
+from trawl.keys import Key, show_key
+from trawl.memory import Array
 
 
 @dataclass(frozen=True)

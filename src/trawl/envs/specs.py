@@ -18,7 +18,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
-Key = tuple[str, ...]
+from trawl.keys import Key
 
 
 class Spec:

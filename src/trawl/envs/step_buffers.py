@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trawl.keys import Key
-from trawl.memory import aligned
-
-Array = NDArray[Any]
+from trawl.memory import Array, aligned
 
 # Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8

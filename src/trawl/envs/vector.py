@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
-from trawl.envs.spaces import Array, SpaceCodec
+from trawl.envs.spaces import SpaceCodec
+from trawl.memory import Array, Mask
 
-Mask = NDArray[np.bool_]
 Step = tuple[list[Array], Array, Array, Array]
 
 #: Environments that can restart sub-environments at any time, for error messages.

@@ -26,12 +26,13 @@ from trawl.keys import (
     next_of,
     show_key,
 )
+from trawl.memory import Array
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
 from trawl.rollout.array_restarts import make_stepper
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards, has_autoreset_steps
-from trawl.rollout.episodes import Array, EpisodeTracker, StartValue, StepArrays
+from trawl.rollout.episodes import EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.policy import Policy
 from trawl.rollout.slab import SlabPool

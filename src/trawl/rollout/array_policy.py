@@ -12,8 +12,9 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
 from trawl.keys import Key, as_key, show_key
+from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
-from trawl.rollout.block import Array, Block, as_array
+from trawl.rollout.block import Block, as_array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap

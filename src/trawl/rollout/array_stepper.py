@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from trawl.envs.gym import GymEnv
-from trawl.envs.outcomes import NO, flag_of, reward_of
-from trawl.envs.seeding import next_seed
-from trawl.envs.spaces import Array, SpaceCodec
+from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
+from trawl.envs.seeding import next_kwargs
+from trawl.envs.spaces import SpaceCodec
 from trawl.errors import add_note, resetting
 from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_of
+from trawl.memory import Array
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
-
-_RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
 
 
 class ArrayStepper(Protocol):
@@ -56,12 +55,8 @@ class SingleStepper(ArrayStepper):
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
         if mask is not None and not mask[0]:
             return
-        seeds = self.env.pop_seeds()
-        if seeds is not None:
-            kwargs.setdefault("seed", seeds[0])
-        with resetting(self.env, f"; {_RESET_GIVES}"):
-            obs, info = self.env.env.reset(**kwargs)
-            self.env.track_masks(info)
+        with resetting(self.env, f"; {RESET_GIVES}"):
+            obs = self.env.begin_episode(**kwargs)
             for index, value in enumerate(self._observed.encode(obs)):
                 view.next_obs[self._observed.keys[index]][0] = self._observed.checked(index, value)
 
@@ -160,9 +155,7 @@ class SerialStepper(ArrayStepper):
         for child, first in self._parts():
             part = None if mask is None else mask[first : first + child.num_envs]
             child.reset(view.part(first, child.num_envs), part, **kwargs)
-            if kwargs.get("seed") is not None:
-                # With one seed for all, the environments would give equal episodes.
-                kwargs["seed"] = next_seed(kwargs["seed"])
+            kwargs = next_kwargs(kwargs)
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.keys import Key
+from trawl.memory import Array
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.slab import Lease
 from trawl.tensordicts import tensordict_of
-
-Array = NDArray[Any]
 
 # A step of several environments writes one row for each of them, and in the delivered batch these
 # rows lie far apart. Small entries are therefore written side by side in separate memory, and

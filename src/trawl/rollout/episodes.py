@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trawl.keys import NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, next_of
-
-Array = NDArray[Any]
+from trawl.memory import Array
 
 NEVER = 2**62
 

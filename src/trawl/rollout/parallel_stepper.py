@@ -12,9 +12,10 @@ from trawl import keys
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.keys import MASK, Key, next_of
+from trawl.memory import Array
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import Array, EpisodeTracker, StepArrays
+from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
 class ParallelStepper(ArrayStepper):
