@@ -11,12 +11,12 @@ import threading
 import pytest
 from backend_parts import held_files
 
-from trawl.backends.ipc import Closed, IpcConnection, connection
+from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 
 
 @pytest.fixture
 def wires():
-    one, end = connection()
+    one, end = connection_pair()
     other = IpcConnection(end)
     yield one, other
     one.close()
@@ -153,8 +153,8 @@ def test_what_can_not_be_read_leaves_nothing(wires):
 def test_lost_descriptors_are_an_error():
     code = """
 import os, resource, socket
-from trawl.backends.ipc import IpcConnection, connection
-one, end = connection()
+from trawl.backends.ipc import IpcConnection, connection_pair
+one, end = connection_pair()
 other = IpcConnection(end)
 one.send("x", [0] * 20)
 free = os.dup(0)
@@ -173,9 +173,9 @@ except OSError as error:
 def test_a_signal_of_a_broken_pipe_ends_nothing():
     code = """
 import signal
-from trawl.backends.ipc import Closed, connection
+from trawl.backends.ipc import Closed, connection_pair
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-one, end = connection()
+one, end = connection_pair()
 end.close()
 try:
     one.send("x")
@@ -187,7 +187,7 @@ except Closed:
 
 def test_a_program_that_is_ended_while_it_sends():
     """What arrives is a beginning of what was sent, each message whole."""
-    one, end = connection()
+    one, end = connection_pair()
     code = f"""
 import socket
 from trawl.backends.ipc import IpcConnection
@@ -211,7 +211,7 @@ while True:
 
 
 def test_the_socket_keeps_messages_apart():
-    one, end = connection()
+    one, end = connection_pair()
     with end:
         assert end.type == socket.SOCK_SEQPACKET
     one.close()

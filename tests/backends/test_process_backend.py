@@ -526,7 +526,7 @@ def test_events_that_an_interruption_left(backend, monkeypatch):
     for worker in workers:
         worker.send(("echo", worker.index))
     for worker in workers:
-        assert select.select([worker.wire], [], [], PATIENCE)[0]
+        assert select.select([worker.connection], [], [], PATIENCE)[0]
     receive, received = backend._receive, []
 
     def interrupted(worker):

@@ -69,7 +69,7 @@ class Port(ABC):
 
 
 @dataclass(frozen=True)
-class Asked:
+class HandleCall:
     """Method call by a holder of the worker's handle, if the backend has handles.
 
     The service receives it by :meth:`Service.handle`, like a message, and sets the answer.

@@ -33,7 +33,7 @@ class Closed(Exception):
     """Raised if the other side of a connection is gone."""
 
 
-def connection() -> tuple[IpcConnection, socket.socket]:
+def connection_pair() -> tuple[IpcConnection, socket.socket]:
     """Makes a connection; returns this process's end, and the socket for another process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return IpcConnection(ours), theirs
@@ -43,7 +43,7 @@ class IpcConnection:
     """One end of a connection.
 
     Args:
-        end: a socket that :func:`connection` made; this object closes it.
+        end: a socket that :func:`connection_pair` made; this object closes it.
     """
 
     def __init__(self, end: socket.socket) -> None:

@@ -20,7 +20,7 @@ from typing_extensions import override
 from trawl.backends.base import Backend, Death, Event, Failed, MakeService, Message, Worker
 from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
-from trawl.backends.ipc import Closed, IpcConnection, connection
+from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory
 from trawl.backends.process_worker import BOARD_BYTES
 from trawl.backends.server_handle import ServerHandle
@@ -61,16 +61,16 @@ class ProcessBackend(Backend):
             raise RuntimeError("this backend is closed: make another one")
         payload = SpawnPayload(make)
         board = SharedMemory.new(BOARD_BYTES)
-        wire, theirs = connection()
+        connection, theirs = connection_pair()
         try:
             with theirs:
                 source, pid, handle = ServerHandle.launch(self._method, [theirs.fileno(), board.fd])
         except BaseException:
-            wire.close()
+            connection.close()
             raise
-        worker = ProcessWorker(index, wire, board, pid, handle, source, self._watch_room)
+        worker = ProcessWorker(index, connection, board, pid, handle, source, self._watch_room)
         self._living.add(worker)
-        self._selector.register(wire, selectors.EVENT_READ, worker)
+        self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
             self._selector.register(handle, selectors.EVENT_READ, worker)
         here = (index, list(sys.path), dict(os.environ), _directory(), list(sys.argv))
@@ -95,15 +95,15 @@ class ProcessBackend(Backend):
     def __del__(self) -> None:
         # A worker ends by itself when its connection is closed.
         for worker in self._living:
-            worker.wire.close()
+            worker.connection.close()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while :meth:`wait` would return at once."""
         return self._selector.fileno()
 
     def _watch_room(self, worker: ProcessWorker) -> None:
-        if worker.wire in self._selector.get_map():
-            self._selector.modify(worker.wire, _BOTH, worker)
+        if worker.connection in self._selector.get_map():
+            self._selector.modify(worker.connection, _BOTH, worker)
 
     def _receive_all(self, timeout: float | None) -> None:
         for key, ready in self._selector.select(timeout):
@@ -114,23 +114,23 @@ class ProcessBackend(Backend):
                 self._remove(worker)
                 continue
             if ready & selectors.EVENT_WRITE and worker.flush():
-                self._selector.modify(worker.wire, selectors.EVENT_READ, worker)
+                self._selector.modify(worker.connection, selectors.EVENT_READ, worker)
             if ready & selectors.EVENT_READ:
                 self._receive(worker)
 
     def _receive(self, worker: ProcessWorker) -> bool:
         """Receives a message, if there is one; tells whether there may be more."""
         try:
-            (verb, content), _ = worker.wire.receive(wait=False)
+            (verb, content), _ = worker.connection.receive(wait=False)
         except BlockingIOError:
             return False
         except Closed:
-            self._selector.unregister(worker.wire)
+            self._selector.unregister(worker.connection)
             if worker.handle is None:
                 self._remove(worker)
             return False
         except KeyboardInterrupt:
-            # The message may be lost. The worker's replacement gets its orders again.
+            # The message may be lost. The worker's replacement gets its requests again.
             worker.kill()
             raise
         except Exception as error:
@@ -145,9 +145,9 @@ class ProcessBackend(Backend):
     def _remove(self, worker: ProcessWorker) -> None:
         """Receives the last messages of a dead worker, and queues its death."""
         self._living.discard(worker)
-        while worker.wire in self._selector.get_map() and self._receive(worker):
+        while worker.connection in self._selector.get_map() and self._receive(worker):
             pass
-        for part in (worker.wire, worker.handle):
+        for part in (worker.connection, worker.handle):
             if part is not None and part in self._selector.get_map():
                 self._selector.unregister(part)
         status = worker.close()
@@ -185,7 +185,7 @@ class ProcessWorker(Worker):
     def __init__(
         self,
         index: int,
-        wire: IpcConnection,
+        connection: IpcConnection,
         board: SharedMemory,
         pid: int,
         handle: int | None,
@@ -193,7 +193,7 @@ class ProcessWorker(Worker):
         watch_room: Callable[[ProcessWorker], None],
     ) -> None:
         self.index = index
-        self.wire = wire
+        self.connection = connection
         self.pid = pid
         self.handle = handle
         self.told_to_stop = False
@@ -250,14 +250,14 @@ class ProcessWorker(Worker):
             # This is a copy of the worker in a forked process, which does not own it.
             return
         with contextlib.suppress(Closed):
-            self.wire.post(content, fds)
-            if self.wire.full and (watch := self._watch_room()) is not None:
+            self.connection.post(content, fds)
+            if self.connection.full and (watch := self._watch_room()) is not None:
                 watch(self)
 
     def flush(self) -> bool:
         """Sends messages that there was no room for; returns True if none are left."""
         try:
-            return self.wire.flush()
+            return self.connection.flush()
         except Closed:
             return True
 
@@ -265,13 +265,13 @@ class ProcessWorker(Worker):
         """Releases the resources of a process that has ended; returns its exit status."""
         self._removed = True
         self._shared.clear()
-        self.wire.close()
+        self.connection.close()
         if self.handle is not None:
             os.close(self.handle)
         return self._source.reap(self.pid)
 
     def _signal(self, signum: int) -> None:
-        # Once the worker is buried, its numbers may be those of something else.
+        # Once the worker is removed, its numbers may be those of something else.
         if self._removed or self._owner != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError):

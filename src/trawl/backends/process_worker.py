@@ -25,14 +25,16 @@ from trawl.lean import import_lean
 BOARD_BYTES = 64
 
 
-def run(wire: int, board: int) -> NoReturn:
+def run(connection: int, board: int) -> NoReturn:
     """Runs a worker, and ends this process after it.
 
     Args:
-        wire: descriptor of the socket to the parent, the process that launched the worker.
+        connection: descriptor of the socket to the parent, the process that launched the worker.
         board: descriptor of the memory to which the parent writes interruptions.
     """
-    port = _ProcessPort(IpcConnection(socket.socket(fileno=wire)), map_once(board, BOARD_BYTES))
+    port = _ProcessPort(
+        IpcConnection(socket.socket(fileno=connection)), map_once(board, BOARD_BYTES)
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with port.stoppable():
         failure = port.run()
@@ -43,20 +45,20 @@ def run(wire: int, board: int) -> NoReturn:
 
 
 class _ProcessPort(WorkerLoop):
-    def __init__(self, wire: IpcConnection, board: mmap.mmap) -> None:
+    def __init__(self, connection: IpcConnection, board: mmap.mmap) -> None:
         super().__init__(Breaker())
         self._pid = os.getpid()
-        self._wire = wire
+        self._connection = connection
         self._board = np.frombuffer(board, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
         self._memory: dict[int, memoryview] = {}
         self._poll = select.poll()
-        self._poll.register(wire, select.POLLIN)
+        self._poll.register(connection, select.POLLIN)
 
     @override
     def make_service(self) -> Service:
         import_lean()
-        (index, path, environ, directory, arguments, data), fds = self._wire.receive()
+        (index, path, environ, directory, arguments, data), fds = self._connection.receive()
         set_title(f"trawl worker {index}")
         sys.path[:] = path
         sys.argv[:] = arguments
@@ -73,7 +75,7 @@ class _ProcessPort(WorkerLoop):
     def next_message(self, wait: bool) -> Any:
         while self._poll.poll(None if wait else 0):
             try:
-                (verb, *content), fds = self._wire.receive()
+                (verb, *content), fds = self._connection.receive()
             except Closed:
                 raise Stopped from None
             if verb == "share":
@@ -98,7 +100,7 @@ class _ProcessPort(WorkerLoop):
             # An environment forked, and the copy of this process goes on as if it were the worker.
             os._exit(1)
         try:
-            self._wire.send((verb, content))
+            self._connection.send((verb, content))
         except Closed:
             raise Stopped from None
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from trawl.backends.authentication import AuthenticationError
-from trawl.backends.base import Asked, Port, Service
+from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.control import Rendezvous, WorkerConnection
 from trawl.backends.failure import Failure
 from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
@@ -141,7 +141,7 @@ class RayActor:
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the service, between two pieces of its work, and returns the result."""
-        asked = Asked(name, args, kwargs, Future())
+        asked = HandleCall(name, args, kwargs, Future())
         self._loop.ask(asked)
         return pickle.loads(asked.answer.result())
 
@@ -175,7 +175,7 @@ class _RayLoop(WorkerLoop):
         self._inbox: deque[Frame] = deque()
         self._outbox: list[Any] = []
         # Calls of handles. None once the service has ended and can't answer them.
-        self._asked: deque[Asked] | None = deque()
+        self._asked: deque[HandleCall] | None = deque()
         # Messages wait while the barrier is above the mark.
         self._barrier = self._marked = 0
         self._sent = self._received = 0
@@ -208,7 +208,7 @@ class _RayLoop(WorkerLoop):
         with self._lock:
             self._interrupted(interruption)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: HandleCall) -> None:
         """Queues a call of the handle."""
         with self._lock:
             if self._asked is None:

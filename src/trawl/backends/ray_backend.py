@@ -158,16 +158,16 @@ class RayBackend(Backend):
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
-                # A worker that has answered will probably be called with its next order.
-                deaf = [one.received_at + _SOON for one in self._living if not one.fetching]
-                if deaf and (now >= min(deaf) or len(deaf) == len(self._living)):
+                # A worker that has answered will probably be called with its next request.
+                idle = [one.received_at + _SOON for one in self._living if not one.fetching]
+                if idle and (now >= min(idle) or len(idle) == len(self._living)):
                     due = self._fetch_all
                 elif deadline is not None and now >= deadline:
                     return True
                 elif late and now >= min(late):
                     due = self._check_resources
                 else:
-                    limits += deaf
+                    limits += idle
                     self._changed.wait(min(limits) - now if limits else None)
         # Ray is called without the lock, as one of its callbacks may be waiting for the lock.
         if due is not None:
@@ -275,7 +275,7 @@ class RayWorker(Worker):
         received_at: the time at which the last messages came from it.
         told_to_stop: True if :meth:`stop` was called.
         unreadable: True if it sent a message that can't be unpickled.
-        buried: True if its death was reported.
+        removed: True if its death was reported.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from trawl.backends import server
-from trawl.backends.ipc import Closed, connection
+from trawl.backends.ipc import Closed, connection_pair
 
 # Most memory of a process that is forked: the fork keeps this memory, and beyond this limit its
 # speed is not worth it.
@@ -32,7 +32,7 @@ class ServerHandle:
     _lock = threading.RLock()
 
     def __init__(self, method: str) -> None:
-        self._control, theirs = connection()
+        self._control, theirs = connection_pair()
         # Ctrl-C would end the server while it starts.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 from torch import nn
 
-from trawl.backends.base import Asked, Port
+from trawl.backends.base import HandleCall, Port
 from trawl.collectors.requests import StateChanged, WorkerWarning
 from trawl.weight_update.strategy import WeightStrategy
 
@@ -54,7 +54,7 @@ class HandleCalls(ABC):
     def _updates(self) -> int:
         """Number of policy updates sent to the collector, up to the newest that it has loaded."""
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, asked: HandleCall) -> None:
         """Carries out a call, and sets its answer.
 
         Raises:

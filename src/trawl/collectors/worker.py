@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from trawl.backends.base import Asked, Port, Service
+from trawl.backends.base import HandleCall, Port, Service
 from trawl.backends.failure import Failure
 from trawl.collectors import requests
 from trawl.collectors.config import muted
@@ -216,11 +216,11 @@ class CollectorService(HandleCalls, Service):
         return bool(self._requests)
 
     @override
-    def handle(self, content: requests.Request | Asked) -> None:
+    def handle(self, content: requests.Request | HandleCall) -> None:
         match content:
             case requests.CollectRequest():
                 self._requests.append(content)
-            case Asked():
+            case HandleCall():
                 self._answer(content)
             case requests.NewWeights(model_id=model_id, message=message):
                 receiver = self.collector._receivers[model_id]
