@@ -41,7 +41,7 @@ import torch
 
 import trawl
 from trawl.cli import main
-from trawl.cli.arguments import Collect, Evaluate, Show
+from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.multi_config import MultiConfig
 
@@ -258,7 +258,7 @@ def test_all_options_of_workers_are_explained() -> None:
     assert [name for name in new if f"`{name}" not in guide.partition("## All options")[2]] == []
 
 
-@pytest.mark.parametrize("command", [Collect, Evaluate, Show])
+@pytest.mark.parametrize("command", [CollectArguments, EvaluateArguments, ShowArguments])
 def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {each.name for each in fields(command)} - {"env", "directory"}
