@@ -1,0 +1,146 @@
+"""Rules for the imports and the private names of the library's modules."""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import trawl
+
+ROOT = Path(trawl.__file__).parent
+
+# From the bottom to the top: a module imports only from its own layer and from lower ones.
+LAYERS = [
+    {"checks", "errors", "keys", "lean", "memory", "paths", "tensordicts"},
+    {"backends"},
+    {"envs"},
+    {"data", "observe", "rollout", "weight_update"},
+    {"collectors", "testing"},
+    {""},
+    {"cli"},
+    {"__main__"},
+]
+
+# Private names of other libraries that have no public way to the same end, with the reason.
+FOREIGN = {
+    "_exit": "os: ends a process at once; documented in spite of its name",
+    "_getframe": "sys: finds the caller without reading source files; documented as well",
+    "_private": "ray: tells which cluster runs on this machine, and what is free on each node",
+    "_init": "torch.distributed.autograd: an RPC agent of a node by itself needs it",
+    "_init_rpc_states": "torch.distributed.rpc: nodes that join one by one",
+    "_is_current_rpc_agent_set": "torch.distributed.rpc: a process can have one agent only",
+    "_update_group_membership": "torch.distributed.rpc: nodes that join and leave one by one",
+    "_devices": "torch: options of a gloo group, which has no public constructor",
+    "_timeout": "torch: options of a gloo group, which has no public constructor",
+    "_threads": "torch: options of a gloo group, which has no public constructor",
+    "_wrapped_async_rpc_function": "torch.distributed.rpc: an answer for which no thread waits",
+    "_version": "torch: number of writes to a tensor",
+    "_foreach_copy_": "torch: copies many tensors by one call",
+    "_parameters": "torch: the entries of a module, even if they are replaced during a run",
+    "_buffers": "torch: the entries of a module, even if they are replaced during a run",
+    "_modules": "torch: the entries of a module, even if they are replaced during a run",
+    "_save_to_state_dict": "torch: tells a module that writes its state in its own way",
+    "_init_weight_sync_scheme": "methods of actors, by the names that TorchRL gives them",
+    "_receive_weights_scheme": "methods of actors, by the names that TorchRL gives them",
+}
+
+# Modules that use private names of another one, with the reason.
+INSIDERS = {
+    "trawl.collectors.worker": "a worker takes its collector's work apart, to stop in between",
+    "trawl.collectors.distributed.nested": "the same for a worker that has workers of its own",
+}
+
+
+def module_of(path: Path) -> str:
+    """The name of the module in a file."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {module_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The modules of the library that a module imports, at its beginning or later."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in TREES)
+        elif isinstance(node, ast.ImportFrom) and node.module in TREES:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in TREES else node.module
+
+
+IMPORTS = {name: set(imported(tree)) - {name} for name, tree in TREES.items()}
+
+
+def layer_of(module: str) -> int:
+    package = module.split(".")[1] if "." in module else ""
+    return next(number for number, layer in enumerate(LAYERS) if package in layer)
+
+
+def test_no_module_imports_itself_by_a_detour():
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_imports_run_downwards():
+    upward = [
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        for other in sorted(others)
+        if layer_of(other) > layer_of(name)
+    ]
+    assert not upward
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether an expression is the object or the class that the code belongs to."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_uses(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """The places where a private name of another object is used."""
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if named and not is_own(node.value):
+            yield node
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The private attributes and functions that a module defines."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if is_own(node.value) else set()
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(TREES.keys() - INSIDERS.keys()))
+def test_private_names_stay_in_their_module(name):
+    tree = TREES[name]
+    own = defined(tree)
+    others = [
+        f"line {use.lineno}: {ast.unparse(use)}"
+        for use in private_uses(tree)
+        if use.attr not in own and use.attr not in FOREIGN
+    ]
+    imports = [
+        f"line {node.lineno}: from {node.module} import {alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trawl")
+        for alias in node.names
+        if alias.name.startswith("_")
+    ]
+    assert not others + imports
