@@ -84,24 +84,24 @@ class Reading:
         self._reader = store.reader(0)
         self._memcpy = memcpy(numel(policy))
 
-        def post() -> None:
+        def publish() -> None:
             store.publish(source.layout, source.writer(), b"", 1, [0, 1])
 
         def take() -> None:
             self._reader.receive(lambda update: update.load(live))
 
-        self._post, self._calls = post, {"take": take}
+        self._publish, self._calls = publish, {"take": take}
         self.facts: dict[str, float] = {}
         self.layout: dict[str, str] = {}
         for _ in range(WARM_UP):
-            post()
+            publish()
             take()
 
     def turn(self, seconds: float) -> dict[str, float]:
         """Milliseconds to take new weights, and in copies; microseconds to see there are none."""
         tidy()
         self._publish()
-        measured = alternating(self._memcpy, self._calls, seconds, self._post)
+        measured = alternating(self._memcpy, self._calls, seconds, self._publish)
         self._calls["take"]()
         looks = 10_000
         took = timeit.repeat(lambda: self._reader.newer, number=looks, repeat=5)
