@@ -18,8 +18,8 @@ from trawl.backends.spawn_payload import Shared, SpawnPayload, unpack
 
 
 def through(content):
-    parcel = SpawnPayload(content)
-    return unpack(parcel.data, [os.dup(fd) for fd in parcel.fds])
+    payload = SpawnPayload(content)
+    return unpack(payload.data, [os.dup(fd) for fd in payload.fds])
 
 
 def test_code():
@@ -42,9 +42,9 @@ def test_what_main_defines_goes_by_value(monkeypatch):
     main = sys.modules["__main__"].__dict__
     monkeypatch.setitem(main, "_Mine", None)
     exec("class _Mine:\n    x = 3\n", main)
-    parcel = SpawnPayload(main["_Mine"])
+    payload = SpawnPayload(main["_Mine"])
     monkeypatch.setitem(main, "_Mine", None)
-    assert unpack(parcel.data, []).x == 3
+    assert unpack(payload.data, []).x == 3
 
 
 def test_tensors_are_copied_and_stay_where_they_are():
@@ -90,9 +90,9 @@ def test_shared_tensors_stay_shared():
     tensor = torch.zeros(3).share_memory_()
     module = nn.Linear(2, 2)
     module.share_memory()
-    parcel = SpawnPayload({"tensor": tensor, "view": tensor[1:], "module": module})
-    assert parcel.fds
-    result = unpack(parcel.data, [os.dup(fd) for fd in parcel.fds])
+    payload = SpawnPayload({"tensor": tensor, "view": tensor[1:], "module": module})
+    assert payload.fds
+    result = unpack(payload.data, [os.dup(fd) for fd in payload.fds])
     tensor[1] = 5
     assert result["tensor"].tolist() == [0, 5, 0]
     assert result["view"].tolist() == [5, 0]
@@ -151,9 +151,9 @@ def test_descriptors_are_let_go_of():
     tensors = [torch.zeros(3).share_memory_() for _ in range(10)]
     for _ in range(3):
         through(tensors)
-    parcel = SpawnPayload(tensors)
-    assert len(parcel.fds) == 10
-    del parcel, tensors
+    payload = SpawnPayload(tensors)
+    assert len(payload.fds) == 10
+    del payload, tensors
     gc.collect()
     assert held_files() <= before
 
@@ -181,5 +181,5 @@ def test_what_can_not_be_unpacked():
 def test_a_shared_module_of_many_parts():
     module = nn.ModuleList(nn.Linear(1, 1) for _ in range(300))
     module.share_memory()
-    parcel = SpawnPayload(module)
-    assert len(parcel.fds) == 600
+    payload = SpawnPayload(module)
+    assert len(payload.fds) == 600

@@ -22,7 +22,7 @@ from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory
-from trawl.backends.process_worker import BOARD_BYTES
+from trawl.backends.process_worker import SIGNAL_BYTES
 from trawl.backends.server_handle import ServerHandle
 from trawl.backends.spawn_payload import SpawnPayload
 
@@ -60,15 +60,17 @@ class ProcessBackend(Backend):
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
         payload = SpawnPayload(make)
-        board = SharedMemory.new(BOARD_BYTES)
+        signals = SharedMemory.new(SIGNAL_BYTES)
         connection, theirs = connection_pair()
         try:
             with theirs:
-                source, pid, handle = ServerHandle.launch(self._method, [theirs.fileno(), board.fd])
+                source, pid, handle = ServerHandle.launch(
+                    self._method, [theirs.fileno(), signals.fd]
+                )
         except BaseException:
             connection.close()
             raise
-        worker = ProcessWorker(index, connection, board, pid, handle, source, self._watch_room)
+        worker = ProcessWorker(index, connection, signals, pid, handle, source, self._watch_room)
         self._living.add(worker)
         self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
@@ -186,7 +188,7 @@ class ProcessWorker(Worker):
         self,
         index: int,
         connection: IpcConnection,
-        board: SharedMemory,
+        signals: SharedMemory,
         pid: int,
         handle: int | None,
         source: ServerHandle,
@@ -201,7 +203,7 @@ class ProcessWorker(Worker):
         # of them are in each file. A block that is kept here keeps its slot.
         self._shared: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._blocks_of: Counter[int] = Counter()
-        self._board = np.frombuffer(board.buffer, dtype=np.int64)
+        self._signals = np.frombuffer(signals.buffer, dtype=np.int64)
         self._source = source
         # Weak, so that a backend that is dropped is freed and ends its workers at once.
         self._watch_room = weakref.WeakMethod(watch_room)
@@ -232,7 +234,7 @@ class ProcessWorker(Worker):
 
     @override
     def interrupt(self, number: int) -> None:
-        self._board[0] = number
+        self._signals[0] = number
 
     @override
     def stop(self) -> None:

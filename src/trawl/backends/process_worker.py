@@ -22,18 +22,18 @@ from trawl.backends.title import set_title
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
 from trawl.lean import import_lean
 
-BOARD_BYTES = 64
+SIGNAL_BYTES = 64
 
 
-def run(connection: int, board: int) -> NoReturn:
+def run(connection: int, signals: int) -> NoReturn:
     """Runs a worker, and ends this process after it.
 
     Args:
         connection: descriptor of the socket to the parent, the process that launched the worker.
-        board: descriptor of the memory to which the parent writes interruptions.
+        signals: descriptor of the memory to which the parent writes interruptions.
     """
     port = _ProcessPort(
-        IpcConnection(socket.socket(fileno=connection)), map_once(board, BOARD_BYTES)
+        IpcConnection(socket.socket(fileno=connection)), map_once(signals, SIGNAL_BYTES)
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with port.stoppable():
@@ -45,11 +45,11 @@ def run(connection: int, board: int) -> NoReturn:
 
 
 class _ProcessPort(WorkerLoop):
-    def __init__(self, connection: IpcConnection, board: mmap.mmap) -> None:
+    def __init__(self, connection: IpcConnection, signals: mmap.mmap) -> None:
         super().__init__(Breaker())
         self._pid = os.getpid()
         self._connection = connection
-        self._board = np.frombuffer(board, dtype=np.int64)
+        self._signals = np.frombuffer(signals, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
         self._memory: dict[int, memoryview] = {}
         self._poll = select.poll()
@@ -114,7 +114,7 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def interrupted(self) -> int:
-        return int(self._board[0])
+        return int(self._signals[0])
 
 
 def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:
