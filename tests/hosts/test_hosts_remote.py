@@ -257,6 +257,7 @@ with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as c
     say(str(caught[-1].message).splitlines()[0])
     collector.next()
     say("again")
+    hear()
 """
 
 
@@ -282,6 +283,7 @@ def test_workers_started_by_a_command_in_other_networks(nursery, name):
         assert re.match(died, driver.hears())
         assert driver.hears() == "again"
         assert any("launch_command" in line for line in others[0].processes().values())
+        driver.say("it is there")
         assert driver.end(PATIENCE) == 0
         for host in others:
             assert host.left(PATIENCE) == []
