@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from test_env_errors import FAILS, IDS, MASK, PLANS, Plan, check, collect
 
 pytest.importorskip("torchrl")
-from torchrl.envs import GymWrapper, RewardSum, TransformedEnv
+from tensordict import TensorDict
+from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.envs import ActionMask, EnvBase, GymWrapper, RewardSum, TransformedEnv
 from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
 from trawl.collectors import Collector
@@ -33,6 +35,45 @@ def test_an_environment_is_as_a_plain_loop_says(plan, limit, size):
     assert stats["frames"] == sum(int(batch[MASK].sum()) for batch in batches)
     assert stats["env_restarts"] == len(maker.made) - 1
     assert all(env.was_closed for env in maker.made[:-1])
+
+
+@FAILS
+def test_random_actions_are_those_of_the_new_environment():
+    """They follow its mask, from the step after it was made."""
+    made = []
+
+    class Masked(EnvBase):
+        """Allows the action that is its own number, and fails once, in its third step."""
+
+        def __init__(self):
+            super().__init__()
+            self.number, self.steps = len(made), 0
+            made.append(self)
+            self.observation_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+            self.action_spec = Categorical(4)
+            self.reward_spec = Unbounded(1)
+
+        def _shown(self):
+            return {"action_mask": torch.arange(4) == self.number}
+
+        def _reset(self, tensordict=None):
+            return TensorDict(self._shown())
+
+        def _step(self, tensordict):
+            self.steps += 1
+            if self.number == 0 and self.steps == 3:
+                raise RuntimeError("it fails")
+            assert tensordict["action"] == self.number
+            ends = {"reward": torch.zeros(1), "done": torch.zeros(1, dtype=torch.bool)}
+            return TensorDict(self._shown() | ends)
+
+        def _set_seed(self, seed):
+            pass
+
+    maker = lambda: TransformedEnv(Masked(), ActionMask())  # noqa: E731
+    with Collector(maker, frames_per_batch=8, on_env_error="restart") as collector:
+        collector.next()
+    assert len(made) == 2
 
 
 @FAILS

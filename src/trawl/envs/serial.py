@@ -72,10 +72,7 @@ class SerialEnv(BatchedEnv):
 
     @override
     def _close(self) -> None:
-        # The stack closes every environment, even if closing another one raises.
-        with ExitStack() as stack:
-            for env in reversed(self.envs):
-                stack.callback(env.close, raise_if_closed=False)
+        _close_all(self.envs)
 
     @property
     @override
@@ -172,8 +169,7 @@ def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:
         return SerialEnv(count, envs)
     if any(isinstance(env, TensorDictEnv) for env in envs):
         kinds = ", ".join(type(env).__name__ for env in envs)
-        for env in envs:
-            env.close(raise_if_closed=False)
+        _close_all(envs)
         raise TypeError(
             f"{name} must not mix environments of TorchRL with others in one batch, but "
             f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
@@ -192,10 +188,16 @@ def _build_each(
         for source, kwargs in zip(sources, arguments, strict=True):
             envs.append(build_env(source, kwargs, name=name))
     except BaseException:
-        for env in envs:
-            env.close(raise_if_closed=False)
+        _close_all(envs)
         raise
     return envs
+
+
+def _close_all(envs: Sequence[Any]) -> None:
+    """Closes every environment, even if closing another one raises."""
+    with ExitStack() as stack:
+        for env in reversed(envs):
+            stack.callback(env.close, raise_if_closed=False)
 
 
 def _check_distinct(envs: list[TensorDictEnv]) -> None:

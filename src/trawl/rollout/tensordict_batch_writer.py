@@ -1,6 +1,6 @@
 """Batches of TensorDict frames, from TorchRL's environments and those without a fixed layout.
 
-BatchWriter are gathered as they come, and stacked at the end of the batch. If their layouts differ,
+Frames are gathered as they come, and stacked at the end of the batch. If their layouts differ,
 the batch is a lazy stack.
 """
 
@@ -147,12 +147,21 @@ class TensorDictBatchWriter(BatchWriter):
             step = partial(self._step_or_remake, self._whole)
         if self._caller.unwritten:
             step = partial(self._step_without_action, step)
-        act_on = self._caller.bind(self.env, self._carrier, random or self._draws_from_spec)
+        return self._bind_action(random or self._draws_from_spec), step
 
-        def act(t: int) -> None:
-            self._carrier = act_on(self._carrier)
+    def _bind_action(self, random: bool) -> ActFn:
+        if random:
 
-        return act, step
+            def act(t: int) -> None:
+                # Looked up in each step: an environment that fails is replaced within the chunk.
+                self._carrier = self._caller.act_randomly(self.env, self._carrier)
+        else:
+            act_on = self._caller.bind(self.env, self._carrier)
+
+            def act(t: int) -> None:
+                self._carrier = act_on(self._carrier)
+
+        return act
 
     def _step_without_action(self, step: StepFn, t: int) -> None:
         """Takes a step, and explains the error if the policy still writes no action."""

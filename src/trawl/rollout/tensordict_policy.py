@@ -82,16 +82,13 @@ class TensorDictPolicy:
         whole: TensorDictBase | None = entries.get(())
         return TensorDict(entries, self._batch, device=device) if whole is None else whole
 
-    def bind(self, env: Any, carrier: TensorDictBase, random: bool) -> TensorDictActFn:
+    def bind(self, env: Any, carrier: TensorDictBase) -> TensorDictActFn:
         """Returns the function that acts, for TensorDicts like ``carrier``.
 
         Args:
             env: the environment.
             carrier: the TensorDict of the next step.
-            random: True to draw random actions instead of calling the policy.
         """
-        if random:
-            return lambda carrier: self._act_randomly(env, carrier)
         if self._policy.is_elsewhere(env.device):
             return self._through_tensordict(env.device)
         available: set[Key] = set()
@@ -100,7 +97,8 @@ class TensorDictPolicy:
         plan = self._policy.direct(available)
         return self._through_tensordict(env.device) if plan is None else self._directly(plan)
 
-    def _act_randomly(self, env: Any, carrier: TensorDictBase) -> TensorDictBase:
+    def act_randomly(self, env: Any, carrier: TensorDictBase) -> TensorDictBase:
+        """Writes random actions into the TensorDict of the next step, and returns it."""
         # The policy's other entries are zero, so that all batches have the same entries.
         carrier.update(self._blank.clone())
         env.rand_action(carrier)
