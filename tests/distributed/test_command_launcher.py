@@ -68,8 +68,9 @@ def test_placeholders(tmp_path):
     assert lines == [f"{i} {i + 1} 127.0.0.1 {port} trawl/{i + 1}/0" for i in range(2)]
 
 
-def test_no_key_is_in_a_command_line():
-    with commanded("{worker} # {key_file}", num_workers=1) as collector:
+def test_no_key_is_in_a_command_line(tmp_path):
+    mode = tmp_path / "mode"
+    with commanded(f"stat -c %a {{key_file}} > {mode}; {{worker}}", num_workers=1) as collector:
         collector.next()
         (member,) = collector._pool.slots
         key = member.worker.address.key.hex()
@@ -78,7 +79,9 @@ def test_no_key_is_in_a_command_line():
         assert started
         assert not any(key in line for line in started)
         (file,) = {one for line in started for one in re.findall(r"/[^\s\0]*\.private", line)}
-        assert os.stat(file).st_mode & 0o777 == 0o600
+        assert mode.read_text() == "600\n"
+        # The worker needs it only once.
+        assert not os.path.exists(file)
     assert not os.path.exists(os.path.dirname(file))
 
 
@@ -108,6 +111,27 @@ def test_the_end_of_a_command_ends_its_worker(command):
             assert select.select([handle], [], [], 10)[0]
             os.close(handle)
         assert command_of(collector, 0).is_running()
+
+
+def collect_until_a_restart(collector):
+    while not collector.stats()["restarts"]:
+        collector.next()
+
+
+def test_a_command_that_goes_on_after_its_worker_is_killed():
+    with commanded("{worker}; sleep 1000", num_workers=1) as collector:
+        collector.next()
+        (worker,) = [one for one in psutil.Process().children(True) if "-m" in one.cmdline()[:2]]
+        worker.terminate()
+        with pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL"):
+            collect_until_a_restart(collector)
+
+
+def test_an_error_without_an_end_of_line_is_shown_but_kept_in_part(capfd):
+    with pytest.raises(WorkerDied) as caught:
+        commanded("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 3 # {worker}", max_restarts=0)
+    assert len(capfd.readouterr().err) >= 100_000
+    assert 1000 < len(str(caught.value)) < 20_000
 
 
 def test_a_command_that_fails_is_named():

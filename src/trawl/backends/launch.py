@@ -39,6 +39,9 @@ class Process(ABC):
     def kill(self) -> None:
         """Kills the process, if possible."""
 
+    def expect_end(self) -> None:  # noqa: B027 (most processes are the workers themselves)
+        """Handles that the worker has ended in an orderly way, so that the process should, too."""
+
 
 class Launcher(ABC):
     """Starts processes.

@@ -9,13 +9,13 @@ import argparse
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import string
 import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -35,8 +35,11 @@ Template = str | Sequence[str]
 KEY = "TRAWL_WORKER_KEY"
 _KEY_FILE = "key_file"
 PLACEHOLDERS = ("worker", "arguments", "index", "rank", "address", "port", "name", _KEY_FILE)
-# Last lines of a command's stderr that are reported when it ends.
+# Last lines of a command's stderr that are reported when it ends, and most bytes of them.
 _TAIL = 20
+_TAIL_BYTES = 8192
+# Seconds that a command may go on after its worker, and its other processes after the command.
+_LINGERING = 5.0
 # Seconds to wait for the last errors of a command that has ended: its children may have the pipe.
 _LAST_ERRORS = 1.0
 # Seconds to wait for the end of a command that was killed.
@@ -113,7 +116,9 @@ class CommandLauncher(Launcher):
         lists = {"{worker}": worker, "{arguments}": arguments}
         values |= {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
         if isinstance(self._template, str):
-            command = ["/bin/sh", "-c", self._template.format(**values)]
+            quoted = {name: shlex.quote(str(value)) for name, value in values.items()}
+            quoted |= {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
+            command = ["/bin/sh", "-c", self._template.format(**quoted)]
             shown = command[-1]
         else:
             parts = [lists.get(part) or [part.format(**values)] for part in self._template]
@@ -134,9 +139,7 @@ class CommandLauncher(Launcher):
             command.kill()
             command.join()
         if self._folder is not None:
-            for file in self._folder.iterdir():
-                file.unlink()
-            self._folder.rmdir()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Command(Process):
@@ -153,7 +156,9 @@ class _Command(Process):
 
     def __init__(self, command: list[str], shown: str, key: str, ended: Ended) -> None:
         self._shown = shown
-        self._tail: deque[bytes] = deque(maxlen=_TAIL)
+        self._tail = b""
+        self._killed = threading.Event()
+        self._timer: threading.Timer | None = None
         try:
             # In a session of its own, so that Ctrl-C does not reach it, and all its processes can
             # be ended together.
@@ -179,42 +184,65 @@ class _Command(Process):
 
     @override
     def kill(self) -> None:
+        self._killed.set()
         if self._process.poll() is None:
             self._signal(signal.SIGKILL)
+
+    @override
+    def expect_end(self) -> None:
+        if self._process.poll() is None:
+            self._timer = threading.Timer(_LINGERING, self.kill)
+            self._timer.daemon = True
+            self._timer.start()
 
     def join(self) -> None:
         """Waits until the command has ended, and its end was reported."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOINING)
 
-    def _signal(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+    def _signal(self, signum: int) -> bool:
+        """Sends a signal to all processes of the command; returns True if there are some."""
+        try:
             os.killpg(self._process.pid, signum)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def _watch(self, ended: Ended) -> None:
         errors = threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True)
         errors.start()
         status = self._process.wait()
+        if self._timer is not None:
+            self._timer.cancel()
         # Processes that it leaves behind, as a shell may, can close their environments.
-        self._signal(signal.SIGTERM)
+        left = self._signal(signal.SIGTERM)
         errors.join(_LAST_ERRORS)
-        tail = b"".join(self._tail).decode(errors="replace").strip()
+        lines = self._tail.decode(errors="replace").strip().splitlines()
+        tail = "\n".join(lines[-_TAIL:])
         said = f"; its stderr ended with:\n{tail}\n" if tail else ""
         ended(f"{explain(status)} (launcher_command: {self._shown!r}{said})")
+        if left:
+            self._killed.wait(_LINGERING)
+            self._signal(signal.SIGKILL)
 
     def _read(self, stream: IO[bytes]) -> None:
         """Passes on the command's errors, and keeps the last of them."""
         with stream:
-            for line in stream:
-                self._tail.append(line)
+            # A progress bar may be one long line.
+            while chunk := os.read(stream.fileno(), 1 << 16):
+                self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
                 with contextlib.suppress(OSError):
-                    os.write(2, line)
+                    os.write(2, chunk)
 
 
 def _own_key(file: Path | None) -> bytes:
     """Returns the key of this worker: from a file, the environment, or the first line of input."""
     if file is not None:
-        return read_private(file)
+        key = read_private(file)
+        # It is of no more use.
+        with contextlib.suppress(OSError):
+            file.unlink()
+        return key
     text = os.environ.pop(KEY, None) or sys.stdin.readline().strip()
     if not text:
         raise RuntimeError(

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -52,8 +53,12 @@ class _ProcessPort(WorkerLoop):
         self._signals = np.frombuffer(signals, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
         self._memory: dict[int, memoryview] = {}
+        # A signal alone does not end a wait for messages.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._breaker.wake = partial(os.eventfd_write, self._bell, 1)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
 
     @override
     def make_service(self) -> Service:
@@ -74,6 +79,8 @@ class _ProcessPort(WorkerLoop):
     @override
     def next_message(self, wait: bool) -> Any:
         while self._poll.poll(None if wait else 0):
+            if self._breaker.stopping:
+                raise Stopped
             try:
                 (verb, *content), fds = self._connection.receive()
             except Closed:

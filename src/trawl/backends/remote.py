@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -180,15 +181,20 @@ class RemoteBackend(Backend):
             self._release()
 
     def _release(self) -> None:
-        self.launcher.close()
+        with ExitStack() as stack:
+            # In the opposite order, and each even if another one raises.
+            stack.callback(setattr, self, "_store", None)
+            stack.callback(self.carrier.close)
+            stack.callback(self.listener.close)
+            stack.callback(self._join_threads)
+            stack.callback(self.launcher.close)
+
+    def _join_threads(self) -> None:
         deadline = time.monotonic() + _LISTENING
         for worker in self._started:
             # For a worker out of reach, the thread ends when the kernel gives up the connection.
             if not worker.out_of_reach:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
-        self.listener.close()
-        self.carrier.close()
-        self._store = None
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
@@ -283,12 +289,14 @@ class RemoteWorker(Worker):
 
     @override
     def kill(self) -> None:
-        if self._owner != os.getpid() or self._cut:
+        if self._owner != os.getpid():
             return
-        self.signals.send(Frame(KILL))
+        if not self._cut:
+            self.signals.send(Frame(KILL))
+        # The process may live longer than the worker and its connections.
         if self.process is not None:
             self.process.kill()
-        if not self._is_watched:
+        if not (self._cut or self._is_watched):
             _after(_GONE, self._give_up_reaching, "was killed")
 
     def close_connections(self) -> None:
@@ -339,9 +347,12 @@ class RemoteWorker(Worker):
         # A worker that has ended waits for this.
         self.requests.close()
         self.signals.close()
-        if self.ended is None and self.process is not None:
-            # The process may live, but can no longer be told anything.
-            self.process.kill()
+        if self.process is not None:
+            if self.ended is None:
+                # The process may live, but can no longer be told anything.
+                self.process.kill()
+            else:
+                self.process.expect_end()
         self._backend.check(self)
 
     def _lost(self, why: str | None) -> None:

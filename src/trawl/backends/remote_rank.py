@@ -72,6 +72,7 @@ class Rank(WorkerLoop):
         breaker: Breaker,
     ) -> None:
         super().__init__(breaker)
+        breaker.wake = requests.ring
         self._requests = requests
         self._signals = signals
         self._outlet = outlet

@@ -21,6 +21,8 @@ from trawl.backends.failure import Failure
 _Result = TypeVar("_Result")
 #: Returned in place of a message if there is none.
 NOTHING = object()
+# Number of shields that calls never use up.
+_SEALED = 1 << 30
 
 
 class Stopped(BaseException):
@@ -70,7 +72,12 @@ class WorkerLoop(Port, ABC):
                     call(service.handle, message)
                 call(service.work)
         finally:
-            service.close()
+            try:
+                self._breaker.seal()
+            finally:
+                # `Stopped` may have come just before the seal, but comes once only.
+                self._breaker.seal()
+                service.close()
 
     def stoppable(self) -> AbstractContextManager[None]:
         """Returns a context within which the loop may run."""
@@ -88,10 +95,13 @@ class Breaker:
 
     Attributes:
         stopping: True once the thread was told to stop.
+        wake: called when SIGTERM comes; ends the thread's wait for a message.
     """
 
     def __init__(self) -> None:
         self.stopping = self._raised = False
+        self.wake: Callable[[], object] = lambda: None
+        self._owner = 0
         # The thread can be broken off while this is 0.
         self._shields = 1
 
@@ -101,6 +111,7 @@ class Breaker:
 
     @contextmanager
     def _handling(self) -> Iterator[None]:
+        self._owner = os.getpid()
         try:
             before = signal.signal(signal.SIGTERM, self._signalled)
         except ValueError:
@@ -114,9 +125,16 @@ class Breaker:
 
     def _signalled(self, signum: int, frame: Any) -> None:
         self.stopping = True
+        # Not in processes that an environment forked, which have this handler, too.
+        if os.getpid() == self._owner:
+            self.wake()
         if not self._shields and not self._raised:
             self._raised = True
             raise Stopped
+
+    def seal(self) -> None:
+        """Keeps the thread from being broken off any more."""
+        self._shields = _SEALED
 
     def stop(self) -> None:
         """Breaks off the thread at once, or as soon as it can be broken off."""
@@ -194,6 +212,12 @@ class ThreadBreaker(Breaker):
     def _expose(self) -> None:
         with self._lock:
             super()._expose()
+
+    @override
+    def seal(self) -> None:
+        with self._lock:
+            super().seal()
+            self._raise(None)
 
     @override
     def _shield(self) -> None:
