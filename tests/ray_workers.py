@@ -6,12 +6,16 @@ worker.
 """
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 
+import pytest
 from nursery import Nursery
 
 _MODULES = (
@@ -66,6 +70,28 @@ def forked_workers() -> Iterator[str]:
         os.chmod(caller, 0o700)
         nursery = Nursery(*_MODULES, place=place, later=_RAY, PYTHONPATH=os.pathsep.join(path))
         try:
-            yield caller
+            with _orderly():
+                yield caller
         finally:
             nursery.close()
+
+
+@contextlib.contextmanager
+def _orderly() -> Iterator[None]:
+    """Ray waits for the processes that it kills, and does not print what it learns of workers.
+
+    Before 2.57 it does not wait, and Python warns of that. What it prints may come at any time,
+    also in an example whose output is compared.
+    """
+    if importlib.util.find_spec("ray") is None:
+        yield
+        return
+    from trawl.backends.ray_cluster import import_ray
+
+    import_ray()
+    node = importlib.import_module("ray._private.node").Node
+    kill = functools.partialmethod(node.kill_all_processes, wait=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node, "kill_all_processes", kill)
+        patch.setattr("ray._private.worker.print_to_stdstream", lambda *_, **__: None)
+        yield

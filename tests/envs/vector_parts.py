@@ -13,6 +13,7 @@ from gymnasium.wrappers import TransformAction as SingleTransformAction
 from gymnasium.wrappers import TransformObservation as SingleTransformObservation
 from gymnasium.wrappers import TransformReward as SingleTransformReward
 from gymnasium.wrappers import vector as wrappers
+from packaging.version import Version
 from tensordict.nn import TensorDictModule
 
 
@@ -174,6 +175,9 @@ CASES = {
     "JaxToNumpy": Case(around_torch("JaxToNumpy"), needs=("jax", *_ARRAYS)),
     "JaxToTorch": Case(around_torch("JaxToTorch"), needs=("jax", *_ARRAYS)),
 }
+if Version(gymnasium.__version__) < Version("1.2.2"):
+    # There the outer one fails at the inner one's statistics.
+    del CASES["DictInfoToList of RecordEpisodeStatistics"]
 
 
 def missing(case):

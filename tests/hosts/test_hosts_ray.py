@@ -73,7 +73,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trawl.collectors.distributed import RayCollector
 
 ray.init(address={address!r}, log_to_driver=False)
-found = {{node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}}
+found = {{}}
+while not found.keys() >= {{*{others}}}:
+    # Ray may tell of a node a little after it has started it.
+    found = {{node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}}
 nodes = [found[address] for address in {others}]
 
 def made(count, **options):

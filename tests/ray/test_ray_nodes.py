@@ -37,9 +37,9 @@ def test_a_node_that_dies():
 
         cluster = Cluster(initialize_head=True, head_node_args={
             "num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20})
+        ray.init(address=cluster.address, log_to_driver=False)
         node = cluster.add_node(
             num_cpus=1, resources={"far": 1}, object_store_memory=100 << 20)
-        ray.init(address=cluster.address, log_to_driver=False)
         with RayCollector(["CartPole-v1"] * 2, sync=True, frames_per_batch=200,
                           remote_configs={"memory": 0, "scheduling_strategy": "SPREAD"}) as there:
             frames = there.next().numel()
