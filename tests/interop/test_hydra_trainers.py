@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainer_parts import QUIET, TOTAL
+from trainer_parts import MANY, QUIET
 
 pytest.importorskip("hydra")
 from hydra.utils import instantiate
@@ -62,11 +62,12 @@ def test_a_backend_in_a_configuration():
 
 def test_schemes_of_a_configuration():
     """Workers write into a buffer that computes advantages, by a critic that gets new weights."""
-    trainer = trainer_of("ppo_async", *collector_of("multi_async"))
+    options = collector_of("multi_async", total_frames=MANY)
+    trainer = trainer_of("ppo_async", f"trainer.total_frames={MANY}", *options)
     agent = Configured("ppo", trainer)
     before = agent.weights().clone()
     trainer.train()
     buffer = trainer.replay_buffer
     assert (agent.weights() != before).any()
-    assert trainer.collector.stats()["frames"] == buffer.write_count >= TOTAL
+    assert trainer.collector.stats()["frames"] == buffer.write_count >= MANY
     assert buffer[:]["advantage"].isfinite().all()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainer_parts import AGENTS, FRAMES, QUIET, TOTAL, Followed, buffer_of
+from trainer_parts import AGENTS, FRAMES, MANY, QUIET, TOTAL, Followed, buffer_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.weight_update import MultiProcessWeightSyncScheme
@@ -53,9 +53,9 @@ def test_weights_of_named_models(strategy):
 def test_it_trains_while_frames_come(name, kind):
     agent = AGENTS[name]()
     buffer = buffer_of(TOTAL)
-    collector = collectors(agent, kind, replay_buffer=buffer)
-    trainer = agent.trainer(collector, buffer, async_collection=True)
+    collector = collectors(agent, kind, replay_buffer=buffer, total_frames=MANY)
+    trainer = agent.async_trainer(collector, buffer)
     before = agent.weights().clone()
     trainer.train()
     assert (agent.weights() != before).any()
-    assert collector.stats()["frames"] == buffer.write_count >= TOTAL
+    assert collector.stats()["frames"] == buffer.write_count >= MANY

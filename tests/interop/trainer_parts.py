@@ -21,6 +21,8 @@ from torchrl.trainers.algorithms import DQNTrainer, PPOTrainer, SACTrainer
 
 FRAMES = 32
 TOTAL = 4 * FRAMES
+# So many that they have not all come when a trainer first looks, 0.1 s after its collector began.
+MANY = 40 * TOTAL
 QUIET = [
     pytest.mark.filterwarnings("ignore:.*experimental/prototype feature:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*hook stage will be replaced:FutureWarning"),
@@ -81,6 +83,12 @@ class Agent:
 
     def weights(self):
         return TensorDict.from_module(self.value).data
+
+    def async_trainer(self, collector, buffer):
+        """One that learns while many frames come, by steps so small that it does not diverge."""
+        optimizer = torch.optim.SGD(self.loss.parameters(), lr=1e-4)
+        options = {"total_frames": MANY, "optimizer": optimizer}
+        return self.trainer(collector, buffer, async_collection=True, **options)
 
 
 class PPO(Agent):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torchrl")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "interop"))
-from trainer_parts import AGENTS, FRAMES, QUIET, TOTAL, Followed, buffer_of
+from trainer_parts import AGENTS, FRAMES, MANY, QUIET, TOTAL, Followed, buffer_of
 
 from trawl.collectors.distributed import RayCollector
 
@@ -34,12 +34,12 @@ def test_it_trains(name, sync):
 def test_it_trains_while_frames_come():
     agent = AGENTS["dqn"]()
     buffer = buffer_of(TOTAL)
-    collector = collector_of(agent, False, replay_buffer=buffer)
-    trainer = agent.trainer(collector, buffer, async_collection=True)
+    collector = collector_of(agent, False, replay_buffer=buffer, total_frames=MANY)
+    trainer = agent.async_trainer(collector, buffer)
     before = agent.weights().clone()
     trainer.train()
     assert (agent.weights() != before).any()
-    assert collector.stats()["frames"] == buffer.write_count >= TOTAL
+    assert collector.stats()["frames"] == buffer.write_count >= MANY
 
 
 def test_it_is_chosen_in_a_configuration():
