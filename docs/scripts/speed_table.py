@@ -30,7 +30,7 @@ TRAWL = "Trawl"
 TITLES = {"hand-written": "hand-written loop"}
 # What the contenders' names begin with.
 OTHERS = ("hand-written", "TorchRL", "Stable-Baselines3", "Tianshou")
-# Those of the README, whose table has at most five columns.
+# Alternatives in the README, whose table has at most five columns.
 FEW = OTHERS[:3]
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 # The base class of exception groups, which exist since Python 3.11.
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
-
-
 # Beginning of the note on an exception that a reset raised.
-RESETTING = "while resetting"
+_RESETTING = "while resetting"
 
 
 class WorkerError(Exception):
@@ -64,7 +62,7 @@ def resetting(env: Any, hint: str = "") -> Iterator[None]:
         name = repr(env)
         if "\n" in name:  # as of TorchRL's TransformedEnv
             name = type(env).__name__
-        add_note(error, f"{RESETTING} {name}{hint}")
+        add_note(error, f"{_RESETTING} {name}{hint}")
         raise
 
 
@@ -75,7 +73,7 @@ def raised_by_reset(error: BaseException) -> bool:
         cause = error.original
     # Python 3.10 has the notes in the message.
     notes = [*getattr(cause, "__notes__", []), *str(cause).splitlines()]
-    return any(note.startswith(RESETTING) for note in notes)
+    return any(note.startswith(_RESETTING) for note in notes)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -193,17 +193,22 @@ def is_ref(thing: Any) -> bool:
     return kind.__module__.partition(".")[0] == "ray" and kind.__name__ in _REFERENCES
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, refs: list[Any], keep_inside: Any) -> None:
-        super().__init__(file, protocol=5, buffer_callback=keep_inside)
-        self._refs = refs
+class _KeepsReferences:
+    """Mixin of picklers that keep references to Ray objects apart."""
 
-    @override
+    _refs: list[Any]
+
     def persistent_id(self, obj: Any) -> int | None:
         if not is_ref(obj):
             return None
         self._refs.append(obj)
         return len(self._refs) - 1
+
+
+class _Pickler(_KeepsReferences, pickle.Pickler):
+    def __init__(self, file: io.BytesIO, refs: list[Any], keep_inside: Any) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep_inside)
+        self._refs = refs
 
     @override
     def reducer_override(self, obj: Any) -> Any:
@@ -215,16 +220,10 @@ class _Pickler(pickle.Pickler):
         return NotImplemented if (made := reduced(obj)) is None else made
 
 
-class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _CodePickler(_KeepsReferences, cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, refs: list[Any]) -> None:
         super().__init__(file, protocol=5)
         self._refs = refs
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not is_ref(obj):
-            return None
-        self._refs.append(obj)
-        return len(self._refs) - 1
 
 
 class _Unpickler(pickle.Unpickler):

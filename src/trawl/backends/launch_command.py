@@ -113,14 +113,14 @@ class CommandLauncher(Launcher):
             values[_KEY_FILE] = self._write_key(address.key)
             arguments.append(str(values[_KEY_FILE]))
         worker = [sys.executable, *arguments]
-        lists = {"{worker}": worker, "{arguments}": arguments}
-        values |= {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
+        joined = {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
         if isinstance(self._template, str):
             quoted = {name: shlex.quote(str(value)) for name, value in values.items()}
-            quoted |= {"worker": shlex.join(worker), "arguments": shlex.join(arguments)}
-            command = ["/bin/sh", "-c", self._template.format(**quoted)]
+            command = ["/bin/sh", "-c", self._template.format(**quoted, **joined)]
             shown = command[-1]
         else:
+            lists = {"{worker}": worker, "{arguments}": arguments}
+            values |= joined
             parts = [lists.get(part) or [part.format(**values)] for part in self._template]
             command = [part for some in parts for part in some]
             shown = shlex.join(command)

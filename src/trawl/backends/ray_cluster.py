@@ -31,8 +31,6 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
-_NOT_RESOURCES = frozenset({"num_cpus", "num_gpus", "memory", "resources"})
-
 # Attempts to start a node. Ray gives each 30 seconds, which is too short on a busy machine.
 _STARTS = 4
 # Seconds in which the head of a cluster must answer if its address is given.

@@ -13,7 +13,6 @@ from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.weak import weak
 from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
-from trawl.paths import get_path
 from trawl.weight_update.store import Receiver, WeightUpdate
 
 
@@ -43,10 +42,6 @@ class DirectWeights(BaseCollector):
                 scheme.on_send = weak(self._update_model)
             self._weight_sync_schemes[model_id] = scheme
         self._init_weights()
-
-    def get_model(self, model_id: str) -> Any:
-        """Returns the model named ``model_id``: ``"policy"``, or a path in this collector."""
-        return self.policy if model_id == "policy" else get_path(self, model_id)
 
     @override
     def _prepare_weights(

@@ -12,6 +12,7 @@ from torch import nn
 
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.policy_version import PolicyVersion, next_version
+from trawl.paths import get_path
 from trawl.weight_update.layout import ModuleWeights
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, WeightUpdate
@@ -31,6 +32,7 @@ class WeightControl(ABC):
     """
 
     config: CollectorConfig
+    policy: Any
     _updater: Updater | None
     _version: PolicyVersion | None
     _receivers: dict[str, Receiver]
@@ -141,6 +143,10 @@ class WeightControl(ABC):
     def deliver_weights(self, weights: Any, worker_ids: WorkerIds) -> None:
         """Sends weights to workers, without advancing the version."""
         self._prepare_weights({POLICY: weights}, worker_ids, new_version=False)()
+
+    def get_model(self, model_id: str) -> Any:
+        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
+        return self.policy if model_id == POLICY else get_path(self, model_id)
 
     def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
         """Updates one model, for its scheme."""

@@ -22,7 +22,6 @@ from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_sender import SenderHost, WeightSender
 from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
-from trawl.paths import get_path
 from trawl.weight_update import strategy
 from trawl.weight_update.store import Receiver, WeightUpdate
 
@@ -132,10 +131,6 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         if known:
             self._announce_version()
         return update
-
-    def get_model(self, model_id: str) -> Any:
-        """Returns the model named ``model_id`` (``"policy"``, or a path) in this process."""
-        return self.policy if model_id == "policy" else get_path(self, model_id)
 
     def get_cached_weights(self, model_id: str) -> TensorDictBase | None:
         """Returns the weights of a model that were last sent to the first worker.

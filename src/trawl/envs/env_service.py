@@ -36,7 +36,7 @@ from trawl.envs.step_buffers import (
     SharedStepBuffers,
     StepBufferSpec,
 )
-from trawl.errors import RESETTING, add_note, resetting
+from trawl.errors import resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
 
@@ -319,16 +319,13 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
     # Unlike an array, a memoryview accepts only numbers.
     rewards: Any = buffers.rewards[rows].data
     flags, cut = buffers.flags[rows].data, buffers.cut[rows]
-    masked, show_masks = _mask_writer(env, buffers, rows)
+    show_masks = _mask_writer(env, buffers, rows)
 
     def begin() -> None:
         seeds = env.pop_seeds()
-        try:
+        with resetting(env, f"; {RESET_GIVES}"):
             obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
             write_begun(obs)
-        except Exception as error:
-            add_note(error, f"{RESETTING} {env!r}; {RESET_GIVES}")
-            raise
 
     def step(eager: bool) -> None:
         obs, reward, terminated, truncated, _ = gym_step(read_action())
@@ -346,7 +343,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
             begin()
             bits |= RESET
         flags[0] = bits
-        if masked:
+        if show_masks is not None:
             show_masks()
 
     return step
@@ -354,15 +351,17 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
 
 def _mask_writer(
     env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
-) -> tuple[bool, Callable[[], None]]:
-    """Returns True if the environment gives action masks, and a function that writes them."""
+) -> Callable[[], None] | None:
+    """Returns a function that writes the environment's action masks; None if it gives none."""
+    if not buffers.masked[rows].all():
+        return None
 
     def write() -> None:
         masks = env.action_mask()
         assert masks is not None
         _show_masks(masks, buffers, rows)
 
-    return bool(buffers.masked[rows].all()), write
+    return write
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
@@ -410,7 +409,7 @@ def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Call
     observed = {key: array[rows] for key, array in buffers.observed.items()}
     begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
     batch = env.batch_size
-    masked, show_masks = _mask_writer(env, buffers, rows)
+    show_masks = _mask_writer(env, buffers, rows)
 
     def write(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
         for key, array in arrays.items():
@@ -437,7 +436,7 @@ def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Call
             write(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
             bits |= ended * RESET
         flags[:] = bits
-        if masked:
+        if show_masks is not None:
             show_masks()
 
     return step

@@ -89,6 +89,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._states, self._memories = self._caller.states, self._caller.memories
         self._first = self._caller.first
         self._carrier = self._begun(root)
+        self._passed_on = self._keys_passed_on() if options.compact else []
 
     def _begun(self, root: TensorDictBase) -> TensorDictBase:
         """Completes ``root`` as the beginning of an episode in all environments."""
@@ -296,8 +297,10 @@ class TensorDictBatchWriter(BatchWriter):
 
     def _compact(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the batch, without the entries that steps pass on if ``compact`` is set."""
-        if not self.options.compact:
-            return batch
+        return batch.exclude(*self._passed_on) if self._passed_on else batch
+
+    def _keys_passed_on(self) -> list[Key]:
+        """Returns the keys under "next" of the entries that a step passes on to the next one."""
         env = self.env
         if isinstance(env, TensorDictEnv):
             passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]
@@ -307,7 +310,7 @@ class TensorDictBatchWriter(BatchWriter):
                 for spec in (env.full_observation_spec, env.full_state_spec)
                 for key in spec.keys(True, True, step_mdp_static_only=True)
             ]
-        return batch.exclude(*[next_of(as_key(key)) for key in passed])
+        return [next_of(as_key(key)) for key in passed]
 
     def _number(self, batch: TensorDictBase, filled: int) -> Tensor:
         """Returns the trajectory ids of a batch, computed from its done flags."""
