@@ -27,7 +27,7 @@ WorkerIds = int | torch.device | Sequence[int | torch.device] | None
 class WeightControl(ABC):
     """Weight updates of all collectors.
 
-    A subclass implements ``_prepare_weights`` for weights that the caller passes, and ``_take``
+    A subclass implements ``_prepare_weights`` for weights that the caller passes, and ``_receive``
     for weights that arrive through a scheme.
     """
 
