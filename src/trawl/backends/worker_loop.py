@@ -29,6 +29,10 @@ class Stopped(BaseException):
     """Raised in a worker that is told to end."""
 
 
+class _TakenBack(BaseException):
+    """Raised in a thread, and caught at once, in place of ``Stopped``."""
+
+
 class WorkerLoop(Port, ABC):
     """Makes a service, passes it messages, and lets it work, until it is told to stop.
 
@@ -190,6 +194,7 @@ class ThreadBreaker(Breaker):
         super().__init__()
         self._lock = threading.Lock()
         self._thread = thread or threading.current_thread()
+        self._taken_back = False
 
     @override
     def installed(self) -> AbstractContextManager[None]:
@@ -217,7 +222,7 @@ class ThreadBreaker(Breaker):
     def seal(self) -> None:
         with self._lock:
             super().seal()
-            self._raise(None)
+        self._take_back()
 
     @override
     def _shield(self) -> None:
@@ -226,15 +231,31 @@ class ThreadBreaker(Breaker):
             try:
                 with self._lock:
                     self._shields = shields
-                    self._raise(None)
+                self._take_back()
                 return
             except Stopped:
                 continue
 
-    def _raise(self, kind: type[BaseException] | None) -> None:
-        """Raises an exception in the thread; None cancels one that was not raised yet."""
-        what = ctypes.py_object(kind) if kind is not None else None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), what)
+    def _take_back(self) -> None:
+        """Keeps ``Stopped``, if it is on its way to this thread, from being raised.
+
+        Another exception takes its place, and is raised here. If none were raised, the interpreter
+        would look for one at each call of a function in any thread until the process ends, and
+        Python 3.11 would never leave the first function called under a profiler.
+        """
+        if not self._raised or self._taken_back:
+            return
+        try:
+            self._raise(_TakenBack)
+            while True:
+                pass
+        except _TakenBack:
+            self._taken_back = True
+
+    def _raise(self, kind: type[BaseException]) -> None:
+        """Raises an exception in the thread, in place of one that was not raised yet."""
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(kind))
 
 
 def leave(status: int) -> NoReturn:

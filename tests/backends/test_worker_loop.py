@@ -1,0 +1,105 @@
+"""Loop of a worker: how a thread is broken off."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trawl.backends.worker_loop import Stopped, ThreadBreaker
+
+# Breaks a thread off while it cannot be broken off, or once it can, and profiles a call after that.
+AFTERWARDS = """
+import sys, threading
+from trawl.backends.worker_loop import Stopped, ThreadBreaker
+
+def run():
+    breaker = ThreadBreaker()
+    def stop():
+        if {shielded}:
+            with breaker.shielded():
+                breaker.stop()
+        else:
+            breaker.stop()
+    try:
+        breaker.call(lambda: None)
+        breaker.call(stop)
+    except Stopped:
+        print("stopped")
+    breaker.seal()
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.setprofile(lambda *event: None)
+(lambda: None)()
+sys.setprofile(None)
+print("profiled")
+"""
+
+
+@pytest.mark.parametrize("shielded", [True, False])
+def test_calls_can_be_profiled_after_a_thread_was_broken_off(shielded) -> None:
+    script = AFTERWARDS.format(shielded=shielded)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["stopped", "profiled"]
+
+
+def test_a_thread_that_another_stops_is_broken_off_once() -> None:
+    started, stopped, seen = threading.Event(), threading.Event(), []
+
+    def spin() -> None:
+        started.set()
+        while True:
+            pass
+
+    def run() -> None:
+        breakers.append(ThreadBreaker())
+        try:
+            breakers[0].call(spin)
+        except Stopped:
+            seen.append("stopped")
+        with pytest.raises(Stopped):
+            breakers[0].call(seen.append, "never")
+        breakers[0].seal()
+        stopped.set()
+
+    breakers: list[ThreadBreaker] = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    breakers[0].stop()
+    breakers[0].stop()
+    assert stopped.wait(60)
+    thread.join()
+    assert seen == ["stopped"]
+
+
+@pytest.mark.parametrize("repetition", range(20))
+def test_what_may_not_be_broken_off_ends_whenever_the_stop_comes(repetition) -> None:
+    finished = []
+
+    def run() -> None:
+        breaker = ThreadBreaker()
+        breakers.append(breaker)
+        made.set()
+        try:
+            while True:
+                breaker.call(lambda: None)
+                begun = len(finished)
+                finished.append("begun")
+                assert len(finished) == begun + 1
+                finished.pop()
+        except Stopped:
+            breaker.seal()
+
+    made, breakers = threading.Event(), []
+    thread = threading.Thread(target=run)
+    thread.start()
+    made.wait()
+    breakers[0].stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not finished
