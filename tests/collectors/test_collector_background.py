@@ -391,6 +391,20 @@ def test_an_error_in_the_background_is_raised_once():
     collector.async_shutdown()
 
 
+def test_weights_sent_while_an_error_closes_the_collector_are_refused_with_its_cause(monkeypatch):
+    env = FaultyEnv(at=12, fault=OSError("disk"))
+    collector = Collector(env, frames_per_batch=5, total_frames=100)
+
+    def closing(*args):
+        with pytest.raises(OSError, match=r"disk"):
+            list(collector)
+        raise KeyError(0)
+
+    monkeypatch.setattr(collector, "_prepare_weights", closing)
+    with pytest.raises(RuntimeError, match=r"shut down after OSError: disk"):
+        collector.update_policy_weights_({})
+
+
 def test_what_was_collected_before_an_error_is_in_the_buffer():
     collector, buffer = failed()
     assert steps(buffer) == list(range(1, 11))

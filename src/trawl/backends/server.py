@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from typing import NoReturn
@@ -26,6 +27,8 @@ from trawl.lean import import_lean
 # Modules that a worker needs and that take long to import.
 PRELOADED = ("trawl.collectors.worker", "gymnasium")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Seconds that a process gets to begin a program.
+_PATIENCE = 10
 
 
 def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoReturn:
@@ -200,11 +203,24 @@ def _kill(pid: int) -> None:
 
 def _is_tracker(pid: int) -> bool:
     """Tells whether a process is a resource tracker of ``multiprocessing`` or a similar library."""
+    deadline = time.monotonic() + _PATIENCE
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"resource_tracker import main" in file.read()
+        while True:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read()
+            if command or time.monotonic() > deadline or _has_ended(pid):
+                return b"resource_tracker import main" in command
+            # The process is on the way from one program to another.
+            time.sleep(0.001)
     except OSError:
         return False
+
+
+def _has_ended(pid: int) -> bool:
+    """Tells whether a process has ended, and is not reaped yet."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name of the program, in brackets, may contain anything.
+        return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def _children() -> set[int]:

@@ -122,7 +122,12 @@ class WeightControl(ABC):
         by_model = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
         if self.weight_updater is None:
-            self._prepare_weights(by_model, worker_ids)()
+            try:
+                self._prepare_weights(by_model, worker_ids)()
+            except Exception:
+                # The collector may have been closed meanwhile, by an error in the background.
+                self._check_open("update_policy_weights_()")
+                raise
             return
         if weights_dict is not None or model_id is not None:
             raise ValueError(
