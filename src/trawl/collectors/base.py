@@ -26,7 +26,7 @@ from trawl.collectors.background import (
     RateLimiter,
 )
 from trawl.collectors.config import CollectorConfig, warn
-from trawl.collectors.delivery import Delivery
+from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
@@ -86,7 +86,7 @@ class BaseCollector(
 
     config: CollectorConfig
     requested_frames_per_batch: int
-    _delivery: Delivery
+    _delivery: BatchDelivery
 
     def __init__(self, config: CollectorConfig) -> None:
         register_collectors(BaseCollector)

@@ -13,7 +13,7 @@ from trawl.keys import MASK
 from trawl.tensordicts import drop_private
 
 
-class Delivery:
+class BatchDelivery:
     """Converts collected batches to the form that the options ask for.
 
     Args:

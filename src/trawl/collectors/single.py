@@ -16,7 +16,7 @@ from tensordict.nn import CudaGraphModule
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import module_of
 from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
-from trawl.collectors.delivery import Delivery
+from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
     backend_arguments,
     chosen_backend,
@@ -139,7 +139,7 @@ class Collector(RolloutCollector):
         self.policy_device, self.storing_device = policy_device, storing_device
         self._build_policy(policy)
         self._add_transforms()
-        self._delivery = Delivery(config, storing_device, self._truncated_keys())
+        self._delivery = BatchDelivery(config, storing_device, self._truncated_keys())
         num_envs = max(1, self.env.batch_size.numel())
         each = self._set_frames_per_batch(num_envs)
         self.frames_per_batch = each

@@ -122,12 +122,7 @@ class WeightControl(ABC):
         by_model = chosen_weights(forms, model_id)
         self._check_open("update_policy_weights_()")
         if self.weight_updater is None:
-            try:
-                self._prepare_weights(by_model, worker_ids)()
-            except Exception:
-                # The collector may have been closed meanwhile, by an error in the background.
-                self._check_open("update_policy_weights_()")
-                raise
+            self._update_models(by_model, worker_ids)
             return
         if weights_dict is not None or model_id is not None:
             raise ValueError(
@@ -139,6 +134,14 @@ class WeightControl(ABC):
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
             reached = self._reached(self.weight_updater)
             self._announce_version(worker_ids if reached is None else reached)
+
+    def _update_models(self, by_model: Mapping[str, Any], worker_ids: WorkerIds) -> None:
+        try:
+            self._prepare_weights(by_model, worker_ids)()
+        except Exception:
+            # The collector may have been closed meanwhile, by an error in the background.
+            self._check_open("update_policy_weights_()")
+            raise
 
     def _announce_version(  # noqa: B027 (there may be no workers)
         self, worker_ids: WorkerIds = None

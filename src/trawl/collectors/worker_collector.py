@@ -16,7 +16,7 @@ from trawl.backends.spawn_payload import Shared
 from trawl.checks import check_bool
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, warn
-from trawl.collectors.delivery import Delivery, experience
+from trawl.collectors.delivery import BatchDelivery, experience
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.lag import LagBound, Lags
 from trawl.collectors.multi_config import check_names, sources
@@ -178,7 +178,7 @@ class WorkerCollector(WorkerControl):
                 )
             self._buffer = self._buffer_of_workers()
         storing = set(self.storing_device)
-        self._delivery = Delivery(config, storing.pop() if len(storing) == 1 else None, [])
+        self._delivery = BatchDelivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._scheduler: Scheduler = (
             SyncScheduler(self._pool, config.preemptive_threshold)
             if self.sync
