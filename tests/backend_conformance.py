@@ -101,6 +101,12 @@ class BackendConformance:
                 assert not isinstance(last, Death), f"{event} after {last}"
                 before.append(event)
 
+    def wait_arrived(self, worker: Worker) -> None:
+        """Waits until the worker has what was sent to it, which it may not have read yet.
+
+        By default what was sent has arrived.
+        """
+
     def messages(self, worker: Worker, count: int) -> list[Any]:
         """Returns the contents of the next ``count`` messages of a worker."""
         events = self._events[worker]
@@ -284,9 +290,11 @@ class BackendConformance:
         """All messages that have arrived are handled before the next piece of work."""
         worker = self.launch()
         assert self.ask(worker, "job", "spin", 1) == "spinning"
+        self.wait_arrived(worker)
         worker.send(("job", "tell", "handled"))
         for _ in range(20):
             worker.send(("job", "echo", 0))
+        self.wait_arrived(worker)
         worker.interrupt(1)
         assert self.messages(worker, 2) == [1, 22]
 

@@ -62,3 +62,10 @@ class TestRayBehindAFirewall(TestRay):
     @pytest.fixture(autouse=True)
     def firewall(self, monkeypatch):
         monkeypatch.setattr(ray_backend, "ControlConnection", LineToNowhere)
+
+    def wait_arrived(self, worker):
+        # The call that fetches is under way, so that calls which have ended brought the messages.
+        deadline = time.monotonic() + self.patience
+        while worker._waiting or worker._under_way or not worker.fetching:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
