@@ -1,7 +1,9 @@
 """Each option of a collector does with workers what it does without."""
 
 import inspect
+import multiprocessing
 import pydoc
+import threading
 import warnings
 from dataclasses import fields
 from functools import partial
@@ -500,3 +502,19 @@ def test_warnings_of_options_come_once():
             init_random_frames=30,
         ).shutdown()
     assert len(caught) == 3
+
+
+@BOTH
+def test_what_can_not_be_sent_to_workers_is_refused_by_name(cls):
+    sources = [*envs(1), partial(NumberedEnv, 1, lengths=LENGTHS, lock=threading.Lock())]
+    words = r"create_env_fn \(of worker 1\) can't be sent .* cannot pickle '_thread.lock' object"
+    with pytest.raises(TypeError, match=words):
+        make(cls, create_env_fn=sources, start_method="forkserver")
+
+
+@BOTH
+def test_a_lock_for_forked_processes_is_refused_with_the_remedy(cls):
+    lock = multiprocessing.get_context("fork").Lock()
+    sources = [partial(NumberedEnv, number, lock=lock) for number in range(2)]
+    with pytest.raises(TypeError, match=r"set_start_method\('spawn', force=True\) before"):
+        make(cls, create_env_fn=sources, start_method="forkserver")

@@ -272,9 +272,14 @@ def _sendable(name: str, index: int, pack: Callable[[Any], Any], value: Any) -> 
     try:
         return pack(value)
     except Exception as error:
+        reason = f"{error}. Pass a function that makes it there, as create_env_fn or policy_factory"
+        if "created in a fork context" in str(error):
+            reason = (
+                "it has a lock that only forked processes can share, and workers are spawned. Call "
+                "torch.multiprocessing.set_start_method('spawn', force=True) before you create it"
+            )
         raise TypeError(
-            f"{name} (of worker {index}) can't be sent to another process: {error}. Give a "
-            "function that makes there what can't be sent, as create_env_fn or policy_factory"
+            f"{name} (of worker {index}) can't be sent to another process: {reason}"
         ) from error
 
 
