@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -25,6 +26,11 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So begins what a shell runs in the background, and what tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# TorchRL sets this when it is imported, unless processes were started before: no test should
+# depend on which tests ran before it.
+multiprocessing.set_start_method("spawn", force=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

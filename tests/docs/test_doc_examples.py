@@ -21,7 +21,6 @@ import importlib
 import importlib.util
 import io
 import logging
-import multiprocessing
 import os
 import pkgutil
 import random
@@ -118,11 +117,7 @@ def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     generators = torch.get_rng_state(), np.random.get_state(), random.getstate()
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     environment = dict(os.environ)
-    # As in a new process, where the import of TorchRL sets it.
-    method = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("spawn", force=True)
     yield
-    multiprocessing.set_start_method(method, force=True)
     logger.setLevel(level)
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
