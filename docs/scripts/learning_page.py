@@ -44,8 +44,8 @@ def table(results: dict[str, Any]) -> str:
     """A row for each example: how many seeds got there, and how long that took."""
     rows = [
         "| Example | Return | Seeds that reached it, Trawl / TorchRL | Trawl, s | TorchRL, s "
-        "| Trawl is × as fast | Frames/s in all, Trawl / TorchRL "
-        "| Share of collection, Trawl / TorchRL |",
+        "| Trawl is × as fast | Frames/s, learning included, Trawl / TorchRL "
+        "| Share of time spent collecting, Trawl / TorchRL |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, (title, _) in NAMES.items():
@@ -55,9 +55,10 @@ def table(results: dict[str, Any]) -> str:
     about = next(iter(results.values()))["about"]
     versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
     text = (
-        "Seconds are medians of the runs that reached the return, with the least and the most; the "
-        "ratio is that of the medians. They begin when the collector is made, and evaluations are "
-        "not counted; for cloning they are all of it, with the program that collects. Measured by "
+        "Seconds are medians of the runs that reached the return, with the minimum and maximum; "
+        "the ratio is that of the medians. Timing begins when the collector is made, and leaves "
+        "out evaluations. For cloning, it covers the whole run, including the program that "
+        "collects the data. Measured by "
         f"`benchmarks/learning/run.py` on {about['cores']} cores, {versions}."
     )
     return "\n".join(rows) + "\n\n" + text + "\n\n![Learning curves](assets/learning.png)"

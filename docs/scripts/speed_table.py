@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "single.json"
 MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 CLUSTERS = ROOT / "benchmarks" / "results" / "clusters.json"
-PICTURE = "![Frames per second, the hand-written loop being 1]({}/speed.png)"
+PICTURE = "![Frames per second, relative to the hand-written loop]({}/speed.png)"
 GROWTH = "![Speed, start and memory by the number of workers and the size of observations]({})"
 TRAWL = "Trawl"
 TITLES = {"hand-written": "hand-written loop"}
@@ -45,7 +45,7 @@ def short_table(results: dict[str, Any]) -> str:
             ratios = [_times(case, name) for name in others]
             rows.append([case["title"], f"{_speed(trawl[0]):,.0f}", *ratios])
     about = (
-        "The last columns show how many times as fast as each alternative Trawl was. Each "
+        "The last columns give Trawl's speed as a multiple of each alternative's speed. Each "
         f"alternative is shown at its fastest measured configuration. {_measured(results)}"
     )
     return "\n\n".join([_table(rows, numbers_from=1), about, PICTURE.format("docs/assets")])
@@ -110,8 +110,8 @@ def _circumstances(results: dict[str, Any], threads: str) -> str:
     return (
         f"Measured on {results['date'][:10]} {threads} on {machine['processor']} "
         f"({machine['cores']} cores), Python {machine['python']}: medians of "
-        f"{settings['rounds']} rounds, {settings['seconds']} s each "
-        f"({clocks[settings.get('clock', 'wall')]}), all in one run and in turns."
+        f"{settings['rounds']} rounds of {settings['seconds']} s each "
+        f"({clocks[settings.get('clock', 'wall')]}). All contenders ran in turn, in one run."
     )
 
 
