@@ -43,10 +43,10 @@ def cluster(hosts):
         for host in hosts:
             host.own(folder)
         first = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
-        assert start(head, *first, f"--temp-dir={folder}").end(100) == 0
+        assert start(head, *first, f"--temp-dir={folder}").end(300) == 0
         for host in others:
             # Ray gives a node 30 s, whatever else is started meanwhile: one at a time.
-            assert start(host, f"--address={head.address}:{PORT}").end(100) == 0
+            assert start(host, f"--address={head.address}:{PORT}").end(300) == 0
         yield f"{head.address}:{PORT}"
     finally:
         for host in hosts:
@@ -121,6 +121,6 @@ def test_two_and_four_hosts_and_a_cut_link(nursery):
         assert driver.hears().startswith("worker 2 died: ")
         assert driver.hears() == "True True"
         assert driver.hears() == "over"
-        assert driver.end(30) == 0
+        assert driver.end(300) == 0
         # Of Ray's own processes there, some stay for longer.
         assert others[-1].left(60, [actor]) == []
