@@ -57,7 +57,7 @@ class AsyncArguments(MultiConfig):
 
     create_env_fn: EnvSources
     policy: PolicyLike | Sequence[PolicyLike | None] | None = None
-    # Wider types than in the configuration: PerWorker resolves lists before that is made.
+    # Wider types than in the configuration: WorkerSetups splits lists per worker.
     frames_per_batch: int | Sequence[int] = field(kw_only=True)  # type: ignore[assignment]
     policy_factory: Factory | Sequence[Factory | None] | None = field(  # type: ignore[assignment]
         default=None, kw_only=True

@@ -1,4 +1,4 @@
-"""Options of a collector with workers, and their division among the workers."""
+"""Options of a collector with workers, and the sources of the workers' environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup of each worker: its parts, and the state that a replacement begins with."""
+"""Setup of each worker: its parts, its frames, and the state that a replacement begins with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that a collector sends to its workers, and the version that each worker has."""
+"""Sender of a collector's weights, which knows the version that each worker has."""
 
 from __future__ import annotations
 

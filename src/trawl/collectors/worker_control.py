@@ -1,4 +1,4 @@
-"""Control of a collector's workers: seeds, state, hooks, calls."""
+"""Methods by which users control workers: seeds, state, hooks, calls."""
 
 from __future__ import annotations
 

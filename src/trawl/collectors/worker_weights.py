@@ -1,4 +1,4 @@
-"""Weights that a collector sends to its workers, and their versions."""
+"""Methods by which users send weights to workers; the weight sender carries them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Channels through Ray: an actor keeps the newest messages, and its object store the weights."""
+"""Channels through Ray to receivers outside of a collector.
+
+An actor keeps the newest messages, and Ray's object store the weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers of workers on a network, and the rendezvous of workers with their driver."""
+"""Choice of the launcher of remote workers, and of the address at which they find the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
 
 
 def launch_plan(options: RemoteOptions, count: int) -> LaunchPlan:
-    """Returns the launcher of ``count`` workers, and their rendezvous, as the options say."""
+    """Returns the launcher of ``count`` workers, and the address of the driver, by the options."""
     if options.outside:
         return _outside(options, count)
     if options.launcher == "mp":
@@ -35,6 +35,7 @@ def launch_plan(options: RemoteOptions, count: int) -> LaunchPlan:
     if options.launcher_command is not None:
         launcher = CommandLauncher(options.launcher_command)
         return LaunchPlan(launcher, options.address or LOOPBACK, options.tcp_port)
+    # Only jobs of submitit are left: for Slurm, or on this machine.
     jobs = SubmititLauncher(options.slurm_kwargs)
     here = LOOPBACK if jobs.local else socket.gethostname()
     return LaunchPlan(jobs, options.address or here, options.tcp_port)
