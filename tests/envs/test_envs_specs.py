@@ -144,8 +144,9 @@ def test_random_integers_may_span_their_dtype(dtype):
     assert len(drawn.unique()) > 20
 
 
-def test_bounds_as_wide_as_the_dtype_do_not_overflow():
-    high = torch.tensor([torch.finfo(torch.float32).max])
+@pytest.mark.parametrize("others", [[], [1.0], [torch.inf]], ids=["alone", "bounded", "unbounded"])
+def test_bounds_as_wide_as_the_dtype_do_not_overflow(others):
+    high = torch.tensor([torch.finfo(torch.float32).max, *others])
     drawn = Bounded(-high, high, torch.float32).rand((100,))
     assert drawn.isfinite().all()
 

@@ -64,7 +64,7 @@ class Port(ABC):
         """Returns the number last passed to :meth:`Worker.interrupt`, or 0. The call is cheap."""
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Returns a context within which :meth:`Worker.stop` does not break off the work."""
+        """Returns a context within which :meth:`Worker.stop` does not abort the work."""
         return nullcontext()
 
 
@@ -146,7 +146,7 @@ class Worker(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends the worker: breaks off its work and closes its service. A :class:`Death` follows.
+        """Ends the worker: aborts its work and closes its service. A :class:`Death` follows.
 
         An exception that is raised meanwhile becomes a :class:`Failed` event, like any other.
         """

@@ -69,7 +69,7 @@ class Carrier(ABC):
         """Begins to work for a backend.
 
         Args:
-            address: address of the store of the backend; its prefix is that of all workers.
+            address: address of the backend's store; its prefix begins those of all workers.
             store: the store.
         """
 

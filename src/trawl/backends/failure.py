@@ -62,7 +62,7 @@ class Failure:
         """
         original = self.original()
         hint = _NO_DEBUGGER if isinstance(original, bdb.BdbQuit) else ""
-        message = f"in {where}: {self.summary}{hint}\n\nThere it was:\n\n{self.text}"
+        message = f"in {where}: {self.summary}{hint}\n\nOriginal traceback:\n\n{self.text}"
         return _rebuilt(message, original)
 
 

@@ -89,7 +89,7 @@ class LaunchPlan:
 
 
 class LocalLauncher(Launcher):
-    """Starts processes on this machine. They end when this one does, for whatever reason."""
+    """Starts processes on this machine. They end when this process does, however it ends."""
 
     def __init__(self) -> None:
         # Starts the server now: it is forked from this process only while that has one thread.

@@ -159,7 +159,7 @@ class _RayLoop(WorkerLoop):
     Args:
         make: the function that makes the service.
         requests: the connection to the driver, if there is one.
-        breaker: breaks off the thread in which the loop runs.
+        breaker: aborts the work of the thread in which the loop runs.
     """
 
     def __init__(self, make: Frame, requests: WorkerConnection | None, breaker: Breaker) -> None:
@@ -222,7 +222,7 @@ class _RayLoop(WorkerLoop):
         self._ring()
 
     def stop(self) -> None:
-        """Ends the service, and breaks off its work."""
+        """Ends the service, and aborts its work."""
         self._breaker.stop()
         self._ring()
 

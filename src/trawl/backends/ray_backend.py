@@ -330,7 +330,7 @@ class RayWorker(Worker):
             self._deliver()
 
     def await_calls(self) -> None:
-        """Holds back later messages to it until all earlier calls of its handle are done."""
+        """Holds back later messages to the worker until earlier calls of its handle are done."""
         if self._reachable:
             self._barriers += 1
             self.actor.backend_mark.remote(self._barriers)
@@ -376,7 +376,7 @@ class RayWorker(Worker):
 
     @property
     def owes(self) -> bool:
-        """True if fewer messages came from it than are expected."""
+        """True if the worker has sent fewer messages than are expected."""
         return self._heard < self._expected
 
     # Ray is called without the lock, as one of its callbacks may be waiting for the lock.

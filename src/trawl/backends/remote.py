@@ -41,12 +41,12 @@ from trawl.backends.listener import Listener
 from trawl.backends.network import is_loopback, own_address
 from trawl.backends.remote_rank import RENDEZVOUS
 
-# Seconds to wait for messages from before the end of a process; its children may keep its
+# Seconds to wait for messages that a process sent before it ended: its children may keep its
 # connection open.
 _LATE = 1.0
 # Seconds after which a killed worker counts as dead if its process can't be observed.
 _GONE = 3.0
-# Seconds that threads that receive messages may take to end after the workers.
+# Seconds that the receiving threads may take to end after the workers.
 _LISTENING = 2.0
 
 
@@ -75,7 +75,7 @@ class RemoteBackend(Backend):
         self.launcher, self.carrier = plan.launcher, carrier
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
-        # Those whose messages are received, or were.
+        # Workers whose receiving threads were started; a launch drops those whose thread has ended.
         self._started: list[RemoteWorker] = []
         self._changed = threading.Condition()
         self._living: set[RemoteWorker] = set()
@@ -96,7 +96,7 @@ class RemoteBackend(Backend):
         except BaseException:
             self._release()
             raise
-        # Last, as `__del__` must not close a backend that got no port.
+        # Set last, as `__del__` must not close a backend whose constructor failed.
         self._closed = False
 
     @property
@@ -182,7 +182,7 @@ class RemoteBackend(Backend):
 
     def _release(self) -> None:
         with ExitStack() as stack:
-            # In the opposite order, and each even if another one raises.
+            # Called in reverse order, and each even if another one raises.
             stack.callback(setattr, self, "_store", None)
             stack.callback(self.carrier.close)
             stack.callback(self.listener.close)
@@ -200,7 +200,7 @@ class RemoteBackend(Backend):
         if not self.__dict__.get("_closed", True):
             self.close()
 
-    # --- what threads tell
+    # --- what threads report
 
     def add_message(self, worker: RemoteWorker, frame: Frame) -> None:
         """Queues a message of a worker."""
@@ -228,7 +228,7 @@ class RemoteWorker(Worker):
         address: address at which this process meets the worker.
 
     Attributes:
-        address: the same.
+        address: address at which this process meets the worker.
         requests: the connection for requests, which the worker reads when it has time.
         signals: the connection for signals, which it reads while it works.
         process: its process; None before it is started.
@@ -338,7 +338,7 @@ class RemoteWorker(Worker):
     # --- in any thread
 
     def _cut_off(self, why: str | None = None) -> None:
-        """Handles the end of the connection, or that none will ever be made."""
+        """Handles the end of the connection, or the failure to make one."""
         if self._cut:
             return
         self._cut = True
@@ -366,7 +366,7 @@ class RemoteWorker(Worker):
         """Gives up a worker that can't be reached: it counts as dead, whatever it does.
 
         Args:
-            why: the reason of its death; None for the usual one, that it lost its connection.
+            why: cause of the death; None for the usual one, a lost connection.
         """
         if self._cut:
             return
@@ -397,7 +397,7 @@ class RemoteWorker(Worker):
 
     @property
     def dead(self) -> bool:
-        """True if nothing more comes from the worker."""
+        """True if no more messages come, and the process has ended, as far as it is watched."""
         if self._exit is not None:
             return self._cut or self._late or self._inlet is None
         return self._cut and not self._is_watched

@@ -32,7 +32,7 @@ def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
 
     Args:
         address: the address.
-        breaker: breaks off this thread; by default that of the main thread.
+        breaker: aborts this thread's work; by default that of the main thread.
     """
     # The store is not trusted: the process at this address must prove that it knows the key.
     host, port = address.names().get(RENDEZVOUS).decode().rsplit(" ", 1)
@@ -61,7 +61,7 @@ class Rank(WorkerLoop):
         requests: the connection for requests.
         signals: the connection for signals.
         outlet: sends messages.
-        breaker: breaks off the thread that works.
+        breaker: aborts the work of the thread that works for the driver.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Rank(WorkerLoop):
             self._break_off()
 
     def _break_off(self) -> None:
-        # The signal breaks off the current work, unless code there catches its exception.
+        # The signal aborts the current work, unless code there catches its exception.
         self._requests.ring()
         self._breaker.stop()
 

@@ -2,7 +2,7 @@
 
 The server imports what workers need once, and then forks a worker on each request. That takes
 milliseconds, and is safe because the server has no other threads. The server and its workers end
-with the process that it serves, for whatever reason that ends.
+with the process that it serves, however that process ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trawl.lean import import_lean
 # Modules that a worker needs and that take long to import.
 PRELOADED = ("trawl.collectors.worker", "gymnasium")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Seconds that a process gets to begin a program.
+# Seconds to wait for a process that is in the middle of an execve, with no command line yet.
 _PATIENCE = 10
 
 
@@ -210,7 +210,7 @@ def _is_tracker(pid: int) -> bool:
                 command = file.read()
             if command or time.monotonic() > deadline or _has_ended(pid):
                 return b"resource_tracker import main" in command
-            # The process is on the way from one program to another.
+            # The process has no command line for a moment while it executes another program.
             time.sleep(0.001)
     except OSError:
         return False

@@ -21,7 +21,7 @@ from trawl.backends.failure import Failure
 _Result = TypeVar("_Result")
 #: Returned in place of a message if there is none.
 NOTHING = object()
-# Number of shields that calls never use up.
+# Shield count so high that calls never bring it down to 0.
 _SEALED = 1 << 30
 
 
@@ -36,10 +36,10 @@ class _TakenBack(BaseException):
 class WorkerLoop(Port, ABC):
     """Makes a service, passes it messages, and lets it work, until it is told to stop.
 
-    A subclass carries the messages. The code of the service, and no other code, can be broken off.
+    A subclass carries the messages. Only the service's code can be aborted.
 
     Args:
-        breaker: breaks off the thread in which the loop runs.
+        breaker: aborts the work of the thread in which the loop runs.
     """
 
     def __init__(self, breaker: Breaker) -> None:
@@ -79,7 +79,7 @@ class WorkerLoop(Port, ABC):
             try:
                 self._breaker.seal()
             finally:
-                # `Stopped` may have come just before the seal, but comes once only.
+                # `Stopped` may have been raised just before the seal, but is raised only once.
                 self._breaker.seal()
                 service.close()
 
@@ -93,9 +93,9 @@ class WorkerLoop(Port, ABC):
 
 
 class Breaker:
-    """Breaks off what the main thread of this process does, by SIGTERM.
+    """Aborts the work of this process's main thread, by SIGTERM.
 
-    Only code that is passed to :meth:`call` is broken off: ``Stopped`` is raised there, once.
+    Only code that is passed to :meth:`call` is aborted: ``Stopped`` is raised there, once.
 
     Attributes:
         stopping: True once the thread was told to stop.
@@ -106,11 +106,11 @@ class Breaker:
         self.stopping = self._raised = False
         self.wake: Callable[[], object] = lambda: None
         self._owner = 0
-        # The thread can be broken off while this is 0.
+        # The thread's work can be aborted while this is 0.
         self._shields = 1
 
     def installed(self) -> AbstractContextManager[None]:
-        """Returns a context within which this thread can be broken off."""
+        """Returns a context within which this thread's work can be aborted."""
         return self._handling()
 
     @contextmanager
@@ -137,11 +137,11 @@ class Breaker:
             raise Stopped
 
     def seal(self) -> None:
-        """Keeps the thread from being broken off any more."""
+        """Prevents the thread's work from being aborted from now on."""
         self._shields = _SEALED
 
     def stop(self) -> None:
-        """Breaks off the thread at once, or as soon as it can be broken off."""
+        """Aborts the thread's work at once, or as soon as that is possible."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     def kill(self) -> None:
@@ -154,7 +154,7 @@ class Breaker:
         return threading.current_thread() is threading.main_thread()
 
     def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Calls a function that can be broken off.
+        """Calls a function that can be aborted.
 
         Raises:
             Stopped: if the thread was told to stop.
@@ -167,7 +167,7 @@ class Breaker:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Context within which the thread is not broken off."""
+        """Context within which the thread's work is not aborted."""
         self._shield()
         try:
             yield
@@ -184,7 +184,7 @@ class Breaker:
 
 
 class ThreadBreaker(Breaker):
-    """Breaks off what a thread other than the main one does, as soon as it runs Python code.
+    """Aborts the work of a thread other than the main one, as soon as it runs Python code.
 
     Args:
         thread: the thread; by default the current one.
@@ -239,9 +239,9 @@ class ThreadBreaker(Breaker):
     def _take_back(self) -> None:
         """Keeps ``Stopped``, if it is on its way to this thread, from being raised.
 
-        Another exception takes its place, and is raised here. If none were raised, the interpreter
-        would look for one at each call of a function in any thread until the process ends, and
-        Python 3.11 would never leave the first function called under a profiler.
+        Another exception takes its place, and is raised here. Without it, the interpreter would
+        check for a pending exception at every function call in any thread until the process
+        ends, and Python 3.11 would never leave the first function called under a profiler.
         """
         if not self._raised or self._taken_back:
             return
@@ -253,7 +253,7 @@ class ThreadBreaker(Breaker):
             self._taken_back = True
 
     def _raise(self, kind: type[BaseException]) -> None:
-        """Raises an exception in the thread, in place of one that was not raised yet."""
+        """Raises an exception in the thread; it replaces one that is still pending."""
         ident = ctypes.c_ulong(self._thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(kind))
 

@@ -58,7 +58,7 @@ def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) ->
     """Checks the options ``positive``, and those that both commands have.
 
     Raises:
-        CliError: if the value of an option is out of range.
+        CliError: if an option's value is out of range, or a backend needs workers and has none.
     """
     for name in positive:
         value = getattr(args, name)

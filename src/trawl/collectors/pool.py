@@ -214,7 +214,7 @@ class WorkerPool:
         return number
 
     def interrupt(self, index: int) -> None:
-        """Interrupts the pending requests of a worker that are breakable."""
+        """Interrupts those of a worker's pending requests that are breakable."""
         worker = self.slots[index].worker
         if worker is not None:
             worker.interrupt(self._number)
@@ -242,7 +242,8 @@ class WorkerPool:
             calls: for each worker to call, the function and its further arguments.
 
         Raises:
-            WorkerError: if a call raised an exception; the error is also of its type.
+            WorkerError: if a call raised an exception; where possible, the error also has the
+                type of that exception.
         """
         # Everything is pickled before anything is sent, so that a failure changes nothing.
         packed = {index: cloudpickle.dumps(call) for index, call in calls.items()}

@@ -90,7 +90,7 @@ class RolloutCollector(DirectWeights):
         return batch
 
     def _prepare(self) -> None:
-        """Takes new weights, calls the hook and resets, as options ask for before a batch."""
+        """Takes new weights; calls the hook and resets if the options ask for these."""
         self._load_new_weights()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()

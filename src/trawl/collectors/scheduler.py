@@ -214,7 +214,7 @@ class AsyncScheduler(Scheduler):
         return sorted(range(len(self.frames)), key=self._last.__getitem__)
 
     def _choose(self) -> WorkerBatch:
-        """Waits for the next batch to deliver, and returns it; it stays in the list of finished."""
+        """Waits for the next batch to deliver, and returns it; it stays in ``_made``."""
         while True:
             if self._made:
                 if self.bound is None:

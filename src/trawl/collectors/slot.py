@@ -18,7 +18,7 @@ from trawl.errors import WorkerDied
 
 
 class BufferNames:
-    """Numbers by which workers know memory, and partitions of it."""
+    """Numbers that identify memory and partitions to the workers."""
 
     def __init__(self) -> None:
         self._fresh = count(1)

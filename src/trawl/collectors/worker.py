@@ -45,7 +45,8 @@ from trawl.weight_update.channel import Inbox
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.store import Receiver
 
-# Number of blocks that a worker keeps open. A user who holds many batches may need thousands.
+# Maximum number of blocks that a worker keeps open: a user who holds many batches may need
+# thousands.
 _MOST_BLOCKS = 256
 
 
@@ -295,7 +296,7 @@ class CollectorService(HandleCalls, Service):
             False if the buffer takes no numbers.
         """
         buffer = self.collector.config.replay_buffer
-        # Looked up in the class: TorchRL's clients of an actor have an attribute of any name.
+        # Looked up in the class, as TorchRL's clients of an actor have every attribute asked for.
         if not hasattr(type(buffer), "write_as"):
             return False
         buffer.write_as(request.number)
@@ -324,7 +325,7 @@ class CollectorService(HandleCalls, Service):
         )
 
     def _finish(self, batch: TensorDictBase, filled: int) -> None:
-        """Marks a batch as truncated and calls the hook, as options ask for."""
+        """Marks the last step as truncated and calls the hook, if the options ask for these."""
         collector = self.collector
         if collector.config.set_truncated:
             collector._delivery.truncate_last(batch, filled)
@@ -369,7 +370,10 @@ class CollectorService(HandleCalls, Service):
         return lambda: interrupted() >= number
 
     def _block(self, request: requests.CollectRequest) -> Block | None:
-        """Returns the memory that a request names; it is opened once, and kept for later ones."""
+        """Returns the memory for a request's batch; None if batches have no fixed layout.
+
+        Memory that a request names is kept open for later requests, up to ``_MOST_BLOCKS``.
+        """
         if request.memory is None:
             return self._own_block()
         block = self._blocks.pop(request.memory, None)

@@ -76,7 +76,7 @@ def reward_of(value: Any, env: object) -> float:
 class OutcomeCheck:
     """Checks the rewards and flags of a vector environment's steps.
 
-    The values of arrays that have the dtypes of arrays checked before are not checked again.
+    Once arrays pass, the values of later arrays of the same dtypes are not checked.
 
     Args:
         env: the environment, for errors.

@@ -131,14 +131,17 @@ class Bounded(Spec):
             return self._draw_integers(shape)
         uniform = torch.rand(shape, dtype=self.dtype)
         if self._all_finite:
-            # Each bound is scaled on its own: ``high - low`` may overflow.
-            return (self.low * (1 - uniform) + self.high * uniform).clamp_(self.low, self.high)
+            return self._between(uniform)
         spread = -torch.log1p(-uniform)
         drawn = torch.randn(shape, dtype=self.dtype)
         drawn = torch.where(self._low_finite, self.low + spread, drawn)
         drawn = torch.where(self._high_finite, self.high - spread, drawn)
         both = self._low_finite & self._high_finite
-        return torch.where(both, self.low + uniform * (self.high - self.low), drawn)
+        return torch.where(both, self._between(uniform), drawn)
+
+    def _between(self, uniform: Tensor) -> Tensor:
+        # Each bound is scaled on its own: ``high - low`` may overflow.
+        return (self.low * (1 - uniform) + self.high * uniform).clamp_(self.low, self.high)
 
     def _draw_integers(self, shape: torch.Size) -> Tensor:
         low, high = self.low.to(torch.float64), self.high.to(torch.float64)

@@ -92,8 +92,8 @@ class Rollout:
             random: True to draw random actions instead of calling the policy.
             stopped: called before each step except the first; if it returns True, the batch ends
                 there.
-            alone: True if no other thread draws random numbers meanwhile. The generators are
-                global, so only then may the collector's own stream take their place.
+            alone: True if no other thread draws random numbers meanwhile. Only then is the
+                collector's own random stream swapped into the global generators.
         """
         batch = self._run(None, random, stopped, alone)
         assert batch is not None

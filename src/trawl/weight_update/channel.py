@@ -23,7 +23,7 @@ class WeightMessage:
 
     Attributes:
         count: number of messages sent to this receiver, including this one.
-        version: version of the weights; None without versions.
+        version: version of the weights; None if versions are not tracked.
         layout: layout of the weights; None if only the version is new.
         data: the weights as bytes, or an object that :meth:`opened` turns into bytes.
         extra: extra state, pickled.

@@ -73,8 +73,8 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
         Args:
             worker: number of the receiver.
-            group: the group of this receiver alone; None for that of the first receiver, with its
-                newest weights.
+            group: a new group that holds only this receiver; None to add it to the first
+                receiver's group, with that receiver's newest weights.
         """
         assert self._groups is not None
         if group is not None:

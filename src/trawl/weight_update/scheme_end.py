@@ -1,4 +1,4 @@
-"""Model of a weight-sync scheme, and the form of its weights."""
+"""Base of the ends of a weight-sync scheme: their model, and the form of its weights."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class WeightUpdate:
 
     Attributes:
         count: number of updates for this receiver, including this one.
-        version: version of the weights; None without versions.
+        version: version of the weights; None if versions are not tracked.
         slot: the weights; None if only the version is new.
         extra: extra state, pickled.
         since: number of the newest update that the receiver had before.
@@ -171,7 +171,8 @@ class WeightStore:
             readers: readers that get the weights.
 
         Raises:
-            ValueError: as :meth:`check`.
+            ValueError: as :meth:`check`, or if the version is too long.
+            RuntimeError: if readers hold all other slots.
         """
         record = _version_record(version)
         with _here:
@@ -246,7 +247,7 @@ class WeightStore:
         return self._words[_at(index)] & _NO_SLOT
 
     def _free(self, file: _File) -> int:
-        """Locks a slot that is nobody's newest and that nobody reads; returns its number."""
+        """Locks a slot that is no reader's newest and that no reader holds; returns its number."""
         newest = {self._newest(index) for index in range(self.readers)}
         for number in range(file.slots):
             if number not in newest and file.lock(number, fcntl.LOCK_EX):

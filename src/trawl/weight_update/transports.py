@@ -144,7 +144,7 @@ class Transport(ABC):
         return self._loaded(partial(self._receive_first, worker_idx), model, weights, strategy)
 
     def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
-        """Connects the receiver's end, and does for the first weights as :meth:`_receive`."""
+        """Connects the receiver's end, and handles the first weights like :meth:`_receive`."""
         self._receive(None, use)
 
     def _loaded(
@@ -163,7 +163,7 @@ class Transport(ABC):
 class MPTransport(Transport):
     """Transport to a receiver by queues of the user's own, such as ``multiprocessing.Queue``.
 
-    It delivers all weights, one after the other.
+    It delivers every update in order, and skips none.
 
     Args:
         weight_queue: queue that carries weights to the receiver (``put`` and ``get``).

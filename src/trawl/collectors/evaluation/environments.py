@@ -99,7 +99,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:
-    """Gives the episodes of an environment seeds by their numbers, if that is possible.
+    """Seeds each episode of an environment by the episode's number, if that is possible.
 
     It is possible for single Gymnasium environments, and for several of them in a batch. Vector
     environments begin episodes by themselves, and TorchRL's environments are seeded in ways of

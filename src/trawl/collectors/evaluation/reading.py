@@ -56,7 +56,7 @@ class _EnvEpisodes:
 
 
 class EpisodeReader:
-    """Takes the same number of episodes from each environment.
+    """Takes an equal share of the episodes, give or take one, from each environment.
 
     Short episodes would be over-represented among the first that end. So each environment
     contributes a fixed share, and its later episodes are left out.

@@ -104,7 +104,7 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
 
     Returns:
         The mean over the episodes that ended. If the evaluation stops at the first end, or no
-        episode ended, the mean over the environments of all their rewards.
+        episode ended, the mean over the environments of the sum of each one's rewards.
     """
     if stopped or not ends.any():
         return float(rewards.sum(0).mean())

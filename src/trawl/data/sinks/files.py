@@ -35,7 +35,7 @@ def damaged(path: str | os.PathLike[str], what: str) -> ValueError:
 
 @contextmanager
 def reading(path: Path, *kinds: type[BaseException]) -> Iterator[None]:
-    """Reports errors of a library that reads a file within the context as a damaged file.
+    """Context in which a library's errors while reading a file are reported as a damaged file.
 
     Args:
         path: path of the file, for error messages.
