@@ -71,11 +71,7 @@ def export(module, *shape, dynamic=False, path="p.pt2", dtype=torch.float32):
 
 
 def script(module, path="p.pt"):
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(module).save(path)
+    torch.jit.script(module).save(path)
     return path
 
 

@@ -86,7 +86,6 @@ def save_script(file):
 
 
 @pytest.mark.parametrize("save", [save_exported, save_script])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_policy_in_a_file_is_loaded_by_each_worker(save, trawl):
     save("policy")
     code, _, _ = trawl("collect", "Pendulum-v1", "--policy", "policy", "--frames", 40,

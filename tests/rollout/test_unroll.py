@@ -68,7 +68,6 @@ def test_dropout_follows_the_mode() -> None:
     assert function(torch.ones(2)).tolist() == [0, 0]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_functions_and_scripts_are_left_alone() -> None:
     script = torch.jit.trace(nn.Linear(3, 1), torch.ones(3))
     assert unroll(torch.tanh) is torch.tanh
