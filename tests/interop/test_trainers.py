@@ -1,5 +1,7 @@
 """TorchRL's trainers, with Trawl's collectors in the place of TorchRL's."""
 
+import copy
+
 import pytest
 import torch
 from trainer_parts import AGENTS, FRAMES, MANY, QUIET, TOTAL, Followed, buffer_of
@@ -12,9 +14,10 @@ pytestmark = QUIET
 
 def collectors(agent, kind, **options):
     options = {"frames_per_batch": FRAMES, "total_frames": TOTAL, **options}
+    policy = options.pop("policy", agent.policy)
     if kind is Collector:
-        return Collector(agent.env, agent.policy, **options)
-    return kind([agent.env] * 2, agent.policy, **options)
+        return Collector(agent.env, policy, **options)
+    return kind([agent.env] * 2, policy, **options)
 
 
 KINDS = pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
@@ -53,7 +56,10 @@ def test_weights_of_named_models(strategy):
 def test_it_trains_while_frames_come(name, kind):
     agent = AGENTS[name]()
     buffer = buffer_of(TOTAL)
-    collector = collectors(agent, kind, replay_buffer=buffer, total_frames=MANY)
+    # `DQNLoss` takes the parameters out of the learner's module for moments, in which no other
+    # thread can use it.
+    own = copy.deepcopy(agent.policy)
+    collector = collectors(agent, kind, policy=own, replay_buffer=buffer, total_frames=MANY)
     trainer = agent.async_trainer(collector, buffer)
     before = agent.weights().clone()
     trainer.train()
