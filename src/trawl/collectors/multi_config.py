@@ -84,7 +84,7 @@ class MultiConfig(CollectorConfig):
     start_method: Literal["forkserver", "spawn", "inline"] = option("forkserver", one_of(*METHODS))
 
     @property
-    def exact_in_workers(self) -> bool:
+    def workers_can_write(self) -> bool:
         """True if each frame reaches the replay buffer exactly once even if workers write it."""
         # If a worker adds frames one by one and dies, its frames can't be told from those of its
         # replacement; nor can those of a late worker from frames that come after the end.

@@ -91,15 +91,15 @@ class SyncScheduler(Scheduler):
 
     Args:
         pool: the pool of workers.
-        share: share of the workers that a batch waits for, before the others are interrupted;
+        threshold: share of the workers that a batch waits for, before the others are interrupted;
             None or 1: it waits for all.
     """
 
-    def __init__(self, pool: WorkerPool, share: float | None = None) -> None:
+    def __init__(self, pool: WorkerPool, threshold: float | None = None) -> None:
         super().__init__(pool)
         # Parts of the next batch that have arrived.
         self._made: list[WorkerBatch] = []
-        self._share = 1.0 if share is None else share
+        self._threshold = 1.0 if threshold is None else threshold
         # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
 
@@ -123,16 +123,17 @@ class SyncScheduler(Scheduler):
         together = None if late or self.assembler is None else self.assembler.slices()
         for index in fresh:
             place = self._slice(index) if together is None else together[index]
-            self._request(index, place, random, breakable=self._share < 1)
+            self._request(index, place, random, breakable=self._threshold < 1)
         return set(fresh)
 
     def _gather(self, fresh: set[int]) -> None:
-        """Waits for the batches of all workers, or of as many as ``share`` asks for."""
+        """Waits for the batches of all workers, or of as many as the threshold asks for."""
         began = time.monotonic()
         count = len(self.frames)
         parts = self._made
         # Parts that late workers still owed from the last batch don't count.
-        enough = count if self._share >= 1 else min(max(1, int(count * self._share)), len(fresh))
+        least = max(1, int(count * self._threshold))
+        enough = count if self._threshold >= 1 else min(least, len(fresh))
         while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
             part = self._next()
             if part is not None:

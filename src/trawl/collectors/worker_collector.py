@@ -263,7 +263,7 @@ class WorkerCollector(WorkerControl):
     def _workers_write(self) -> bool:
         """True if workers write into the replay buffer themselves, which has to be shared."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
-        return self._backend.isolated and self.config.exact_in_workers and shared
+        return self._backend.isolated and self.config.workers_can_write and shared
 
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
         """Returns the specification of a slot's worker, as of now."""

@@ -1,4 +1,4 @@
-"""Builds an environment from anything that a user may pass as one."""
+"""Builds one environment from anything that a user may pass as one."""
 
 from __future__ import annotations
 

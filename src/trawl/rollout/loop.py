@@ -49,7 +49,7 @@ class Rollout:
         exploration: exploration type of probabilistic policies.
 
     Attributes:
-        frames: the object that fills the batches.
+        writer: the object that fills the batches.
         steps_done: steps that each environment has taken.
         env_share: share of a step's time that the environment takes, estimated from samples.
         filled: rows of the last batch that were stepped.

@@ -111,7 +111,7 @@ class RayCollector(ClusterCollector):
     @override
     def _workers_write(self) -> bool:
         ray = getattr(self.config.replay_buffer, "service_backend", None) == "ray"
-        return self.config.exact_in_workers and ray
+        return self.config.workers_can_write and ray
 
     @override
     def _buffer_of_workers(self) -> Any:
