@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from multi_parts import LENGTHS, TRAJ_IDS, Chooser, actions, drained, envs, ledger, same
+from ray_parts import kill
 from torch import nn
 
 from trawl.collectors import MultiSyncCollector
@@ -118,7 +119,7 @@ def test_who_dies_is_replaced(sync, how, cluster):
                     if how == "SIGKILL":
                         os.kill(worker.pid, signal.SIGKILL)
                     else:
-                        cluster.kill(worker.actor)
+                        kill(worker.actor)
         stats = there.stats()
     assert books.frames == stats["frames"] == 240
     assert stats["restarts"] == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from multi_parts import TRAJ_IDS, Chooser, actions, envs, ledger, same
+from ray_parts import get, kill
 
 from trawl.collectors import Collector
 from trawl.collectors.distributed import RayCollector
@@ -15,27 +16,13 @@ from trawl.testing import NumberedEnv
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("cluster", "sent_by_value")
-PATIENCE = 300.0
 BOTH = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-
-
-def kill(handle: Any) -> None:
-    """Ends an actor, and waits until that is known."""
-    ray.kill(handle)
-    with pytest.raises(ray.exceptions.RayActorError):  # noqa: PT012
-        while True:
-            get(handle.stats.remote())
 
 
 def make(policy: Any = None, workers: int = 2, **options: Any) -> RayCollector:
     options = {"frames_per_batch": 12, "sync": True, "track_policy_version": True, **options}
     options.setdefault("remote_configs", {"num_cpus": 0, "memory": 0})
     return RayCollector(envs(workers), policy or Chooser(1), **options)
-
-
-def get(*calls: Any) -> Any:
-    found = ray.get(list(calls), timeout=PATIENCE)
-    return found if len(calls) > 1 else found[0]
 
 
 def stamps(batch: Any) -> list[tuple[int, int]]:

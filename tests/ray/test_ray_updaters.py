@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from multi_parts import Chooser, actions
+from ray_parts import get, kill
 from tensordict import TensorDict
-from test_ray_handles import get, make, stamps
+from test_ray_handles import make, stamps
 
 from trawl.weight_update import RayTransport, RayWeightUpdater
 
@@ -88,7 +89,7 @@ def test_it_is_the_updater_of_the_collector(kind, sync):
                     {expected[0]},
                     expected[1],
                 )
-        ray.kill(collector.remote_collectors[1])
+        kill(collector.remote_collectors[1])
         with pytest.warns(RuntimeWarning, match="worker 1 died"):  # noqa: PT031
             while not collector.stats()["restarts"]:
                 collector.next()
@@ -177,7 +178,7 @@ def test_an_actor_that_dies_before_it_takes_weights_is_told_of():
     with make() as collector:
         updater = RayWeightUpdater(weights_of(Chooser(2)), collector.remote_collectors)
         handle = collector.remote_collectors[0]
-        ray.kill(handle)
+        kill(handle)
         updater.push_weights()
         # The call before it has failed when this one has.
         with pytest.raises(ray.exceptions.RayActorError):

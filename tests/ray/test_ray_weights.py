@@ -13,13 +13,13 @@ import torch
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "collectors"))
 
 from multi_parts import Chooser, envs
+from ray_parts import PATIENCE, kill
 
 from trawl.collectors.distributed import RayCollector
 from trawl.weight_update import RayWeightSyncScheme
 
 BOTH = pytest.mark.parametrize("backend", ["object_store", "gloo"])
 ASKED = {"num_cpus": 0, "memory": 0}
-PATIENCE = 300
 
 
 def stamps(batch: Any) -> set[tuple[int, int]]:
@@ -106,7 +106,7 @@ def test_a_collector_sends_its_weights_also_to_who_takes_a_dead_workers_place(cl
         collector.increment_version()
         assert stamps(collector.next()) == {(3, 4)}
         collector.update_policy_weights_(Chooser(2))
-        cluster.kill(collector.remote_collectors[1])
+        kill(collector.remote_collectors[1])
         with pytest.warns(RuntimeWarning, match="worker 1 died"):
             assert stamps(collector.next()) == {(2, 5)}
         collector.update_policy_weights_(Chooser(3))
