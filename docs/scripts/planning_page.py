@@ -1,11 +1,11 @@
-"""Writes what a driver costs, and how many workers it can serve, into docs/planning-clusters.md.
+"""Writes the costs of a driver, and the workers it can serve, into docs/planning-clusters.md.
 
     python docs/scripts/planning_page.py
 
-What was measured is in ``benchmarks/results/driver_cost.json``; what follows from it is calculated
-anew, and written into ``benchmarks/results/planning.json``. The text between
-``<!-- costs:begin -->`` and ``<!-- costs:end -->`` is replaced, and so are that of ``limits`` and
-the picture.
+Measurements are read from ``benchmarks/results/driver_cost.json``. The limits that follow from them
+are calculated, and written into ``benchmarks/results/planning.json``. On the page, the script
+replaces the text between ``<!-- costs:begin -->`` and ``<!-- costs:end -->``, the text between the
+same markers of ``limits``, and the picture.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ PACES = {"async": "at their own pace", "sync": "in step"}
 WAYS = {
     "async": "at their own pace",
     "sync": "in step",
-    "written": "writing elsewhere",
+    "written": "writing into a replay buffer",
 }
 
 
@@ -40,8 +41,8 @@ def module(path: Path) -> ModuleType:
 
 
 def costs(found: dict[str, Any]) -> str:
-    """What a driver costs, at each place and pace."""
-    rows = [["Workers are", "They collect", "µs for each batch of a worker", "µs for each MB"]]
+    """Returns the table of a driver's costs, by place and pace of the workers."""
+    rows = [["Workers are", "They collect", "`a`: µs per batch of a worker", "`b`: µs per MB"]]
     for place in found["places"].values():
         title = place["title"]
         for kind, fit in place["fits"].items():
@@ -56,21 +57,22 @@ def costs(found: dict[str, Any]) -> str:
     machine = found["machine"]
     about = (
         f"Measured on {found['date'][:10]} on {machine['processor']} ({machine['cores']} cores), "
-        f"Python {machine['python']}. These two numbers explain what was measured to within "
-        f"{100 * min(errors):.0f} to {100 * max(errors):.0f} % (medians, by row)."
+        f"Python {machine['python']}. Depending on the row, the formula's median error is "
+        f"{100 * min(errors):.0f} to {100 * max(errors):.0f} %."
     )
-    return f"{_table(rows, 2)}\n\n{about}"
+    return f"{_table(rows, 2)}\n\n{_wrapped(about)}"
 
 
 def limits(found: dict[str, Any]) -> str:
-    """How many workers keep one processor of the driver busy."""
+    """Returns the table of the numbers of workers that keep one processor of the driver busy."""
     work = found["work"]
     about = (
-        f"For workers that make {work['speed']:,.0f} frames/s each, in batches of "
-        f"{work['frames']:,} frames of {work['frame_bytes']:,} bytes "
-        f"({work['megabytes']:.1f} MB a batch):"
+        "The table shows how many workers keep one processor of the driver busy, and how many "
+        "frames and bytes per second that is. Each worker makes "
+        f"{work['speed']:,.0f} frames/s, in batches of {work['frames']:,} frames. A frame has "
+        f"{work['frame_bytes']:,} bytes, so a batch has {work['megabytes']:.1f} MB."
     )
-    rows = [["Workers are", "How", "Workers", "frames/s", "GB/s"]]
+    rows = [["Workers are", "They collect", "Workers", "Frames/s", "GB/s"]]
     for where, place in found["places"].items():
         title = place["title"]
         for way, called in WAYS.items():
@@ -78,7 +80,7 @@ def limits(found: dict[str, Any]) -> str:
             if one is None or way == "sync":
                 continue
             if where == "tree":
-                called = f"{found['branch']} to an actor"
+                called = f"{PACES[way]}, {found['branch']} for each actor"
             # What doesn't come to the driver has no limit there.
             far = "" if way == "written" else f"{one['most_gigabytes']:,.1f}"
             rows.append(
@@ -93,14 +95,19 @@ def limits(found: dict[str, Any]) -> str:
             title = ""
     picture = "![Frames per second by the number of workers](assets/planning.svg)"
     legend = (
-        "Lines are the formulas, dots are events, in which the time that a batch takes varies by "
-        f"{100 * found['spread']:.0f} %. The dashed line is what the workers make."
+        "Lines show the formulas. Dots show a simulation in which the time for a batch varies by "
+        f"{100 * found['spread']:.0f} %. The grey dotted line shows the frames that all workers "
+        "together can make."
     )
-    return "\n\n".join([about, _table(rows, 2), picture, legend])
+    return "\n\n".join([_wrapped(about), _table(rows, 2), picture, _wrapped(legend)])
 
 
 def _micro(seconds: float) -> str:
     return f"{1e6 * seconds:,.0f}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 119, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(rows: list[list[str]], numbers_from: int) -> str:

@@ -3,12 +3,11 @@
     python docs/scripts/speed_table.py
     python docs/scripts/speed_table.py --results benchmarks/results/single.json
 
-The text between ``<!-- speed:begin -->`` and ``<!-- speed:end -->`` is replaced: in README.md by
-how many times as fast as the others Trawl is, in docs/performance.md by every contender's speed.
-There, what is between ``<!-- multi:begin -->`` and ``<!-- multi:end -->`` becomes the speed of many
-processes, and between ``<!-- weights:begin -->`` and ``<!-- weights:end -->`` the cost of new
-weights; and what is between those of ``clusters`` the speed of clusters. The results are what
-``benchmarks/run.py`` writes, and so are the pictures that go with them.
+The script replaces the text between pairs of markers such as ``<!-- speed:begin -->`` and
+``<!-- speed:end -->``. In README.md, ``speed`` becomes a table of Trawl's speed and its ratio to
+the speeds of others. In docs/performance.md, ``speed`` becomes a table of every contender's speed,
+``multi`` the results of many processes, ``weights`` the cost of new weights, and ``clusters`` the
+results of clusters. ``benchmarks/run.py`` writes the results and the pictures.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def short_table(results: dict[str, Any]) -> str:
 
 def full_table(results: dict[str, Any]) -> str:
     """One row for each contender of each kind of work, and the import times."""
-    rows = [["Work", "Who", "µs/frame", "frames/s", "Trawl is × as fast", "least – most", "How"]]
+    rows = [["Work", "Contender", "µs/frame", "frames/s", "Ratio", "Range", "Notes"]]
     for case in results["cases"].values():
         trawl = next((each for each in case["contenders"] if each["name"] == TRAWL), None)
         title = case["title"]
@@ -63,13 +62,13 @@ def full_table(results: dict[str, Any]) -> str:
                 title = ""
     versions = results["versions"].items()
     packages = ", ".join(f"{name} {version}" for name, version in versions if version)
-    parts = [_table(rows, numbers_from=2), f"{_measured(results)} {packages}."]
+    parts = [_table(rows, numbers_from=2), f"{_measured(results)} Versions: {packages}."]
     parts.append(PICTURE.format("assets"))
     imports = [each for each in results["import"] if each["median_ms"] is not None]
     if imports:
         times = [[f"`{each['statement']}`", f"{each['median_ms']:.0f}"] for each in imports]
         parts.append(
-            "What an import costs once torch, tensordict and Gymnasium are imported:\n\n"
+            "Import times, measured after torch, tensordict and Gymnasium were imported:\n\n"
             + _table([["Statement", "ms"], *times], numbers_from=1)
         )
     return "\n\n".join(parts)
@@ -101,30 +100,30 @@ def _speed(each: dict[str, Any]) -> float:
 
 
 def _measured(results: dict[str, Any]) -> str:
-    return _circumstances(results, "with one thread")
+    return _circumstances(results, "one thread")
 
 
 def _circumstances(results: dict[str, Any], threads: str) -> str:
     settings, machine = results["settings"], results["machine"]
     clocks = {"wall": "wall clock", "cpu": "processor time"}
     return (
-        f"Measured on {results['date'][:10]} {threads} on {machine['processor']} "
-        f"({machine['cores']} cores), Python {machine['python']}: medians of "
+        f"Measured on {results['date'][:10]} on {machine['processor']} ({machine['cores']} cores), "
+        f"with Python {machine['python']} and {threads}. Values are medians of "
         f"{settings['rounds']} rounds of {settings['seconds']} s each "
-        f"({clocks[settings.get('clock', 'wall')]}). All contenders ran in turn, in one run."
+        f"({clocks[settings.get('clock', 'wall')]}). All contenders took turns in a single run."
     )
 
 
 def _table(rows: list[list[str]], numbers_from: int) -> str:
     """A Markdown table; from column ``numbers_from`` on, cells are set to the right."""
     head, *body = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    rule = ["---" if i < numbers_from or head[i] == "How" else "---:" for i in range(len(head))]
+    rule = ["---" if i < numbers_from or head[i] == "Notes" else "---:" for i in range(len(head))]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
 
 
 def multi_table(results: dict[str, Any]) -> str:
     """One row for each contender and measure of each kind of work, and how things grow."""
-    rows = [["Work", "Who", "Measured", "Trawl is × as good", "least – most", "How"]]
+    rows = [["Work", "Contender", "Result", "Ratio", "Range", "Notes"]]
     by_count = {}
     for name, case in results["cases"].items():
         if name.startswith("workers_"):
@@ -140,24 +139,24 @@ def multi_table(results: dict[str, Any]) -> str:
     added = results["per_further_worker"].get(TRAWL)
     if added:
         parts.append(
-            f"Between {added['fewest']} and {added['most']} workers, each further one takes "
-            f"{added['start_ms']:.0f} ms to start, and {added['rss_mib']:.2f} MiB in the parent "
-            f"({added['batch_mib']:.2f} MiB of them for its part of each batch)."
+            f"From {added['fewest']} to {added['most']} workers, each additional worker takes "
+            f"{added['start_ms']:.0f} ms to start, and {added['rss_mib']:.2f} MiB of the parent's "
+            f"memory. Its part of each batch accounts for {added['batch_mib']:.2f} MiB of this."
         )
-    parts.append(_circumstances(results, "with one thread in each process"))
+    parts.append(_circumstances(results, "one thread in each process"))
     parts.append(GROWTH.format("assets/growth.png"))
     return "\n\n".join(parts)
 
 
 def weights_table(results: dict[str, Any]) -> str:
     """One row for each contender and measure of each kind of work."""
-    rows = [["Work", "Who", "Measured", "Trawl is × as good", "least – most", "How"]]
+    rows = [["Work", "Contender", "Result", "Ratio", "Range", "Notes"]]
     for case in results["cases"].values():
         title = case["title"]
         for row in _measured_rows(case):
             rows.append([title, *row])
             title = ""
-    about = _circumstances(results, "with one thread in each process")
+    about = _circumstances(results, "one thread in each process")
     return f"{_table(rows, numbers_from=2)}\n\n{about}"
 
 
