@@ -104,13 +104,13 @@ def images() -> Race:
 
 
 def first_batch() -> Race:
-    """A start on a cluster that runs already."""
+    """A start on a running cluster already."""
     frames = WORKERS * 100
     given = "ray", "sync", work.pendulum, frames, work.acting(work.mlp(3, 1))
     return Race(
         "ray_first_batch",
         f"From the constructor's call to the first batch, {TITLES['ray'].format(WORKERS)}, on a "
-        "cluster that runs",
+        "running cluster",
         (
             Contender(TRAWL, partial(Starting, partial(trawl, *given))),
             Contender(TORCHRL, partial(Starting, partial(torchrl, *given)), TRUSTED, may_fail=True),
@@ -142,7 +142,7 @@ def weights() -> Race:
         ),
         {
             "acted": Measure("ms until all actors act with them", less=True, digits=1),
-            "call": Measure("ms of the learner's call", less=True, digits=1),
+            "call": Measure("ms until the learner's call returns", less=True, digits=1),
         },
         tuple(Goal(measure, 2.0, name) for name in names.values() for measure in ("acted", "call")),
         patience=PATIENCE,

@@ -32,7 +32,7 @@ def trawl(
 def constructor(
     where: Where, kind: Kind, makes: Sequence[Make], policy: Any, frames: int, **options: Any
 ) -> Callable[[], Any]:
-    """The same, for a cluster that runs."""
+    """The same, for a running cluster."""
     from trawl.collectors import distributed
 
     made, own = {

@@ -36,9 +36,9 @@ CALL = {
     "given_copies": Measure("memory copies, given weights", less=True, digits=2),
 }
 TAKE = {
-    "take": Measure("ms to take them", less=True, digits=2),
-    "take_copies": Measure("memory copies to take them", less=True, digits=2),
-    "look": Measure("µs to see that there are none", less=True, digits=3),
+    "take": Measure("ms to load them", less=True, digits=2),
+    "take_copies": Measure("memory copies to load them", less=True, digits=2),
+    "look": Measure("µs to check when there are none", less=True, digits=3),
 }
 
 
@@ -134,7 +134,7 @@ def taking(name: str, title: str, make_policy: Callable[[], nn.Module], goal: fl
     goals = (Goal("look", 1.0),) if goal is None else (Goal("take_copies", goal), Goal("look", 1.0))
     return Race(
         f"taking_{name}",
-        f"A worker takes {title}",
+        f"A worker loads {title}",
         (Contender(TRAWL, partial(Reading, make_policy)),),
         TAKE,
         goals,
@@ -153,7 +153,7 @@ def collecting(kind: peers.Kind) -> Race:
         "2x64, new weights after each batch",
         (
             Contender(TRAWL, partial(Updating, ours, ahead)),
-            Contender(ALONE, partial(Collecting, ours, ahead), "Trawl's, too"),
+            Contender(ALONE, partial(Collecting, ours, ahead), "Trawl's collector"),
             Contender(TORCHRL, partial(Updating, theirs, ahead), f"{SHARED}, {TRUSTED}"),
         ),
         goals=(Goal("speed", 0.95, ALONE),),

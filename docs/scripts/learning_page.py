@@ -44,7 +44,7 @@ def table(results: dict[str, Any]) -> str:
     """A row for each example: how many seeds got there, and how long that took."""
     rows = [
         "| Example | Return | Seeds that reached it, Trawl / TorchRL | Trawl, s | TorchRL, s "
-        "| Trawl is × as fast | Frames/s, learning included, Trawl / TorchRL "
+        "| Speed-up | Frames/s, learning included, Trawl / TorchRL "
         "| Share of time spent collecting, Trawl / TorchRL |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]

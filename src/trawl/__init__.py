@@ -62,7 +62,7 @@ _HOMES = {
 }
 
 
-# Hidden from type checkers, which would accept any name because of it.
+# Hidden from type checkers, because with this function they would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

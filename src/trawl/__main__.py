@@ -1,4 +1,4 @@
-"""``python -m trawl``."""
+"""Entry point of ``python -m trawl``."""
 
 import sys
 

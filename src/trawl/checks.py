@@ -1,4 +1,4 @@
-"""Checks of arguments that several parts of the library take."""
+"""Checks of arguments that several parts of the library have in common."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ def check_bool(name: str, value: Any) -> None:
     Every string except the empty one would count as True.
     """
     if isinstance(value, str):
-        raise TypeError(f"{name} must be True or False, but it is the text {value!r}")
+        raise TypeError(f"{name} must be True or False, but it is the string {value!r}")
 
 
 def check_number(name: str, value: Any, least: int) -> int:
-    """Returns the value as an integer; a float such as ``1e6`` is accepted."""
+    """Checks that a value is an integer of at least ``least``, and returns it as an int.
+
+    A float that is a whole number, such as ``1e6``, is accepted.
+
+    Raises:
+        TypeError: if the value is not an integer.
+        ValueError: if the value is too small.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not hasattr(value, "__index__"):

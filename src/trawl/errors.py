@@ -16,8 +16,9 @@ _RESETTING = "while resetting"
 class WorkerError(Exception):
     """Raised if something goes wrong in a worker.
 
-    Where possible, an exception that a worker raised arrives as a subclass of both this class and
-    its original type: ``except ValueError`` catches it if the environment raised a ``ValueError``.
+    Where possible, the class of the error is a subclass of both this class and the type of the
+    exception that the worker raised. If the environment raised a ``ValueError``, ``except
+    ValueError`` therefore catches the error.
 
     Attributes:
         message: the error and the place where it happened, with the worker's traceback if there
@@ -30,9 +31,9 @@ class WorkerError(Exception):
         if isinstance(original, _GROUP) and issubclass(cls, _GROUP):
             return super().__new__(cls, message, original.exceptions)
         if issubclass(cls, MemoryError):
-            # `MemoryError.__new__` refuses classes that have another exception as a base, too.
+            # `MemoryError.__new__` refuses classes that also have another exception as a base.
             return Exception.__new__(cls, message)
-        # Without `original`, as some types (OSError) would use a second argument as their own.
+        # Without `original`, because some types, such as OSError, interpret a second argument.
         return super().__new__(cls, message)
 
     def __init__(self, message: str = "", original: BaseException | None = None) -> None:
@@ -50,7 +51,7 @@ class WorkerDied(WorkerError):
 
 @contextmanager
 def resetting(env: Any, hint: str = "") -> Iterator[None]:
-    """Adds a note to exceptions within the context, which resets an environment.
+    """Adds a note to exceptions that are raised in the context, which resets an environment.
 
     Args:
         env: the environment.
@@ -60,7 +61,7 @@ def resetting(env: Any, hint: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         name = repr(env)
-        if "\n" in name:  # as of TorchRL's TransformedEnv
+        if "\n" in name:  # for example, TorchRL's TransformedEnv
             name = type(env).__name__
         add_note(error, f"{_RESETTING} {name}{hint}")
         raise
@@ -71,13 +72,16 @@ def raised_by_reset(error: BaseException) -> bool:
     cause = error
     if isinstance(error, WorkerError) and error.original is not None:
         cause = error.original
-    # Python 3.10 has the notes in the message.
+    # On Python 3.10, the notes are in the message.
     notes = [*getattr(cause, "__notes__", []), *str(cause).splitlines()]
     return any(note.startswith(_RESETTING) for note in notes)
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a line that the traceback shows (Python 3.10 shows it in the message instead)."""
+    """Adds a note to an exception.
+
+    Python 3.10 has no notes. There, the text is added to the exception's message.
+    """
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):

@@ -1,4 +1,4 @@
-"""TensorDict keys in one form, a tuple of strings, and the keys of the entries of frames."""
+"""TensorDict keys as tuples of strings, and the keys of common entries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_key(key: str | Sequence[Any]) -> Key:
 
 
 def show_key(key: Key) -> str:
-    """Returns the key as a user would write it: a single string without its tuple."""
+    """Returns the key as a user would write it; a key of one part is written as a string."""
     return repr(key[0] if len(key) == 1 else key)
 
 

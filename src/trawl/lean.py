@@ -1,12 +1,12 @@
 """Imports tensordict in half the time, in processes that Trawl starts.
 
-On import, tensordict marks some of its functions for PyTorch's compiler. That imports the compiler,
-which takes longer than tensordict itself, although a process that collects hardly ever compiles.
-This module postpones the marks until the compiler is imported.
+On import, tensordict marks some of its functions for PyTorch's compiler. Marking a function imports
+the compiler, which takes longer to import than tensordict itself. A process that collects rarely
+compiles anything. Therefore, this module postpones the marks until the compiler is imported.
 
-Without it, importing ``trawl.collectors`` in a fresh interpreter takes twice the CPU time: 2.4 s
-instead of 1.1 s. The race ``first_batch`` in ``benchmarks/multi`` measures what that means for the
-start of workers.
+Without this module, importing ``trawl.collectors`` in a fresh interpreter takes twice the CPU time:
+2.4 s instead of 1.1 s. The benchmark ``first_batch`` in ``benchmarks/multi`` measures the effect on
+the start of workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 _TENSORDICT, _COMPILER = "tensordict", "torch._dynamo"
-# Functions of `torch.compiler` that mark a function and return it, and import the compiler.
+# Functions of `torch.compiler` that mark a function and return it. They import the compiler.
 _MARKS = ("allow_in_graph", "assume_constant_result")
 
 # Calls to make once the compiler is imported.
@@ -30,9 +30,9 @@ _Later = list[tuple[Callable[[Any], Any], Any]]
 
 
 def import_lean() -> None:
-    """Makes the import of tensordict skip the compiler, unless either is imported already.
+    """Makes the import of tensordict skip the compiler, unless one of them is already imported.
 
-    The import then patches `torch.compiler` as long as it runs. Call this only at the start of a
+    During the import, ``torch.compiler`` is patched. Call this function only at the start of a
     process, while no other thread compiles.
     """
     there = any(isinstance(finder, _Finder) for finder in sys.meta_path)
@@ -41,7 +41,7 @@ def import_lean() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Import hook that executes one module within a context manager, once."""
+    """Import hook that executes one module in a context manager, only once."""
 
     def __init__(self, name: str, around: Callable[[], Any]) -> None:
         self._name, self._around = name, around
@@ -59,7 +59,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module by another loader, and executes it within a context manager."""
+    """Loads a module with another loader, and executes the module in a context manager."""
 
     def __init__(self, loader: Loader, around: Callable[[], Any]) -> None:
         self._loader, self._around = loader, around
@@ -113,7 +113,7 @@ def _applied(later: _Later) -> Iterator[None]:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Turns off garbage collection: nearly all objects that imports create stay for good."""
+    """Turns off garbage collection, because nearly all objects that imports create persist."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Memory of this process, and the alignment of arrays in a block of memory."""
+"""Memory of blocks, and the alignment of arrays within a block."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Memory(Protocol):
 
     @property
     def buffer(self) -> Any:
-        """The memory."""
+        """The memory, as an object with the buffer protocol."""
 
 
 class PrivateMemory:
-    """Memory of this process alone, at least one byte of zeros."""
+    """Memory that is private to this process and filled with zeros, at least one byte."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

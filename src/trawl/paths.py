@@ -1,4 +1,4 @@
-"""Access to attributes by a dotted path, like ``"policy.module[0].weight"``."""
+"""Access to attributes by a dotted path, such as ``"policy.module[0].weight"``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def get_path(root: Any, path: str) -> Any:
 
 
 def call_path(root: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls the object at ``path``, and returns the result; returns the object if not callable.
+    """Calls the object at ``path``, and returns the result.
+
+    If the object is not callable, the object itself is returned.
 
     Raises:
         ValueError: if there are arguments, but the object is not callable.

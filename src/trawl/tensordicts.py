@@ -22,19 +22,19 @@ from torch import Tensor
 
 from trawl.keys import Key, nested
 
-#: The constructor without its checks, which take longer than a step of a simple environment.
+#: TensorDict's constructor without its checks, which take longer than a simple environment's step.
 new_tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def tensordict_of(
     entries: Mapping[Key, Any], batch_size: Sequence[int], names: Sequence[str | None]
 ) -> TensorDict:
-    """Builds a TensorDict without a device. All entries must have its batch size.
+    """Builds a TensorDict without a device.
 
     Args:
-        entries: tensors by key.
+        entries: tensors by key. All of them must have the batch size.
         batch_size: the batch size, also of nested TensorDicts.
-        names: the names of its dimensions.
+        names: the names of the batch's dimensions.
     """
     return _made(nested(entries), torch.Size(batch_size), list(names))
 
@@ -59,12 +59,12 @@ def _is_private(key: Any) -> bool:
 
 
 def is_lazy(value: object) -> bool:
-    """Tells whether a value is a lazy stack of TensorDicts, whose layouts may differ."""
+    """Returns True if a value is a lazy stack of TensorDicts, whose layouts may differ."""
     return isinstance(value, LazyStackedTensorDict) and not isinstance(value, NonTensorStack)
 
 
 def has_lazy(tensordict: TensorDictBase) -> bool:
-    """Tells whether a TensorDict is a lazy stack, or holds one."""
+    """Returns True if a TensorDict is a lazy stack, or contains one."""
     return is_lazy(tensordict) or any(
         has_lazy(value) for value in tensordict.values() if _is_branch(value)
     )
@@ -75,7 +75,7 @@ def _is_branch(value: object) -> bool:
 
 
 def whole_key(tensordict: TensorDictBase, key: Key) -> Key:
-    """Returns the key of the lazy stack that holds the entry ``key``, else ``key`` itself."""
+    """Returns the key of the lazy stack that holds the entry ``key``, or ``key`` if none does."""
     value: Any = tensordict
     for depth, part in enumerate(key):
         if is_lazy(value):
@@ -87,7 +87,7 @@ def whole_key(tensordict: TensorDictBase, key: Key) -> Key:
 
 
 def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, int]]:
-    """Yields the tensors of an entry: several, if it is in a lazy stack.
+    """Yields the tensors of an entry; an entry in a lazy stack may have several.
 
     Args:
         tensordict: the TensorDict that has the entry.
@@ -95,7 +95,7 @@ def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, i
         axis: a dimension of ``tensordict``.
 
     Yields:
-        A tensor, and the dimension of it that corresponds to ``axis``.
+        A tensor, and the dimension of the tensor that corresponds to ``axis``.
     """
     if is_lazy(tensordict) and tensordict.stack_dim != axis:
         inner = axis if axis < tensordict.stack_dim else axis - 1
@@ -108,7 +108,7 @@ def tensors_at(tensordict: Any, key: Key, axis: int) -> Iterator[tuple[Tensor, i
 
 
 def snapshot(values: TensorDictBase) -> TensorDictBase:
-    """Copies a TensorDict so that it shares nothing, non-tensor data included."""
+    """Returns a copy of a TensorDict that shares no data with it, not even non-tensor data."""
     copied: TensorDictBase = _copied(values)
     return copied
 
@@ -127,7 +127,8 @@ def _copied(value: Any) -> Any:
 def noted(values: TensorDictBase) -> TensorDictBase:
     """Returns a TensorDict with the same objects, for a later comparison by :func:`changes`.
 
-    Unlike :meth:`~tensordict.TensorDictBase.copy`, it keeps the wrappers of non-tensor data.
+    Unlike :meth:`~tensordict.TensorDictBase.copy`, this function keeps the wrappers of non-tensor
+    data.
     """
     if is_lazy(values):
         parts = map(noted, values.tensordicts)
@@ -138,11 +139,11 @@ def noted(values: TensorDictBase) -> TensorDictBase:
 
 
 def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
-    """Returns the entries of ``after`` that are not the same objects in ``before``.
+    """Returns the entries of ``after`` that are not the same objects as in ``before``.
 
     Args:
-        before: the earlier state of a TensorDict, as :func:`noted` or ``copy()`` keeps it.
-        after: its later state. A lazy stack in it stays one.
+        before: the earlier state of a TensorDict, from :func:`noted` or ``copy()``.
+        after: the later state of the TensorDict. Lazy stacks remain lazy stacks.
     """
     if is_lazy(after):
         olds = _parts(before, after)
@@ -162,7 +163,7 @@ def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
 
 
 def _parts(before: Any, after: Any) -> list[TensorDictBase]:
-    """Returns the parts of ``before`` that match those of a lazy stack; else, empty parts."""
+    """Returns the parts of ``before`` that match the parts of a lazy stack, or empty parts."""
     if is_lazy(before) and before.stack_dim == after.stack_dim:
         return list(before.tensordicts)
     return [TensorDict({}, part.batch_size) for part in after.tensordicts]
@@ -180,10 +181,10 @@ def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
 
 
 def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
-    """Returns a mask on the value's device, with the number of dimensions of the value.
+    """Returns the mask on the value's device, with as many dimensions as the value.
 
     Args:
-        mask: mask of the value's first dimensions.
+        mask: mask with the shape of the value's first dimensions.
         value: a tensor.
     """
     return mask.to(value.device).reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
@@ -192,12 +193,12 @@ def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
     """Stacks frames into a batch.
 
-    The batch is dense if the frames have one layout; lazy stacks within a frame (agents of
-    different specs) stay lazy stacks. If the layouts of the frames differ, the batch is a lazy
-    stack of copies of the frames.
+    If all frames have the same layout, the batch is dense; lazy stacks within a frame, for agents
+    with different specs, remain lazy stacks. If the layouts differ, the batch is a lazy stack of
+    copies of the frames.
 
     Args:
-        frames: at least one.
+        frames: the frames, at least one.
         axis: the new dimension.
     """
     try:
@@ -223,7 +224,7 @@ def _stack(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
 def _stack_lazy(frames: Sequence[Any], axis: int) -> TensorDictBase:
     dim, count = frames[0].stack_dim, len(frames[0].tensordicts)
     if not all(is_lazy(f) and f.stack_dim == dim and len(f.tensordicts) == count for f in frames):
-        raise TypeError("lazy stacks of different structure")
+        raise TypeError("lazy stacks of different structure can't be stacked")
     # The parts lack the dimension along which they are stacked.
     inner = axis if axis <= dim else axis - 1
     parts = [_stack([frame.tensordicts[i] for frame in frames], inner) for i in range(count)]

@@ -386,7 +386,7 @@ def test_the_process_that_workers_come_from_may_die(method):
         backend.close()
     """)
     assert out.splitlines() == [
-        "True False ended, together with the process that it came from",
+        "True False ended together with the process that started it",
         "2",
         "2",
         "True",

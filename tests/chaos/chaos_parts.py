@@ -341,7 +341,7 @@ def replaced(told: str, times: int | None = None) -> Iterator[None]:
         warnings.simplefilter("always")
         yield
     messages = [f"{one.category.__name__}: {one.message}" for one in caught]
-    pattern = f"RuntimeWarning: {told}.*; another takes its place .restart"
+    pattern = f"RuntimeWarning: {told}.*; a new worker takes its place .restart"
     assert all(re.match(pattern, message) for message in messages), messages
     assert len(messages) == times if times is not None else messages, messages
 

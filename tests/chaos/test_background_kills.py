@@ -108,7 +108,7 @@ def test_a_shutdown_that_can_not_wait(tmp_path: Path) -> None:
         collector.async_shutdown(0.1)
     assert not collector.closed
     # They are given up, in the end.
-    with pytest.raises(WorkerDied, match="gave no answer for 3 s"):
+    with pytest.raises(WorkerDied, match="did not respond for 3 s"):
         collector.async_shutdown(PATIENCE)
     with watched(*crew.pids()) as wait:
         wait()

@@ -198,7 +198,7 @@ def test_one_that_gives_no_answer_is_replaced(
     crew = Crew(tmp_path, troubles={0: Trouble(at, count, what)})
     frames = frames_of(sync, crew, 4)
     with (
-        replaced(r"worker 0 gave no answer for 8 s \(worker_timeout\), and was ended", 1),
+        replaced(r"worker 0 did not respond for 8 s \(worker_timeout\) and was killed", 1),
         collector_of(crew, sync, total_frames=frames, worker_timeout=8.0) as collector,
     ):
         crew.run(collector)
@@ -210,7 +210,7 @@ def test_one_that_was_stopped_is_replaced(tmp_path: Path, sync: bool) -> None:
     crew = Crew(tmp_path, troubles={1: Trouble("step", 4, _stop)})
     frames = frames_of(sync, crew, 3)
     with (
-        replaced("worker 1 gave no answer for 8 s", 1),
+        replaced("worker 1 did not respond for 8 s", 1),
         collector_of(crew, sync, total_frames=frames, worker_timeout=8.0) as collector,
     ):
         crew.run(collector)
@@ -226,7 +226,7 @@ def test_one_is_given_up_however_much_others_say(tmp_path: Path) -> None:
     crew = Crew(tmp_path, workers=3, troubles={0: Trouble("step", 3, block)})
     slow = threading.Event()
     collector = collector_of(crew, False, total_frames=-1, worker_timeout=8.0)
-    with collector, replaced("worker 0 gave no answer for 8 s", 1):
+    with collector, replaced("worker 0 did not respond for 8 s", 1):
         while len(crew.makers[0][0].lives.pids) == 1:
             crew.add(collector.next())
             slow.wait(0.02)

@@ -448,7 +448,7 @@ def test_the_process_that_workers_come_from_is_killed(
         crew.add(collector.next())
         source = collector._pool.slots[0].worker._source._process
         strike(source.pid)
-        with replaced(r"worker \d ended, together with the process"):
+        with replaced(r"worker \d ended together with the process"):
             crew.run(collector)
         assert collector.stats()["restarts"] == 2
     assert crew.frames == frames

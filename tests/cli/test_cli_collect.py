@@ -182,7 +182,7 @@ def test_a_signal_keeps_what_was_collected(policy, code, frames, name, trawl):
                             "--frames", 1000, "--frames-per-batch", 100, "--out", "d")  # fmt: skip
     assert found == code
     assert err.splitlines()[-1] == (
-        f"trawl: interrupted; kept the {frames} frames collected before, in d"
+        f"trawl: interrupted; kept the {frames} frames collected so far, in d"
     )
     assert len(load("d")) == frames
     assert (info("d")["complete"], info("d")["stopped_by"]) == (False, name)
@@ -218,7 +218,7 @@ def test_a_limit_on_file_sizes_keeps_what_fits(trawl):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 2
     assert err.splitlines()[-1] == (
-        "trawl: d can't be written: File too large; kept the 16,000 frames collected before, in d"
+        "trawl: d can't be written: File too large; kept the 16,000 frames collected so far, in d"
     )
     assert len(load("d")) == 16_000
 

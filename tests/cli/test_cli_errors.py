@@ -26,10 +26,13 @@ def tree():
         (["Pendulum-v1", "--seed", "-1"], "--seed must be between 0 and 2**63 - 1"),
         (["Pendulum-v1", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["Pendulum-v1", "--policy", "none:here"], "--policy none:here: No module named 'none'"),
-        (["Pendulum-v1", "--policy", "file"], "file is no policy"),
-        (["Pendulum-v1", "--policy", "full/f.py"], "full/f.py is no policy: neither a program"),
-        (["Pendulum-v1", "--out", "file"], "file exists already"),
-        (["Pendulum-v1", "--out", "full"], "full exists already"),
+        (["Pendulum-v1", "--policy", "file"], "file is not a policy"),
+        (
+            ["Pendulum-v1", "--policy", "full/f.py"],
+            "full/f.py is not a policy: it is neither a program",
+        ),
+        (["Pendulum-v1", "--out", "file"], "file already exists"),
+        (["Pendulum-v1", "--out", "full"], "full already exists"),
         (["Pendulum-v1", "--out", "file/d"], "file/d can't be written: Not a directory"),
         (["Pendulum-v1", "--out", "/proc/d"], "/proc/d can't be written: No such file"),
     ],
@@ -88,7 +91,7 @@ def test_an_environment_that_takes_no_seed_is_blamed(trawl):
 def test_random_actions_are_not_blamed(trawl):
     code, _, err = trawl("collect", "cli_envs:spends_steps", "--max-frames-per-traj", 5)
     assert code == 2
-    assert "trawl: the run can't begin: ValueError: max_frames_per_traj=5 needs an env" in err
+    assert "trawl: the run can't start: ValueError: max_frames_per_traj=5 needs an env" in err
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -105,7 +108,10 @@ def test_evaluate_blames_an_environment_that_fails(policy, workers, trawl):
 def test_what_makes_no_environment_is_the_argument_env(command, trawl):
     code, _, err = trawl(command, "cli_envs:untrained", "--out", "d")
     assert code == 2
-    assert "environment cli_envs:untrained can't be made: TypeError: ENV must make an env" in err
+    assert (
+        "environment cli_envs:untrained can't be made: TypeError: ENV made an object that is not an"
+        in err
+    )
     assert "create_env_fn" not in err
 
 
@@ -121,7 +127,7 @@ def test_text_is_refused_with_the_name_of_the_format(trawl):
     finally:
         del gymnasium.registry["Texts-v0"]
     assert (code, err.count("\n")) == (2, 1)
-    words = "Texts-v0 gives or takes text ('observation'), which the format memmap can't hold"
+    words = "Texts-v0 has text ('observation'), which the format memmap can't hold"
     assert words in err
 
 
@@ -132,7 +138,7 @@ def test_text_is_refused_with_the_name_of_the_format(trawl):
 def test_show_says_that_there_is_no_dataset(directory, why, trawl):
     code, out, err = trawl("show", directory)
     assert (code, out) == (2, "")
-    assert err == f"trawl: {directory} is no dataset: {why}\n"
+    assert err == f"trawl: {directory} is not a dataset: {why}\n"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_results_have_a_place_by_default(trawl, tmp_path):
         (["Pendulum-v1", "--policy", "none.pt2"], "there is no such file"),
         (["CartPole-v1", "--policy", "cli_policies:Net"], "--policy cli_policies:Net"),
         (["Pendulum-v1", "--policy", "cli_policies:fails", "--envs", "1"], "evaluation failed"),
-        (["Pendulum-v1", "--out", "there.json"], "there.json is there already"),
+        (["Pendulum-v1", "--out", "there.json"], "there.json already exists"),
     ],
 )
 def test_wrong_arguments(trawl, tmp_path, arguments, message):

@@ -154,7 +154,7 @@ def test_a_choice_is_an_index_or_one_hot(module, count, loaded):
 
 
 def test_scores_are_no_choice(loaded):
-    with pytest.raises(CliError, match=r"a choice among \[2\]: give its index"):
+    with pytest.raises(CliError, match=r"a choice among \[2\]: return its index"):
         loaded(export(Scores(), 4), "CartPole-v1")
 
 
@@ -186,7 +186,7 @@ def test_a_tensordict_module_is_used_as_it_is(loaded):
         (lambda: export(nn.Linear(4, 1), 4), r"takes input of shape \(4,\), but .* shape \(3,\)"),
         (lambda: export(nn.Linear(3, 1), 2, 2, 3), r"takes input of shape \(2, 2, 3\)"),
         (lambda: export(nn.Linear(3, 2), 3), r"float32 of shape \(2,\) for 'action', but .*\(1,\)"),
-        (lambda: export(Index(), 3), r"gives torch.int64 of shape \(\)"),
+        (lambda: export(Index(), 3), r"returns torch.int64 of shape \(\)"),
     ],
     ids=["input", "rank", "output", "dtype"],
 )
@@ -198,7 +198,7 @@ def test_a_program_for_another_environment_is_refused(make, words, loaded):
 def test_a_program_with_other_inputs_is_refused(loaded):
     program = torch.export.export(Two(), (torch.zeros(3), torch.zeros(3)))
     torch.export.save(program, "p.pt2")
-    with pytest.raises(CliError, match="takes 2 inputs, but the environment gives 1 obs"):
+    with pytest.raises(CliError, match="takes 2 inputs, but the environment has 1 obs"):
         loaded("p.pt2")
 
 
@@ -263,7 +263,7 @@ def test_a_pickle_is_not_loaded(form, protocol, loaded):
     else:
         torch.save(Ran(), "p", _use_new_zipfile_serialization=form == "torch")
     with pytest.raises(
-        CliError, match="no policy" if protocol == 0 and form == "pickle" else "is a pickle"
+        CliError, match="not a policy" if protocol == 0 and form == "pickle" else "is a pickle"
     ):
         loaded("p")
     assert not os.path.exists("ran")
@@ -271,7 +271,7 @@ def test_a_pickle_is_not_loaded(form, protocol, loaded):
 
 def test_a_pickle_is_loaded_if_asked_for(loaded):
     torch.save(Ran(), "p")
-    with pytest.raises(CliError, match="holds no policy but a NoneType"):
+    with pytest.raises(CliError, match="of type NoneType, not a policy"):
         loaded("p", unsafe=True)
     assert os.path.exists("ran")
 
@@ -283,7 +283,7 @@ def test_a_module_is_put_into_evaluation(loaded):
 
 def test_weights_alone_are_no_policy(loaded):
     torch.save(Net().state_dict(), "p")
-    with pytest.raises(CliError, match="OrderedDict: save the whole module"):
+    with pytest.raises(CliError, match="OrderedDict, not a policy: save the whole module"):
         loaded("p", unsafe=True)
 
 
@@ -312,7 +312,7 @@ def test_pickles_within_a_program_are_not_loaded(loaded):
 @pytest.mark.parametrize("name", ["custom_obj_0", "opaque_obj_0", "OPAQUE_OBJ_0"])
 def test_objects_within_a_program_are_not_loaded(name, loaded):
     path = replaced(export(Net(), 3), f"data/constants/{name}", pickle.dumps(Ran()))
-    with pytest.raises(CliError, match=f"holds pickled objects .*{name}"):
+    with pytest.raises(CliError, match=f"contains pickled objects .*{name}"):
         loaded(path)
 
 
@@ -326,8 +326,8 @@ def test_loading_leaves_the_process_as_it_was(loaded):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no policy"),
-        (b"print('hello')", "is no policy"),
+        (b"", "is not a policy"),
+        (b"print('hello')", "is not a policy"),
         (b"PK\x05\x06" + bytes(18), "zip"),
     ],
     ids=["empty", "text", "empty zip"],
@@ -365,11 +365,11 @@ def test_a_factory_in_a_module_gives_the_policy(factory, trawl):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("two", "must take the environment or nothing, but it takes one, other"),
+        ("two", "must take the environment or no argument, but it takes one, other"),
         ("breaks", "failed: RuntimeError: no luck"),
-        ("nothing", "returned None, where a policy was expected; --policy random"),
+        ("nothing", "returned None instead of a policy; for random actions pass --policy random"),
         ("text", "policy must be callable"),
-        ("number", "is no function but int"),
+        ("number", "must name a function, but it is int"),
         ("nowhere", "has no attribute 'nowhere'"),
     ],
 )

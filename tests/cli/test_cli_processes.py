@@ -58,9 +58,9 @@ def test_ctrl_c_ends_it_after_the_batch(started, tmp_path):
     assert 200 < len(frames) < 2000
     assert len(frames) % 100 == 0
     lines = err.splitlines()
-    assert lines[0] == "finishing this batch; Ctrl-C again stops at once"
+    assert lines[0] == "finishing this batch; press Ctrl-C again to stop at once"
     assert lines[-1] == (
-        f"trawl: interrupted; kept the {len(frames)} frames collected before, in d"
+        f"trawl: interrupted; kept the {len(frames)} frames collected so far, in d"
     )
     assert not info(tmp_path / "d")["complete"]
     assert f"{len(frames)} in " in out
@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_ends_it_at_once(started, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "trawl: interrupted; kept the 100 frames collected before, in d"
+    assert err.splitlines()[-1] == "trawl: interrupted; kept the 100 frames collected so far, in d"
     assert len(load(tmp_path / "d")) == 100
 
 
@@ -201,7 +201,7 @@ def test_a_full_disk_keeps_what_fits(tmp_path):
     errors = [line for line in done.stderr.splitlines() if line.startswith("trawl: ")]
     assert errors == [
         "trawl: disk/d can't be written: No space left on device (0 bytes free); "
-        f"kept the {frames:,} frames collected before, in disk/d",
+        f"kept the {frames:,} frames collected so far, in disk/d",
         "trawl: disk/e can't be written: No space left on device (0 bytes free); "
-        "no batch was whole, so nothing was written",
+        "no batch was complete, so nothing was written",
     ]

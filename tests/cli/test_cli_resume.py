@@ -110,7 +110,9 @@ def test_what_is_whole_is_left_as_it_is(trawl):
     before = load("d").clone()
     code, _, err = trawl(*arguments)
     assert code == 0
-    assert "d has 200 frames, and --frames 200 asks for no more: nothing was collected" in err
+    assert (
+        "d already has 200 frames, and --frames 200 asks for no more: nothing was collected" in err
+    )
     assert (load("d") == before).all()
     assert info("d")["complete"]
 
@@ -123,8 +125,8 @@ def test_one_that_was_to_be_larger_is_not_complete_by_asking_for_less(trawl):
     assert not before["complete"]
     code, _, err = trawl(*collect, "--frames", 100, "--policy", "cli_policies:ctrl_c", "--resume")
     assert code == 0
-    assert f"d has {before['frames']} frames" in err
-    assert "(before, it was --frames 1000)" in err
+    assert f"d already has {before['frames']} frames" in err
+    assert "(the last run asked for --frames 1000)" in err
     assert not info("d")["complete"]
 
 
@@ -156,7 +158,7 @@ def test_another_environment_does_not_go_on(trawl):
 def test_to_resume_a_place_is_needed(trawl):
     code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--resume")
     assert code == 2
-    assert "give that too" in err
+    assert "pass --out too" in err
     assert not os.path.exists("runs")
 
 
@@ -165,5 +167,5 @@ def test_what_is_no_dataset_is_not_touched(trawl):
     open("d/mine", "w").close()
     code, _, err = trawl("collect", "Pendulum-v1", "--frames", 100, "--out", "d", "--resume")
     assert code == 2
-    assert "is no dataset to go on with" in err
+    assert "is not a dataset that can be continued" in err
     assert os.listdir("d") == ["mine"]

@@ -107,7 +107,7 @@ def test_all_workers_begin_with_the_same_weights(trawl):
     ("arguments", "words"),
     [
         (["--workers", "-1"], "--workers must be at least 0, but it is -1"),
-        (["--async"], "--async needs processes to collect in: give --workers"),
+        (["--async"], "--async needs worker processes: pass --workers"),
         (["--workers", "2", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["--workers", "2", "--policy", "cli_policies:breaks"], "--policy cli_policies:breaks"),
         (["--workers", "2", "--policy", "cli_policies:wrong"],
@@ -168,7 +168,7 @@ def test_a_worker_that_dies_is_replaced(order, trawl):
                            "--frames", 1000, "--frames-per-batch", 100, "--workers", 2,
                            "--out", "d")  # fmt: skip
     assert code == 0
-    assert "was killed by SIGKILL; another takes its place" in err
+    assert "was killed by SIGKILL; a new worker takes its place" in err
     assert "  1 restart  " in err.splitlines()[-1]
     assert "each; 1 restart" in out
     frames = load("d")
@@ -280,9 +280,9 @@ def test_ctrl_c_ends_it_after_the_batch(order, started, tmp_path):
     assert 400 <= len(frames) < 4000
     assert len(frames) % 200 == 0
     lines = err.splitlines()
-    assert lines[0] == "finishing this batch; Ctrl-C again stops at once"
+    assert lines[0] == "finishing this batch; press Ctrl-C again to stop at once"
     assert lines[-1] == (
-        f"trawl: interrupted; kept the {len(frames):,} frames collected before, in d"
+        f"trawl: interrupted; kept the {len(frames):,} frames collected so far, in d"
     )
     assert f"{len(frames):,} in " in out
     wait_for(lambda: not members(process.pid))
@@ -298,7 +298,7 @@ def test_a_second_ctrl_c_ends_it_at_once(started, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "trawl: interrupted; kept the 200 frames collected before, in d"
+    assert err.splitlines()[-1] == "trawl: interrupted; kept the 200 frames collected so far, in d"
     wait_for(lambda: not members(process.pid))
 
 

@@ -306,10 +306,10 @@ def test_what_is_not_zero_is_allowed_where_the_mask_is_observed_too():
 
 
 def test_observing_a_mask_needs_a_discrete_action():
-    with pytest.raises(TypeError, match=r"Discrete or MultiDiscrete, but that of .* is Box"):
+    with pytest.raises(TypeError, match=r"Discrete or MultiDiscrete action space, but .* is Box"):
         ObserveActionMask(gymnasium.make("Pendulum-v1"))
 
 
 def test_observing_a_mask_that_is_not_there():
-    with pytest.raises(KeyError, match=r"gave no info\['action_mask'\]"):
+    with pytest.raises(KeyError, match=r"returned no info\['action_mask'\]"):
         Collector(ObserveActionMask(gymnasium.make("CartPole-v1")), frames_per_batch=10)

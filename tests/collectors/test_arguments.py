@@ -53,6 +53,6 @@ def test_help_tells_the_meaning_of_every_argument_once(cls):
 
 
 def test_a_class_that_overrides_an_option_tells_its_own_meaning():
-    assert "what a worker runs" in RayCollector.__doc__
-    assert "what a worker is: a subclass" in MultiSyncCollector.__doc__
+    assert "collector that each worker runs" in RayCollector.__doc__
+    assert "class of the workers' collectors: a subclass" in MultiSyncCollector.__doc__
     assert inspect.signature(DistributedSyncCollector).parameters["update_interval"].default == 1

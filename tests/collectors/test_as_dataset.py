@@ -64,7 +64,9 @@ def test_an_iterator_ends_when_the_loop_closes_its_collector(maker):
     collector = maker()
     for _ in collector:
         collector.shutdown()
-    with pytest.raises(RuntimeError, match=r"iteration on a collector that was shut down$"):
+    with pytest.raises(
+        RuntimeError, match=r"iteration failed because the collector was shut down$"
+    ):
         iter(collector)
 
 

@@ -123,7 +123,7 @@ def test_starting_needs_a_buffer():
 def test_a_closed_collector_does_not_start():
     collector = Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer())
     collector.shutdown()
-    with pytest.raises(RuntimeError, match=r"start\(\) on a collector that was shut down"):
+    with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
         collector.start()
 
 
@@ -197,7 +197,7 @@ def test_pauses_may_be_nested():
 def test_pausing_needs_a_start():
     with (
         Collector(NumberedEnv(), frames_per_batch=5, replay_buffer=Buffer()) as collector,
-        pytest.raises(RuntimeError, match=r"pause\(\) holds what start\(\) began"),
+        pytest.raises(RuntimeError, match=r"pause\(\) pauses the collection that start\(\) begins"),
     ):
         collector.pause()
 
@@ -422,7 +422,7 @@ def test_a_start_after_an_error_says_that_it_is_closed():
     collector, _ = failed()
     with pytest.raises(OSError, match=r"disk"):
         collector.start()
-    with pytest.raises(RuntimeError, match=r"start\(\) on a collector that was shut down"):
+    with pytest.raises(RuntimeError, match=r"start\(\) failed because the collector was shut down"):
         collector.start()
 
 

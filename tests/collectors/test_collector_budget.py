@@ -26,7 +26,7 @@ def test_iteration_ends_when_the_frames_are_delivered():
 
 def test_a_remainder_is_met_by_a_whole_batch_with_a_warning():
     with pytest.warns(
-        UserWarning, match=r"total_frames=12 .* 5 frames of a batch: 15 frames .* 3 batches"
+        UserWarning, match=r"total_frames=12 .* 5 frames in a batch: 15 frames .* 3 batches"
     ):
         collector = Collector(NumberedEnv(), frames_per_batch=5, total_frames=12)
     assert sum(len(batch) for batch in batches(collector)) == 15
@@ -37,7 +37,7 @@ def test_the_warning_holds_where_rows_are_masked():
     # Each episode has one step, and the step after it is spent on a reset.
     functions = [lambda i=i: NumberedEnv(i, lengths=[1]) for i in range(2)]
     vector = SyncVectorEnv(functions, autoreset_mode=AutoresetMode.NEXT_STEP)
-    numbers = r"total_frames=12 .* 10 frames of a batch: 20 frames .* 2 batches .*up to 21 frames"
+    numbers = r"total_frames=12 .* 10 frames in a batch: 20 frames .* 2 batches .*up to 21 frames"
     with pytest.warns(UserWarning, match=numbers):
         collector = Collector(RecordEpisodeStatistics(vector), frames_per_batch=10, total_frames=12)
     collected = [int(batch["collector", "mask"].sum()) for batch in batches(collector)]
@@ -47,7 +47,7 @@ def test_the_warning_holds_where_rows_are_masked():
 
 def test_frames_per_batch_is_rounded_up_with_a_warning():
     with pytest.warns(
-        UserWarning, match=r"frames_per_batch=10 .* 3 environments: .* 12 frames, 4 of each"
+        UserWarning, match=r"frames_per_batch=10 .* environments, 3: .* 12 frames, 4 from each"
     ):
         collector = Collector(three(), frames_per_batch=10)
     with collector:
@@ -166,7 +166,7 @@ def test_the_first_batches_are_random():
 
 def test_random_frames_are_rounded_up_to_batches_with_a_warning():
     with pytest.warns(
-        UserWarning, match=r"init_random_frames=25 .* 20 frames of a batch: 40 frames"
+        UserWarning, match=r"init_random_frames=25 .* 20 frames in a batch: 40 frames"
     ):
         collector = Collector(
             NumberedEnv(lengths=[1000]),

@@ -108,7 +108,7 @@ def test_frames_in_a_buffer_are_on_the_storing_device():
 
 @pytest.mark.parametrize("name", ["device", "storing_device", "env_device", "policy_device"])
 def test_a_wrong_device_is_named(name):
-    with pytest.raises(ValueError, match=rf"{name} 'gpu' is no device"):
+    with pytest.raises(ValueError, match=rf"{name} 'gpu' is not a device"):
         Collector(NumberedEnv(), frames_per_batch=4, **{name: "gpu"})
 
 

@@ -32,7 +32,7 @@ def refused(kind, match, env=None, policy=None, **options):
         ("frames_per_batch", "9", TypeError, "frames_per_batch must be an integer, .* str: '9'"),
         ("frames_per_batch", True, TypeError, "frames_per_batch must be an integer, .* bool: True"),
         ("frames_per_batch", None, TypeError, "frames_per_batch must be an integer, .* NoneType"),
-        ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for endless, .* 0"),
+        ("total_frames", 0, ValueError, "total_frames must be positive, or -1 for no limit, .* 0"),
         ("total_frames", -2, ValueError, "total_frames must be at least -1, but it is -2"),
         ("total_frames", "all", TypeError, "total_frames must be an integer, .* str: 'all'"),
         ("init_random_frames", -2, ValueError, "init_random_frames must be at least -1, .* -2"),
@@ -136,10 +136,10 @@ def test_the_steps_of_several_environments_need_extend():
         ({"num_collectors": True}, TypeError, "num_collectors must be a positive integer, .* True"),
         ({"num_collectors": 1.0}, TypeError, "num_collectors must be a positive integer, .* 1.0"),
         ({"backend": "direct", "num_collectors": 2}, ValueError, "'direct' takes at most one"),
-        ({"backend": "direct", "sync": True}, ValueError, "sync has no meaning with .*'direct'"),
-        ({"sync": False}, ValueError, "sync has no meaning with backend 'direct'"),
-        ({"backend_options": {}}, ValueError, "backend_options has no meaning with .*'direct'"),
-        ({"backend": "gpu"}, ValueError, "backend 'gpu' is unknown"),
+        ({"backend": "direct", "sync": True}, ValueError, "sync can't be used with .*'direct'"),
+        ({"sync": False}, ValueError, "sync can't be used with backend 'direct'"),
+        ({"backend_options": {}}, ValueError, "backend_options can't be used with .*'direct'"),
+        ({"backend": "gpu"}, ValueError, "unknown backend 'gpu'"),
     ],
     ids=named,
 )
@@ -158,7 +158,7 @@ def test_subclasses_take_no_backend():
     class Mine(Collector):
         pass
 
-    with pytest.raises(TypeError, match=r"backend can be given to Collector itself only"):
+    with pytest.raises(TypeError, match=r"only Collector itself takes backend"):
         Mine(NumberedEnv(), frames_per_batch=4, backend="direct")
 
 
@@ -173,7 +173,11 @@ def test_something_else_is_no_environment(thing):
 
 
 def test_a_function_must_make_an_environment():
-    refused(TypeError, "create_env_fn must make an environment.* but got int: 3", env=lambda: 3)
+    refused(
+        TypeError,
+        "create_env_fn made an object that is not an environment.* but got int: 3",
+        env=lambda: 3,
+    )
 
 
 def test_an_empty_list_makes_no_batch():
@@ -187,7 +191,7 @@ def test_an_unknown_id_is_gymnasiums_error():
 def test_arguments_cannot_reach_an_environment_that_is_made():
     refused(
         RuntimeError,
-        r"create_env_kwargs \['number'\] .* made already \(NumberedEnv\); give a function",
+        r"create_env_kwargs \['number'\] .* existing environment \(NumberedEnv\): pass a function",
         create_env_kwargs={"number": 3},
     )
 
@@ -215,7 +219,7 @@ def test_steps_are_not_counted_twice():
 
     refused(
         ValueError,
-        "max_frames_per_traj=9 counts steps under 'step_count', .* has already",
+        "max_frames_per_traj=9 counts steps in the entry 'step_count', .* already has",
         env=Counting(),
         max_frames_per_traj=9,
     )
@@ -269,7 +273,7 @@ class Keyed(nn.Module):
 def test_keys_without_a_tensordict_module_are_refused():
     refused(
         RuntimeError,
-        "policy Keyed has in_keys and out_keys, but is no TensorDictModuleBase; derive",
+        "policy Keyed has in_keys and out_keys, but is not a TensorDictModuleBase: derive",
         policy=Keyed(in_keys=["observation"], out_keys=["action"]),
     )
 
@@ -287,7 +291,7 @@ def test_a_policy_must_write_an_action():
     policy = TensorDictModule(choose_by_step, in_keys=["observation"], out_keys=["choice"])
     refused(
         KeyError,
-        r"wrote no action: .* takes 'action', the policy wrote \['choice'\]",
+        r"wrote no action: .* takes 'action', but the policy wrote \['choice'\]",
         policy=policy,
     )
 
@@ -329,7 +333,7 @@ def test_an_index_for_a_one_hot_action_is_explained():
     policy = TensorDictModule(
         lambda o: o[..., 0].long(), in_keys=["observation"], out_keys=["action"]
     )
-    refused(ValueError, "gives an index, .* categorical_action_encoding=True", policy=policy)
+    refused(ValueError, "returns an index, .* categorical_action_encoding=True", policy=policy)
 
 
 def test_the_shape_that_a_policy_writes_must_stay():
@@ -340,7 +344,7 @@ def test_the_shape_that_a_policy_writes_must_stay():
     with (
         Collector(NumberedEnv(), policy, frames_per_batch=8) as collector,
         pytest.raises(
-            ValueError, match=r"wrote 'output1' with shape \(2,\); it was \(1,\) at first"
+            ValueError, match=r"wrote 'output1' with shape \(2,\), but at first with shape \(1,\)"
         ),
     ):
         next(iter(collector))
@@ -383,7 +387,7 @@ def test_after_an_error_the_collector_is_closed(fault):
         next(iter(collector))
     assert collector.closed
     assert env.closed == 1
-    why = rf"on a collector that was shut down after {type(fault).__name__}: {fault}"
+    why = rf"failed because the collector was shut down after {type(fault).__name__}: {fault}"
     with pytest.raises(RuntimeError, match=rf"iteration {why}"):
         iter(collector)
     with pytest.raises(RuntimeError, match=rf"next\(\) {why}"):
@@ -486,7 +490,7 @@ def test_shutdown_may_leave_the_environment_open():
 def test_a_text_does_not_say_whether_to_close_the_environment(method):
     env = Closing()
     collector = Collector(env, frames_per_batch=4)
-    with pytest.raises(TypeError, match=r"close_env must be True or False, .* the text 'False'"):
+    with pytest.raises(TypeError, match=r"close_env must be True or False, .* the string 'False'"):
         getattr(collector, method)(close_env="False")
     assert (collector.closed, env.closed) == (False, 0)
     collector.shutdown()
@@ -541,7 +545,9 @@ def test_an_error_within_the_context_is_not_hidden_by_closing():
 def test_a_closed_collector_refuses(call, arguments):
     collector = Collector(NumberedEnv(), frames_per_batch=4)
     collector.shutdown()
-    with pytest.raises(RuntimeError, match=rf"{call}\(\) on a collector that was shut down"):
+    with pytest.raises(
+        RuntimeError, match=rf"{call}\(\) failed because the collector was shut down"
+    ):
         getattr(collector, call)(*arguments)
 
 
@@ -555,7 +561,10 @@ def test_a_closed_collector_still_tells_what_it_did():
 def test_worker_numbers_are_those_of_workers():
     with (
         Collector(NumberedEnv(), frames_per_batch=4) as collector,
-        pytest.raises(RuntimeError, match=r"worker_idx was not set: this collector is no worker"),
+        pytest.raises(
+            RuntimeError,
+            match=r"worker_idx was not set: this collector does not belong to a worker",
+        ),
     ):
         _ = collector.worker_idx
 
@@ -596,7 +605,7 @@ def test_a_class_is_not_taken_for_an_object(name, given):
     kind = given.__name__
     refused(
         TypeError,
-        rf"{name} must be an object, but it is the class {kind}: make one, {name}={kind}\(",
+        rf"{name} must be an object, but it is the class {kind}: pass an instance, {name}={kind}\(",
         **{name: given},
     )
 
@@ -605,7 +614,7 @@ def test_whole_trajectories_need_a_storage_of_one_dimension():
     data = pytest.importorskip("torchrl.data")
     refused(
         ValueError,
-        "storage of replay_buffer has ndim=2: make it without ndim",
+        "storage of replay_buffer has ndim=2: make the storage without ndim",
         replay_buffer=data.ReplayBuffer(storage=data.LazyTensorStorage(100, ndim=2)),
         trajs_per_batch=1,
         traj_format="cat",
@@ -625,10 +634,10 @@ def test_a_pettingzoo_environment_needs_torchrls_wrapper():
 @pytest.mark.parametrize("name", ["reset_at_each_iter", "split_trajs", "trust_policy"])
 def test_a_text_is_neither_true_nor_false(name):
     refused(
-        TypeError, f"{name} must be True or False, but it is the text 'False'", **{name: "False"}
+        TypeError, f"{name} must be True or False, but it is the string 'False'", **{name: "False"}
     )
 
 
 def test_a_text_does_not_say_whether_workers_wait_for_each_other():
-    with pytest.raises(TypeError, match="sync must be True or False, but it is the text 'False'"):
+    with pytest.raises(TypeError, match="sync must be True or False, but it is the string 'False'"):
         Collector("CartPole-v1", frames_per_batch=4, num_collectors=2, sync="False")

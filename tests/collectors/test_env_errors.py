@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModule
 from trawl.collectors import Collector
 from trawl.data import TrajectoryAssembler
 from trawl.envs import GymEnv, SerialEnv
-from trawl.rollout.restarts import MOST_FAILURES
+from trawl.rollout.env_restarts import MOST_FAILURES
 from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv
 
 MASK, IDS = ("collector", "mask"), ("collector", "traj_ids")
@@ -390,7 +390,9 @@ def test_an_error_of_building_anew_comes_with_the_first_one(kind):
         with pytest.raises(Broken, match="step 2") as caught:
             collector.next()
         assert isinstance(caught.value.__cause__, OSError)
-        assert "could not be built anew after this: OSError: no more" in caught.value.__notes__[0]
+        assert (
+            "could not be rebuilt after this error: OSError: no more" in caught.value.__notes__[0]
+        )
         assert collector.closed
 
 
@@ -412,7 +414,7 @@ def test_a_function_that_gives_the_same_object_again_is_refused():
         pytest.raises(Broken) as caught,
     ):
         collector.next()
-    assert "gave the same object again" in str(caught.value.__cause__)
+    assert "returned the same object again" in str(caught.value.__cause__)
 
 
 def test_another_sort_of_environment_is_refused():
@@ -475,7 +477,9 @@ def test_another_value_is_refused():
     ],
 )
 def test_what_was_made_already_is_refused(source, which):
-    with pytest.raises(ValueError, match=rf"on_env_error='restart'.*{which} was given made"):
+    with pytest.raises(
+        ValueError, match=rf"on_env_error='restart'.*{which} is an existing environment"
+    ):
         Collector(source(), frames_per_batch=4, on_env_error="restart")
 
 

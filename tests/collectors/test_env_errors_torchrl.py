@@ -148,7 +148,9 @@ def test_what_fails_again_and_again_is_raised():
 
 def test_what_was_made_already_is_refused():
     env = GymWrapper(Plan().maker()())
-    with pytest.raises(ValueError, match=r"on_env_error='restart'.*create_env_fn was given made"):
+    with pytest.raises(
+        ValueError, match=r"on_env_error='restart'.*create_env_fn is an existing environment"
+    ):
         Collector(env, frames_per_batch=4, on_env_error="restart")
 
 

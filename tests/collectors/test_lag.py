@@ -121,7 +121,7 @@ def test_within_a_pause_an_update_does_not_wait_for_ever():
 
 
 def test_synchronous_collectors_have_no_lag_to_limit():
-    with pytest.raises(ValueError, match="max_policy_lag=1 is for sync=False"):
+    with pytest.raises(ValueError, match="max_policy_lag=1 needs sync=False"):
         make(MultiSyncCollector, policy=Chooser(1), max_policy_lag=1)
 
 

@@ -42,7 +42,7 @@ def test_shutdown_does_not_wait_for_a_process_server_that_is_stopped(cls):
 
 
 @BOTH
-@pytest.mark.filterwarnings("ignore:.*another takes its place:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*a new worker takes its place:RuntimeWarning")
 def test_a_process_server_may_be_killed_again_while_workers_are_replaced(cls, monkeypatch):
     kills = 3
     start = ServerHandle.__init__

@@ -102,7 +102,7 @@ def test_workers_may_have_different_shares(frames, lanes, total):
 
 
 def test_frames_that_workers_cannot_share_are_rounded_up():
-    match = r"frames_per_batch=21 .* 2 workers: each will collect 11 frames, 22 in all"
+    match = r"frames_per_batch=21 .* workers, 2: each worker will collect 11 frames, 22 in total"
     with pytest.warns(UserWarning, match=match):
         collector = make(frames_per_batch=21)
     with collector:
@@ -111,7 +111,7 @@ def test_frames_that_workers_cannot_share_are_rounded_up():
 
 
 def test_frames_that_environments_cannot_share_are_rounded_up():
-    match = r"20 frames of worker 0 .* 3 environments: it will collect 21 at a time, 7 of"
+    match = r"20 frames of worker 0 .* environments, 3: it will collect 21 frames at a time, 7 from"
     with pytest.warns(UserWarning, match=match) as caught:
         collector = make(lanes=3, frames_per_batch=40)
     with collector:
@@ -261,7 +261,7 @@ def test_a_list_is_the_batch_of_environments_of_the_one_worker():
 
 
 def test_it_has_one_worker_and_no_more():
-    with pytest.raises(ValueError, match=r"has one worker, but num_workers=2; MultiAsync"):
+    with pytest.raises(ValueError, match=r"has one worker, but num_workers=2: use MultiAsync"):
         AsyncCollector(NumberedEnv, frames_per_batch=10, num_workers=2)
 
 

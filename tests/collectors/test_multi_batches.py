@@ -334,12 +334,16 @@ def test_sync_says_which_class(sync, cls):
 
 @pytest.mark.parametrize("sync", [None, 1, "yes"])
 def test_sync_must_be_said(sync):
-    with pytest.raises(TypeError, match=rf"needs sync=True .* or sync=False .* but it is {sync!r}"):
+    with pytest.raises(
+        TypeError, match=rf"needs sync=True .* or sync=False .* but sync is {sync!r}"
+    ):
         MultiCollector(envs(2), sync=sync, frames_per_batch=10)
 
 
 def test_sync_must_be_that_of_the_class():
-    with pytest.raises(ValueError, match=r"MultiSyncCollector has sync=True, but it is False"):
+    with pytest.raises(
+        ValueError, match=r"MultiSyncCollector always has sync=True, but sync=False was passed"
+    ):
         MultiSyncCollector(envs(2), sync=False, frames_per_batch=10)
 
 

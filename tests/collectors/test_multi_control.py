@@ -94,7 +94,7 @@ def test_attributes_of_this_side_can_be_read(cls):
         (lambda c: c.reset([True]), ValueError, "reset_idx has 1 entries, but there are 2"),
         (lambda c: c.stats("some"), ValueError, "aggregate, per_worker, both, but it is 'some'"),
         (lambda c: c.load_state_dict({}), KeyError, "state_dict has no 'frames'"),
-        (lambda c: c.pause(), RuntimeError, r"call start\(\) before"),
+        (lambda c: c.pause(), RuntimeError, r"call start\(\) first"),
         (lambda c: c.start(), RuntimeError, r"start\(\) needs a replay buffer"),
         (lambda c: c.shutdown(close_env=False), RuntimeError, "can't shut down with close_env"),
         (lambda c: c.shutdown(close_env="False"), TypeError, "close_env must be True or False"),
@@ -137,9 +137,9 @@ def test_a_closed_collector_says_so(cls, call):
     collector = make(cls, policy=Chooser())
     collector.next()
     collector.shutdown()
-    with pytest.raises(RuntimeError, match="on a collector that was shut down"):
+    with pytest.raises(RuntimeError, match="failed because the collector was shut down"):
         call(collector)
-    with pytest.raises(RuntimeError, match=r"next\(\) on a collector that was shut down$"):
+    with pytest.raises(RuntimeError, match=r"next\(\) failed because the collector was shut down$"):
         collector.next()
     assert collector.stats()["workers_alive"] == 0
     assert collector.stats("per_worker")["workers"] == 2
@@ -694,7 +694,7 @@ def test_background_collection_that_hangs_can_be_shut_down(cls):
 def test_a_reset_takes_bools(given):
     with (
         make() as collector,
-        pytest.raises(TypeError, match="reset_idx must hold a bool for each"),
+        pytest.raises(TypeError, match="reset_idx must have a bool for each"),
     ):
         collector.reset(given)
 
@@ -708,7 +708,7 @@ def test_workers_are_named_by_numbers(ids):
 def test_a_state_of_more_workers_is_refused():
     with make(workers=3, frames_per_batch=30) as collector:
         state = collector.state_dict()
-    with make() as collector, pytest.raises(ValueError, match="made by 3 workers, but there are 2"):
+    with make() as collector, pytest.raises(ValueError, match="with 3 workers, but this one has 2"):
         collector.load_state_dict(state)
 
 

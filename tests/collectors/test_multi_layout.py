@@ -122,7 +122,7 @@ def test_batches_of_different_lengths_need_to_be_one_after_the_other(part, how):
     if how == -1 or (how == 0 and not part.batch):
         assert BatchPartition(part, steps, how).whole.steps == sum(steps)
         return
-    with pytest.raises(ValueError, match=r"cat_results=.* one length, .* cat_results=-1"):
+    with pytest.raises(ValueError, match=r"cat_results=.* equal length .* cat_results=-1"):
         BatchPartition(part, steps, how)
 
 

@@ -123,8 +123,8 @@ def test_a_factory_may_be_given_weights_for_each_worker():
 @pytest.mark.parametrize(
     ("args", "kwargs", "kind", "match"),
     [
-        ((Chooser(),), {"weights": {}}, ValueError, "give one of policy_or_weights, weights"),
-        ((), {"policy": Chooser(), "weights": {}}, ValueError, "give one of policy, weights"),
+        ((Chooser(),), {"weights": {}}, ValueError, "pass only one of policy_or_weights, weights"),
+        ((), {"policy": Chooser(), "weights": {}}, ValueError, "pass only one of policy, weights"),
         ((), {"weights_dict": {"critic": 1}}, KeyError, "no model 'critic'"),
         ((Chooser(),), {"model_id": "critic"}, KeyError, "no model 'critic'"),
         (
@@ -134,11 +134,11 @@ def test_a_factory_may_be_given_weights_for_each_worker():
             "leave model_id='policy' out",
         ),
         ((3,), {}, TypeError, "weights must be a module, a TensorDict or a dict.*int"),
-        (({"choice": 3},), {}, TypeError, "weight 'choice' is no tensor but int"),
+        (({"choice": 3},), {}, TypeError, "weight 'choice' must be a tensor, but it is int"),
         (({"chance": torch.ones(())},), {}, KeyError, "missing .*choice.* unknown .*chance"),
         (({"choice": torch.ones(2)},), {}, ValueError, r"'choice' has shape \(2,\)"),
-        ((Chooser(),), {"worker_ids": [2]}, ValueError, "worker 2, but there are workers 0 to 1"),
-        ((Chooser(),), {"worker_ids": -1}, ValueError, "worker -1, but there are workers 0 to 1"),
+        ((Chooser(),), {"worker_ids": [2]}, ValueError, "worker 2, but the workers are 0 to 1"),
+        ((Chooser(),), {"worker_ids": -1}, ValueError, "worker -1, but the workers are 0 to 1"),
     ],
     ids=lambda value: None,
 )
@@ -155,7 +155,7 @@ def test_mistakes_are_told_at_once_and_change_nothing(cls, args, kwargs, kind, m
 def test_there_may_be_no_weights_to_take(cls, policy):
     with (
         make(cls, policy=policy) as collector,
-        pytest.raises(RuntimeError, match="no weights to take: the policy is no module"),
+        pytest.raises(RuntimeError, match="no weights to send: the policy is not a module"),
     ):
         collector.update_policy_weights_()
 
@@ -180,7 +180,7 @@ def test_a_policy_may_have_no_weights(cls, policy):
 def test_a_closed_collector_takes_no_weights():
     collector = make(policy=Chooser(1))
     collector.shutdown()
-    with pytest.raises(RuntimeError, match=r"update_policy_weights_\(\) on a .* shut down"):
+    with pytest.raises(RuntimeError, match=r"update_policy_weights_\(\) failed .* shut down"):
         collector.update_policy_weights_()
 
 

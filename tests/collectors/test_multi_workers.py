@@ -125,7 +125,7 @@ def test_policies_may_be_the_workers_own(cls):
 def test_a_policy_may_be_made_by_the_worker(cls):
     with make(cls, policy_factory=lambda: Chooser(2)) as collector:
         assert actions(collector.next()) == {2}
-        with pytest.raises(RuntimeError, match=r"no weights to take: the policy is no module"):
+        with pytest.raises(RuntimeError, match=r"no weights to send: the policy is not a module"):
             collector.update_policy_weights_()
         collector.update_policy_weights_(Chooser(1))
         assert [actions(row) for row in by_worker(collector, 12)] == [{1}, {1}]
@@ -197,7 +197,7 @@ def test_frames_may_be_the_workers_own():
 
 
 def test_rows_of_different_lengths_do_not_stack():
-    with pytest.raises(ValueError, match=r"cat_results='stack' needs batches of one length, .*-1"):
+    with pytest.raises(ValueError, match=r"cat_results='stack' needs batches of equal length .*-1"):
         make(frames_per_batch=[3, 7])
 
 
@@ -256,7 +256,7 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ({"num_sub_threads": 1.5}, TypeError, r"num_sub_threads must be an integer"),
         ({"max_restarts": -1}, ValueError, r"max_restarts must be at least 0, but it is -1"),
         ({"max_total_restarts": -1}, ValueError, r"max_total_restarts must be at least 0"),
-        ({"worker_timeout": 0}, ValueError, r"worker_timeout must be seconds above 0"),
+        ({"worker_timeout": 0}, ValueError, r"worker_timeout must be a number of seconds above 0"),
         ({"worker_timeout": "x"}, TypeError, r"worker_timeout .*'x'"),
         ({"start_method": "fork"}, ValueError, r"start_method .*'forkserver', 'spawn' or 'inline'"),
         ({"init_fn": 3}, TypeError, r"init_fn must be callable, but it is int: 3"),
@@ -265,8 +265,8 @@ def test_a_list_has_an_entry_for_each_worker(name, value):
         ({"post_collect_hook": 3}, TypeError, r"post_collect_hook must be callable"),
         ({"reset_when_done": False}, ValueError, r"reset_when_done=False is not possible"),
         ({"exploration_type": "randomly"}, TypeError, r"exploration_type must be"),
-        ({"device": "abacus"}, ValueError, r"device 'abacus' is no device"),
-        ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is no device"),
+        ({"device": "abacus"}, ValueError, r"device 'abacus' is not a device"),
+        ({"device": ["cpu", "abacus"]}, ValueError, r"device 'abacus' is not a device"),
         ({"create_env_kwargs": [{}, 3]}, TypeError, r"create_env_kwargs must be a mapping"),
         ({"interruptor": print}, TypeError, r"unknown arguments: interruptor"),
         ({"return_same_td": True}, TypeError, r"unknown arguments: return_same_td"),
@@ -302,7 +302,7 @@ def test_what_is_put_together_needs_buffers(how):
 
 @pytest.mark.parametrize("how", [0, -1])
 def test_batches_of_one_worker_are_not_put_together(how):
-    with pytest.raises(ValueError, match=rf"cat_results={how} is for batches of all workers"):
+    with pytest.raises(ValueError, match=rf"cat_results={how} needs sync=True"):
         make(MultiAsyncCollector, cat_results=how)
 
 
@@ -405,7 +405,7 @@ def test_arguments_by_position_are_checked(args, match):
 
 
 def test_an_argument_is_given_once():
-    with pytest.raises(ValueError, match=r"create_env_fn was given twice"):
+    with pytest.raises(ValueError, match=r"create_env_fn was passed twice"):
         Collector(envs(2), create_env_fn=envs(1), num_collectors=2, frames_per_batch=10)
 
 

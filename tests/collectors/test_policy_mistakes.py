@@ -127,7 +127,7 @@ def test_the_environments_of_workers_come_before_the_policy():
 
 def test_an_index_out_of_range_need_not_be_encoded():
     with (
-        pytest.raises(ValueError, match="not an index in its range") as raised,
+        pytest.raises(ValueError, match="requires an index in the valid range") as raised,
         Collector(carts, lambda observation: torch.tensor(2), frames_per_batch=4) as collector,
     ):
         collector.next()

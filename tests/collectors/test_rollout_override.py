@@ -125,6 +125,29 @@ def test_a_buffer_gets_a_batch_that_was_made_elsewhere(extend):
     assert len(buffer) == 30
 
 
+def test_frames_that_were_made_elsewhere_are_added_one_by_one_if_asked():
+    calls = []
+
+    class Sink:
+        def add(self, frame):
+            calls.append(("add", frame.batch_size))
+
+        def extend(self, batch):
+            calls.append(("extend", batch.batch_size))
+
+    for extend in (True, False):
+        with Invented(
+            env,
+            by_step(),
+            frames_per_batch=10,
+            total_frames=10,
+            replay_buffer=Sink(),
+            extend_buffer=extend,
+        ) as collector:
+            list(collector)
+    assert calls == [("extend", (10,)), *[("add", ())] * 10]
+
+
 def test_whole_trajectories_are_put_together_of_what_an_override_returns():
     with Marked(
         env,

@@ -152,7 +152,7 @@ def test_a_batch_of_no_trajectory_gives_none(ids, nested):
 
 
 def test_a_frame_by_itself_is_no_batch():
-    with pytest.raises(ValueError, match="has to be time"):
+    with pytest.raises(ValueError, match="last dimension must be time"):
         split_trajectories(frames([0])[0])
 
 

@@ -806,13 +806,15 @@ def test_rows_without_a_step_are_no_trajectory():
 
 
 def test_steps_are_not_counted_twice():
-    with pytest.raises(ValueError, match=r"max_frames_per_traj=3 counts steps under 'step_count'"):
+    with pytest.raises(
+        ValueError, match=r"max_frames_per_traj=3 counts steps in the entry 'step_count'"
+    ):
         ours(transformed, max_frames_per_traj=3)
 
 
 def test_arguments_for_an_environment_that_is_made_are_refused():
     env = cart()
-    with pytest.raises(RuntimeError, match=r"create_env_kwargs .* made already"):
+    with pytest.raises(RuntimeError, match=r"create_env_kwargs .* existing environment"):
         ours(env, create_env_kwargs={"frame_skip": 2})
     env.close()
 
@@ -822,4 +824,4 @@ def test_statistics_say_why_the_fast_path_is_not_taken():
         next(iter(collector))
         stats = collector.stats()
     assert stats["env_path"] == "tensordict"
-    assert "GymEnv is no Gymnasium environment" in stats["env_path_reason"]
+    assert "GymEnv is not a Gymnasium environment" in stats["env_path_reason"]

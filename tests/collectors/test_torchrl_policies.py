@@ -85,7 +85,7 @@ def test_it_is_warned_of():
     (warning,) = caught
     assert str(warning.message) == (
         "policy wrote 'action' with shape (2,), but the environment's action spec says (2, 1). "
-        "What becomes of it is up to the environment"
+        "How it is interpreted is up to the environment"
     )
     assert warning.filename == __file__
 
@@ -109,7 +109,9 @@ def test_workers_warn_of_it_once(kind):
 def test_an_index_for_a_one_hot_spec(env, shape):
     mine, theirs = (collected(lib, env(), module(index)) for lib in LIBRARIES)
     assert mine[0]["action"].shape == theirs[0]["action"].shape == shape
-    with pytest.warns(UserWarning, match=r": an index for a one-hot spec\. .*makes action 0"):
+    with pytest.warns(
+        UserWarning, match=r": an index for a one-hot spec\. .*turns any index into action 0"
+    ):
         Collector(env(), module(index), **SIZE).shutdown()
 
 

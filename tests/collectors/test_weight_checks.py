@@ -133,7 +133,7 @@ def test_a_policy_that_is_not_like_those_of_the_factory_gives_no_weights():
         policy_factory=lambda: Chooser(2),
         weight_sync_schemes=scheme,
     ) as collector:
-        with pytest.raises(ValueError, match=r"Larger .* workers: only here \['more'\]"):
+        with pytest.raises(ValueError, match=r"Larger .* workers' policy: only here \['more'\]"):
             collector.update_policy_weights_()
         assert actions(collector.next()) == {2}
         collector.update_policy_weights_(Chooser(3))
@@ -222,7 +222,7 @@ def test_a_learner_whose_count_is_of_another_kind_gives_no_weights():
         policy_factory=lambda: Counter(2),
         weight_sync_schemes={"policy": SharedMemWeightSyncScheme()},
     ) as collector:
-        with pytest.raises(ValueError, match=r"of another shape or kind \['count'\]"):
+        with pytest.raises(ValueError, match=r"with another shape or dtype \['count'\]"):
             collector.update_policy_weights_()
         assert actions(collector.next()) == {2}
 
@@ -275,8 +275,8 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize(
     ("inside", "given", "hint"),
     [
-        (Chooser(1), Wrapped(Chooser(2)), "give the module that the wrapper holds"),
-        (Wrapped(Chooser(1)), Chooser(2), "give the module that holds this one"),
+        (Chooser(1), Wrapped(Chooser(2)), "pass the module inside the wrapper"),
+        (Wrapped(Chooser(1)), Chooser(2), "pass the module that contains this one"),
     ],
 )
 def test_weights_of_a_module_within_another_are_recognised(inside, given, hint):
@@ -299,7 +299,9 @@ def test_sparse_weights_are_refused():
 
 @pytest.mark.parametrize("count", [0, -2])
 def test_a_scheme_has_receivers(count):
-    with pytest.raises(ValueError, match=f"num_workers is {count}: there have to be receivers"):
+    with pytest.raises(
+        ValueError, match=f"num_workers is {count}, but there must be at least one receiver"
+    ):
         SharedMemWeightSyncScheme().init_on_sender(model=Chooser(1), num_workers=count)
 
 

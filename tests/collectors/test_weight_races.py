@@ -76,7 +76,7 @@ def test_extra_state_that_outgrew_its_room_changes_nothing():
     with make(MultiSyncCollector, policy=policy, track_policy_version=True) as collector:
         collector.update_policy_weights_()
         policy.extra = bytes(10_000_000)
-        with pytest.raises(ValueError, match="extra state takes 100"):
+        with pytest.raises(ValueError, match="extra state has grown to 100"):
             collector.update_policy_weights_(Chooser(2).state_dict() | policy.state_dict())
         assert collector.get_policy_version() == 1
         assert actions(collector.next()) == {1}

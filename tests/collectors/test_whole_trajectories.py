@@ -555,13 +555,25 @@ def everywhere(**options: Any) -> None:
             ValueError,
             "traj_format must be 'padded' or 'cat', but it is 'nested'",
         ),
-        ({"traj_format": "cat"}, ValueError, "traj_format='cat' .* needs trajs_per_batch"),
-        ({"traj_format": "padded"}, ValueError, "traj_format='padded' .* needs trajs_per_batch"),
-        ({"trajs_per_write": 2}, ValueError, "trajs_per_write=2 .* needs trajs_per_batch"),
+        (
+            {"traj_format": "cat"},
+            ValueError,
+            "traj_format='cat' applies only to whole trajectories: pass trajs_per_batch",
+        ),
+        (
+            {"traj_format": "padded"},
+            ValueError,
+            "traj_format='padded' applies only to whole trajectories: pass trajs_per_batch",
+        ),
+        (
+            {"trajs_per_write": 2},
+            ValueError,
+            "trajs_per_write=2 applies only to whole trajectories: pass trajs_per_batch",
+        ),
         (
             {"trajs_per_batch": 2, "trajs_per_write": 2},
             ValueError,
-            "trajs_per_write=2 is for a replay buffer, but none is given",
+            "trajs_per_write=2 needs a replay buffer: pass replay_buffer",
         ),
         (
             {"trajs_per_batch": 2, "trajs_per_write": 0, "replay_buffer": Writes()},

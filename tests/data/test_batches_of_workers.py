@@ -62,5 +62,5 @@ def test_a_wrong_number_of_workers_is_noticed():
     assembler = TrajectoryAssembler()
     with collector(True, 1, cat_results=-1) as source:
         batch = source.next()
-    with pytest.raises(ValueError, match="say how many there are"):
+    with pytest.raises(ValueError, match="pass the number of workers"):
         assembler.add(batch)

@@ -65,7 +65,7 @@ def test_no_batch_is_smaller_than_a_frame(size, written):
 def test_no_dataset_is_said_to_be_none(read, path, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError, match=f"{path} is no dataset"):
+    with pytest.raises(FileNotFoundError, match=f"{path} is not a dataset"):
         read(tmp_path / path)
 
 
@@ -83,7 +83,7 @@ def test_before_the_first_commit_there_is_nothing_to_load(tmp_path):
         ("{", "is damaged"),
         (json.dumps({"format": "memmap", "version": 99}), "has format 'memmap' of version 99"),
         (json.dumps({"format": "csv", "version": 1}), "has format 'csv'"),
-        ("[]", "is damaged: it must be an object"),
+        ("[]", "is damaged: it must contain a JSON object"),
     ],
 )
 def test_what_can_not_be_read_is_said(text, words, tmp_path):

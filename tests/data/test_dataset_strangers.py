@@ -75,21 +75,21 @@ def test_a_link_in_the_place_of_frames_is_not_followed(kind, dataset):
     path = frame_file(dataset, kind)
     path.rename(dataset.parent / "mine" / path.name)
     path.symlink_to(dataset.parent / "mine" / path.name)
-    refused(dataset, kind, "a link leads to it")
+    refused(dataset, kind, "its path contains a link")
 
 
 def test_a_link_in_the_place_of_a_folder_is_not_followed(kind, dataset):
     path = frame_file(dataset, kind).parent
     path.rename(dataset.parent / "mine" / path.name)
     path.symlink_to(dataset.parent / "mine" / path.name)
-    refused(dataset, kind, "a link leads to it")
+    refused(dataset, kind, "its path contains a link")
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(kind, dataset):
     (dataset / RECORD).rename(dataset.parent / "mine" / RECORD)
     (dataset / RECORD).symlink_to(dataset.parent / "mine" / RECORD)
-    refused(dataset, kind, "a link leads to it")
-    with pytest.raises(ValueError, match="a link leads to it"):
+    refused(dataset, kind, "its path contains a link")
+    with pytest.raises(ValueError, match="its path contains a link"):
         info(dataset)
 
 
@@ -98,7 +98,7 @@ def test_a_pipe_holds_nobody(place, kind, dataset):
     path = dataset / RECORD if place == "record" else frame_file(dataset, kind)
     path.unlink()
     os.mkfifo(path)
-    refused(dataset, kind, "is no regular file")
+    refused(dataset, kind, "is not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_sink_that_goes_on_writes_through_no_link(target, name, kind, dataset)
         pytest.skip("another format has this folder")
     place.symlink_to(dataset.parent / "mine" / ("file" if target == "file" else "."))
     before = contents(dataset.parent)
-    with pytest.raises(ValueError, match="a link leads to it"):
+    with pytest.raises(ValueError, match="its path contains a link"):
         SINKS[kind](dataset, resume=True)
     assert contents(dataset.parent) == before
 
@@ -138,7 +138,7 @@ def test_files_lie_in_the_dataset(name, tmp_path):
     if name == "{mine}":
         name = str(tmp_path / "mine" / "file")
     change(tmp_path / "d", lambda record: record["layout"]["files"].__setitem__(0, name))
-    refused(tmp_path / "d", "memmap", "is no file of its frames/")
+    refused(tmp_path / "d", "memmap", "is not a file in its frames/")
 
 
 def test_no_file_is_two_entries(tmp_path):
@@ -172,7 +172,7 @@ def test_minari_makes_no_environment(tmp_path):
         changed = {**facts, "env_spec": json.dumps(spec)}
         del changed[name]
         path.write_text(json.dumps(changed))
-        refused(tmp_path / "d", "minari", "observation_space and action_space must be texts")
+        refused(tmp_path / "d", "minari", "observation_space and action_space must be text")
     assert not (tmp_path / "ran").exists()
 
 
@@ -369,17 +369,17 @@ def test_frames_with_any_bytes_are_loaded_or_refused(name, data, whole):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"dtype": "object"}, "an entry has the dtype 'object'"),
-        ({"dtype": "nn"}, "an entry has the dtype 'nn'"),
-        ({"dtype": "qint8"}, "an entry has the dtype 'qint8'"),
-        ({"shape": [2**40, 2**40]}, "no disk holds"),
-        ({"shape": [0, 2**62, 2**62]}, "no disk holds"),
-        ({"shape": [-1]}, r"an entry has the shape \[-1\]"),
-        ({"shape": [1] * 1000}, "an entry has the shape"),
-        ({"shape": [True]}, "an entry has the shape"),
-        ({"key": ["a"] * 1000}, "an entry has the key"),
-        ({"key": "observation"}, "an entry has the key 'observation'"),
-        ({"key": ["next"]}, "lies within another entry"),
+        ({"dtype": "object"}, "an entry has the invalid dtype 'object'"),
+        ({"dtype": "nn"}, "an entry has the invalid dtype 'nn'"),
+        ({"dtype": "qint8"}, "an entry has the invalid dtype 'qint8'"),
+        ({"shape": [2**40, 2**40]}, "are too large for any disk"),
+        ({"shape": [0, 2**62, 2**62]}, "are too large for any disk"),
+        ({"shape": [-1]}, r"an entry has the invalid shape \[-1\]"),
+        ({"shape": [1] * 1000}, "an entry has the invalid shape"),
+        ({"shape": [True]}, "an entry has the invalid shape"),
+        ({"key": ["a"] * 1000}, "an entry has the invalid key"),
+        ({"key": "observation"}, "an entry has the invalid key 'observation'"),
+        ({"key": ["next"]}, "is nested in another entry"),
         ({"key": ["number"]}, "two entries have the same key"),
     ],
 )
@@ -403,7 +403,7 @@ def test_frames_of_nothing_are_not_endless(tmp_path):
         )
 
     change(tmp_path / "d", empty)
-    refused(tmp_path / "d", "memmap", "no entry that holds any")
+    refused(tmp_path / "d", "memmap", "no entry with data")
 
 
 # --- the command

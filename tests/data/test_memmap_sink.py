@@ -164,7 +164,7 @@ def test_what_exists_is_left_alone(kind, tmp_path):
         "file": lambda: path.write_text("mine"),
         "dangling link": lambda: path.symlink_to(tmp_path / "nowhere"),
     }[kind]()
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         MemmapSink(path)
     assert os.listdir(tmp_path) == ["d"]
 
@@ -226,7 +226,7 @@ def test_text_is_refused(tmp_path):
     texts = stack([NonTensorData(text) for text in "abc"])
     with (
         pytest.raises(
-            TypeError, match=r"memmap can't hold text, as entry 'text' is: use .* parquet"
+            TypeError, match=r"memmap can't hold text, but entry 'text' is text: use .* parquet"
         ),
         MemmapSink(tmp_path / "d") as sink,
     ):

@@ -252,12 +252,15 @@ def drop(*keys):
     [
         (drop(("collector", "traj_ids")), "without .*traj_ids"),
         (drop(("next", "observation")), "collect without compact_obs"),
-        (drop(("next", "reward")), "one reward a step, but .* is missing"),
-        (drop(("next", "done")), r"an episode ends when \('next', 'done'\)"),
-        (drop("action"), "action space wants"),
+        (drop(("next", "reward")), "one reward per step, but .* is missing"),
+        (drop(("next", "done")), r"the frames need \('next', 'done'\)"),
+        (drop("action"), "action space needs"),
         (lambda b: b.set(("next", "reward"), torch.ones(7, 2)), r"has shape \(2,\)"),
         (lambda b: b.set("observation", b["observation"].double()), "can't hold it exactly"),
-        (lambda b: b.set("observation", b["observation"] + 1), "another than that after the step"),
+        (
+            lambda b: b.set("observation", b["observation"] + 1),
+            "differs from the observation after the previous",
+        ),
     ],
 )
 def test_what_is_no_episode_is_refused(change, words, tmp_path):
@@ -271,7 +274,7 @@ def test_what_is_no_episode_is_refused(change, words, tmp_path):
 
 def test_frames_of_another_environment_are_refused(tmp_path):
     with (
-        pytest.raises(ValueError, match="the environment's observation space wants"),
+        pytest.raises(ValueError, match="the environment's observation space needs"),
         MinariSink(tmp_path / "d", "CartPole-v1") as sink,
     ):
         sink.write(frames(0, 7))
@@ -322,7 +325,7 @@ def test_an_environment_of_a_module_is_found_by_the_modules_name(tmp_path, monke
 def test_an_environment_that_can_not_be_named_is_refused(tmp_path):
     gymnasium.register("Nameless-v0", lambda: None)
     try:
-        with pytest.raises(ValueError, match="'module:Class', or give env=None"):
+        with pytest.raises(ValueError, match="'module:Class', or pass env=None"):
             MinariSink(tmp_path / "nameless-v0", "Nameless-v0")
     finally:
         gymnasium.registry.pop("Nameless-v0")

@@ -55,7 +55,7 @@ def test_what_is_no_dataset_is_not_resumed(what, kind, tmp_path):
     else:
         (tmp_path / "d").mkdir()
         (tmp_path / "d" / "mine").touch()
-    with pytest.raises(FileExistsError, match="is no dataset to go on with"):
+    with pytest.raises(FileExistsError, match="is not a dataset that can be continued"):
         kind(tmp_path / "d", resume=True)
 
 
@@ -80,7 +80,7 @@ def test_other_entries_are_not_written_after_these(kind, tmp_path):
 def test_only_one_writes_at_a_time(kind, tmp_path):
     with kind(tmp_path / "d") as sink:
         sink.write(frames(0, 7))
-        with pytest.raises(BlockingIOError, match="being written by another"):
+        with pytest.raises(BlockingIOError, match="another sink or process is writing"):
             kind(tmp_path / "d", resume=True)
         sink.write(frames(7, 7))
     assert len(load(tmp_path / "d")) == 14

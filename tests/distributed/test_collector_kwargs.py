@@ -206,7 +206,7 @@ def test_it_is_refused_by_its_name(name):
 
 
 def test_it_is_given_once():
-    with pytest.raises(ValueError, match="postproc was given twice"):
+    with pytest.raises(ValueError, match="postproc was passed twice"):
         made(True, {"postproc": marked}, collector_kwargs={"postproc": marked})
 
 

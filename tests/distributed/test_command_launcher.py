@@ -103,7 +103,7 @@ def test_the_end_of_a_command_ends_its_worker(command):
         with pytest.warns(
             RuntimeWarning,
             match=r"worker 0 was killed by SIGKILL \(launcher_command: '.*launch_command .* "
-            r"trawl/1/0.*'\); another takes its place",
+            r"trawl/1/0.*'\); a new worker takes its place",
         ):
             frames = sum(collector.next().numel() for _ in range(3))
         assert frames == 120
@@ -151,7 +151,9 @@ def test_a_command_that_does_not_exist():
 
 
 def test_a_command_that_passes_on_no_key():
-    with pytest.raises(WorkerDied, match=f"this worker has no key: .* variable {KEY} or its inp"):
+    with pytest.raises(
+        WorkerDied, match=f"this worker has no key: .* variable {KEY} or the standard inp"
+    ):
         commanded(f"env -u {KEY} {{worker}} </dev/null", max_restarts=0)
 
 
@@ -182,17 +184,33 @@ def test_nothing_is_left_by_a_driver_that_is_killed():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"launcher": "command"}, ValueError, "launcher='command' and launcher_command belong"),
+        (
+            {"launcher": "command"},
+            ValueError,
+            "launcher='command' and launcher_command must be used together",
+        ),
         (
             {"launcher_command": SHELL, "launcher": "mp"},
             ValueError,
-            "belong together.* is 'mp' and",
+            "must be used together.* is 'mp' and",
         ),
         ({"launcher_command": 3}, TypeError, "must be a string or a list of strings, but it is 3"),
         ({"launcher_command": ["a", 3]}, TypeError, "must be a string or a list of strings"),
-        ({"launcher_command": "ssh a"}, ValueError, r"must contain \{worker\}, the command line"),
-        ({"launcher_command": "{worker} {host}"}, ValueError, r"has the placeholder \{host\}, but"),
-        ({"launcher_command": "{worker} {"}, ValueError, r"Single '\{' .*Write \{\{ for a brace"),
+        (
+            {"launcher_command": "ssh a"},
+            ValueError,
+            r"must contain the placeholder \{worker\}, for the command line",
+        ),
+        (
+            {"launcher_command": "{worker} {host}"},
+            ValueError,
+            r"has the unknown placeholder \{host\}. The placeholders are",
+        ),
+        (
+            {"launcher_command": "{worker} {"},
+            ValueError,
+            r"Single '\{' .*For a literal brace write \{\{ or",
+        ),
     ],
 )
 def test_options_are_checked(options, error, text):

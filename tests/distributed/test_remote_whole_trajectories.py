@@ -45,7 +45,7 @@ def test_a_worker_that_is_killed(cls, sync):
     with collector(cls, sync, trajs_per_batch=1, total_frames=420) as there:
         found = [there.next()]
         kill_one(there, 1)
-        with pytest.warns(RuntimeWarning, match=r"worker 1 .*another takes"):
+        with pytest.warns(RuntimeWarning, match=r"worker 1 .*a new worker takes"):
             found += there
         assert there.stats()["frames"] == 420
     ids = [int(batch[TRAJ_IDS][0]) for batch in found]

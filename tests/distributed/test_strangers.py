@@ -184,7 +184,7 @@ def test_the_key_of_a_user_is_nobody_elses(tmp_path, monkeypatch):
         environment_key(LOOPBACK, 1)
     file.chmod(0o600)
     os.chown(file, NOBODY, NOBODY)
-    with pytest.raises(PermissionError, match=f"belongs to uid {NOBODY}"):
+    with pytest.raises(PermissionError, match=f"is owned by uid {NOBODY}"):
         environment_key(LOOPBACK, 1)
 
 

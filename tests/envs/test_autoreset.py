@@ -45,7 +45,7 @@ def collect(env, steps, per_batch, mode=None):
     """The frames of a collector after so many steps of each sub-environment."""
     each = env.num_envs
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*forgets what it knows")
+        warnings.filterwarnings("ignore", message=".*loses its state for all sub-environments")
         source = GymEnv(env, autoreset_mode=mode)
     policy = policy_of(env)
     batches = [per_batch] * (steps // per_batch) + [steps % per_batch] * bool(steps % per_batch)
@@ -185,7 +185,9 @@ def test_a_mode_that_contradicts_gymnasium_s_own():
 
 
 def test_a_mode_is_for_vector_environments():
-    with pytest.raises(TypeError, match="autoreset_mode='NextStep' is for vector environments"):
+    with pytest.raises(
+        TypeError, match="autoreset_mode='NextStep' applies only to vector environments"
+    ):
         GymEnv("CartPole-v1", autoreset_mode="NextStep")
 
 
@@ -204,11 +206,11 @@ def run(env, stated, steps=30):
 @pytest.mark.parametrize(
     ("actual", "stated", "options", "error"),
     [
-        (NEXT, SAME, {}, "gave no info['final_obs']"),
-        (DISABLED, SAME, {}, "gave no info['final_obs']"),
-        (SAME, SAME, {"final": None}, "gave no info['final_obs']"),
-        (SAME, NEXT, {}, "another observation than info['final_obs']"),
-        (SAME, DISABLED, {}, "another observation than info['final_obs']"),
+        (NEXT, SAME, {}, "returned no info['final_obs']"),
+        (DISABLED, SAME, {}, "returned no info['final_obs']"),
+        (SAME, SAME, {"final": None}, "returned no info['final_obs']"),
+        (SAME, NEXT, {}, "an observation that differs from info['final_obs']"),
+        (SAME, DISABLED, {}, "an observation that differs from info['final_obs']"),
         (NEXT, DISABLED, {"masks": False}, "changed sub-environment"),
         (DISABLED, DISABLED, {"masks": False}, "changed sub-environment"),
     ],
@@ -226,12 +228,12 @@ def numbered(*lengths):
 
 
 def test_rewards_in_steps_that_should_be_resets():
-    with pytest.warns(UserWarning, match="should be a reset, gave a reward of 3"):
+    with pytest.warns(UserWarning, match="should be a reset, returned a reward of 3"):
         run(numbered(2, 3), NEXT)
 
 
 def test_an_episode_that_ends_in_a_step_that_should_be_a_reset():
-    with pytest.raises(ValueError, match="ended an episode as well, so that it was no reset"):
+    with pytest.raises(ValueError, match="also ended an episode, so it was not a reset"):
         run(numbered(1, 3), NEXT)
 
 
@@ -262,13 +264,13 @@ def test_processes_after_a_reset_by_the_user(mode, shared):
 @pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward"])
 @pytest.mark.parametrize("mode", [NEXT, SAME])
 def test_a_limit_is_refused_where_a_wrapper_counts_on_the_mode(name, mode):
-    with pytest.raises(ValueError, match=f"max_frames_per_traj=3 needs .* and {name} can't; use"):
+    with pytest.raises(ValueError, match=f"max_frames_per_traj=3 needs .* and {name} can't. Use"):
         Collector(build(name, mode), frames_per_batch=8, max_frames_per_traj=3)
 
 
 @pytest.mark.parametrize("name", ["RecordEpisodeStatistics", "NormalizeReward"])
 def test_statistics_that_partial_resets_confuse_are_warned_of(name):
-    with pytest.warns(UserWarning, match=f"{name} forgets what it knows"):
+    with pytest.warns(UserWarning, match=f"{name} loses its state for all sub-environments"):
         Collector(build(name, DISABLED), frames_per_batch=8).shutdown()
 
 

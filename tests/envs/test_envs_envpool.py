@@ -84,7 +84,7 @@ def test_it_is_a_tensordict_environment(pool):
 def test_its_seed_is_given_when_it_is_made(pool):
     env = GymEnv(pool)
     env.set_seed(3)
-    with pytest.raises(ValueError, match=r"takes its seed when it is made: envpool\.make"):
+    with pytest.raises(ValueError, match=r"takes its seed when it is made: use envpool\.make"):
         env.reset()
     with pytest.raises(ValueError, match="takes its seed when it is made"):
         env.reset(seed=3)

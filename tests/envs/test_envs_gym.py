@@ -293,9 +293,14 @@ def test_something_else_is_no_environment():
 
 
 def test_arguments_cannot_reach_an_environment_that_is_made():
-    with pytest.raises(TypeError, match=r"\['lengths'\] need an environment's id.*NumberedEnv"):
+    with pytest.raises(
+        TypeError,
+        match=r"\['lengths'\] can be used only with the id of an environment.*NumberedEnv",
+    ):
         GymEnv(NumberedEnv(), lengths=[3])
-    with pytest.raises(TypeError, match=r"\['num_envs'\] need an environment's id"):
+    with pytest.raises(
+        TypeError, match=r"\['num_envs'\] can be used only with the id of an environment"
+    ):
         GymEnv(NumberedEnv(), num_envs=3)
 
 
@@ -314,7 +319,7 @@ def test_the_number_of_environments_is_checked(number, kind, words):
 
 @pytest.mark.parametrize("name", ["categorical_action_encoding", "from_pixels", "pixels_only"])
 def test_a_text_is_neither_true_nor_false(name):
-    with pytest.raises(TypeError, match=f"{name} must be True or False, .* the text 'False'"):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, .* the string 'False'"):
         GymEnv("CartPole-v1", **{name: "False"})
 
 
@@ -480,7 +485,7 @@ def test_closing_closes_the_environment_once():
     env.close(raise_if_closed=False)
     assert env.is_closed
     assert closed == [True]
-    with pytest.raises(RuntimeError, match="closed already"):
+    with pytest.raises(RuntimeError, match="already closed"):
         env.close()
 
 
@@ -540,7 +545,7 @@ def test_an_observation_under_a_key_that_is_taken_is_refused(name):
             super().__init__()
             self.observation_space = spaces.Dict({name: self.observation_space})
 
-    with pytest.raises(ValueError, match=f"observes '{name}'"):
+    with pytest.raises(ValueError, match=f"has an observation '{name}'"):
         GymEnv(Clashing())
 
 

@@ -179,7 +179,7 @@ def test_closing_closes_every_environment():
     env.close()
     assert all(child.is_closed for child in env.envs)
     env.close(raise_if_closed=False)
-    with pytest.raises(RuntimeError, match="closed already"):
+    with pytest.raises(RuntimeError, match="already closed"):
         env.close()
 
 

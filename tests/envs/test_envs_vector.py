@@ -172,7 +172,7 @@ def test_what_has_not_ended_cannot_be_restarted_by_itself():
     adapter = adapted(self_resetting())
     adapter.reset()
     step(adapter)
-    with pytest.raises(ValueError, match=r"SelfResettingVectorEnv .*can't be told to restart"):
+    with pytest.raises(ValueError, match=r"SelfResettingVectorEnv .*can't restart only some"):
         adapter.restart(mask(False, True))
 
 
@@ -198,7 +198,7 @@ def test_a_limit_needs_a_vector_that_can_be_restarted(kind, nested):
 def test_a_reset_of_some_needs_a_vector_that_can_be_restarted(kind):
     with Collector(self_resetting(kind), frames_per_batch=6) as collector:
         collector.next()
-        with pytest.raises(ValueError, match="can't be told to restart some"):
+        with pytest.raises(ValueError, match="can't restart only some"):
             collector.reset(1)
 
 
@@ -252,7 +252,7 @@ def test_a_kernel_shows_its_last_observations(final):
 
 def test_a_kernel_that_hides_its_last_observations_is_refused():
     env = GymEnv(Kernel(final=None))
-    with pytest.raises(KeyError, match=r"gave no info\['final_obs'\]"):
+    with pytest.raises(KeyError, match=r"returned no info\['final_obs'\]"):
         env.rollout(5)
 
 

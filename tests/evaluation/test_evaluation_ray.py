@@ -28,7 +28,7 @@ def test_results_are_those_of_a_thread(tmp_path: Path) -> None:
         results = []
         dies = tmp_path / "dies"
         for backend in ("thread", "ray"):
-            # The actor dies at its fifth step, and another takes its place.
+            # The actor dies at its fifth step, and a new worker takes its place.
             env: Any = partial(DiesOnce, str(dies)) if backend == "ray" else Walk
             dies.touch()
             with Evaluator(
@@ -39,7 +39,7 @@ def test_results_are_those_of_a_thread(tmp_path: Path) -> None:
                 exploration_type=kind,
                 backend=backend,
             ) as evaluator:
-                death = pytest.warns(RuntimeWarning, match="another takes its place")
+                death = pytest.warns(RuntimeWarning, match="a new worker takes its place")
                 with death if backend == "ray" else nullcontext():
                     assert evaluator.trigger_eval()
                     result = evaluator.wait()

@@ -306,7 +306,7 @@ def test_a_function_as_policy() -> None:
 
     with Evaluator(Walk, act, num_trajectories=2) as evaluator:
         evaluator.evaluate()
-        with pytest.raises(TypeError, match="policy function has no weights to change"):
+        with pytest.raises(TypeError, match="policy function has no weights to replace"):
             evaluator.evaluate(linear())
 
 
@@ -371,9 +371,9 @@ def test_a_policy_is_not_compared_with_itself() -> None:
     policy, other = linear(), linear(1)
     with Evaluator(Walk, policy, num_trajectories=1) as evaluator:
         for pair in ((), (policy,), (None, policy), (policy, policy)):
-            with pytest.raises(ValueError, match="are both the evaluator's own policy: give ano"):
+            with pytest.raises(ValueError, match="are both the evaluator's own policy: pass ano"):
                 evaluator.compare(*pair)
-        with pytest.raises(ValueError, match="are both the same TensorDictModule: give another"):
+        with pytest.raises(ValueError, match="are both the same TensorDictModule: pass another"):
             evaluator.compare(other, other)
 
 
@@ -390,16 +390,16 @@ def test_with_a_factory_both_policies_are_needed() -> None:
     [
         ({"backend": "fork"}, "backend must be 'thread', 'process' or 'ray', but it is 'fork'"),
         ({"busy_policy": "wait"}, "busy_policy must be .*, but it is 'wait'"),
-        ({"policy": None}, "give either policy or policy_factory: neither is given"),
-        ({"policy_factory": linear}, "give either policy or policy_factory: both are given"),
+        ({"policy": None}, "pass either policy or policy_factory: neither is given"),
+        ({"policy_factory": linear}, "pass either policy or policy_factory: both are given"),
         ({"num_workers": 2}, "num_workers=2 needs backend='process' or 'ray'"),
-        ({"env": Walk(), "backend": "process"}, "env is one that is made already"),
+        ({"env": Walk(), "backend": "process"}, "env is an existing environment"),
         ({"env": Walk(), "num_envs": 2}, "num_envs=2 needs an id, or a function"),
         ({"num_trajectories": 0}, "num_trajectories must be at least 1, but it is 0"),
         ({"max_steps": 0}, "max_steps must be at least 1"),
         ({"seed": -1}, "seed must not be negative"),
         ({"collector_cls": "RPCCollector"}, "collector_cls must be Collector, .*'RPCCollector'"),
-        ({"reward_keys": ["a", "b"]}, "reward_keys must be one key, but there are 2"),
+        ({"reward_keys": ["a", "b"]}, "reward_keys must be a single key, but there are 2"),
         ({"collector_kwargs": {"compile_policy": True}}, "compile_policy needs backend='process'"),
     ],
 )
@@ -412,13 +412,13 @@ def test_wrong_values(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"collector_kwargs": {"total_frames": 5}}, "collector_kwargs can't have total_frames"),
+        ({"collector_kwargs": {"total_frames": 5}}, "collector_kwargs can't contain total_frames"),
         ({"collector_kwargs": {"sorage_device": "cpu"}}, "sorage_device"),
-        ({"policy": None, "policy_factory": linear()}, "give a policy as policy="),
+        ({"policy": None, "policy_factory": linear()}, "pass a policy as policy="),
         ({"env": 5}, "^env: expected a Gymnasium id.* but got int: 5"),
         ({"env": 5, "backend": "process"}, "TypeError: env: expected a Gymnasium id"),
-        ({"env": lambda: 5}, "^env must make an environment, but .* got int: 5"),
-        ({"dump_video": "False"}, "dump_video must be True or False, but it is the text 'False'"),
+        ({"env": lambda: 5}, "^env made an object that is not an environment: .* got int: 5"),
+        ({"dump_video": "False"}, "dump_video must be True or False, but it is the string 'False'"),
     ],
 )
 def test_wrong_types(options: dict[str, Any], message: str) -> None:

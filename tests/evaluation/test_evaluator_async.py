@@ -32,9 +32,11 @@ def test_a_trigger_while_another_is_under_way(busy: str) -> None:
         if busy == "skip":
             assert evaluator.trigger_eval() is False
         else:
-            with pytest.raises(RuntimeError, match="an evaluation is under way"):
+            with pytest.raises(RuntimeError, match="an evaluation is still running"):
                 evaluator.trigger_eval()
-        with pytest.raises(RuntimeError, match=r"state_dict\(\) while an evaluation is under way"):
+        with pytest.raises(
+            RuntimeError, match=r"state_dict\(\) can't be called while an evaluation is running"
+        ):
             evaluator.state_dict()
         with pytest.raises(RuntimeError, match="load_state_dict"):
             evaluator.load_state_dict({"step_counter": 3})
@@ -227,7 +229,9 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     dies.touch()
     env = partial(DiesOnce, str(dies))
     with Evaluator(env, linear(), num_trajectories=5, backend="process") as evaluator:
-        with pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"):
+        with pytest.warns(
+            RuntimeWarning, match="worker 0 was killed by SIGKILL; a new worker takes"
+        ):
             result = evaluator.evaluate().episodes
         assert not dies.exists()
         assert result.returns.tolist() == expected.returns.tolist()
@@ -248,7 +252,9 @@ def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
         collector_kwargs={"max_restarts": 1},
     ) as evaluator:
         with (
-            pytest.warns(RuntimeWarning, match="worker 0 was killed by SIGKILL; another takes"),
+            pytest.warns(
+                RuntimeWarning, match="worker 0 was killed by SIGKILL; a new worker takes"
+            ),
             pytest.raises(WorkerError, match="SIGKILL"),
         ):
             evaluator.evaluate()

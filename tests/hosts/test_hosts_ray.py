@@ -101,7 +101,7 @@ with made(3) as collector:
         while not collector.stats()["restarts"]:
             frames += collector.next().numel()
     frames += collector.next().numel()
-    say(*[str(one.message) for one in caught if "another takes its place" in str(one.message)])
+    say(*[str(one.message) for one in caught if "a new worker takes its place" in str(one.message)])
     say(frames == collector.stats()["frames"], where(collector)[2] != nodes[2])
 say("over")
 """

@@ -101,7 +101,7 @@ def test_a_cut_link_to_a_rank_of_ones_own(nursery, name):
         assert driver.hears() == "cut"
         other.cut()
         driver.say("it is cut")
-        died = r"worker 0 \(rank 1, which somebody else started\) was out of reach for 5 s"
+        died = r"worker 0 \(rank 1, started from outside\) was out of reach for 5 s"
         assert re.match(died, driver.hears())
         assert driver.hears() == "True"
         assert rank.end(PATIENCE) == 0
@@ -135,7 +135,7 @@ def test_a_cut_link_to_a_worker_that_can_be_replaced(nursery):
         others[0].cut()
         driver.say("it is cut")
         others[2].python(START.format(run=driver.hears()))
-        taken = "worker 0 was out of reach for 5 s (link_timeout); another takes its place"
+        taken = "worker 0 was out of reach for 5 s (link_timeout); a new worker takes its place"
         assert driver.hears().startswith(taken)
         assert driver.hears() == "4000 4000 1"
         assert driver.end(PATIENCE) == 0
@@ -226,7 +226,7 @@ def test_ranks_without_a_key(nursery, name):
         assert ours.pop("TRAWL_KEY") == theirs.pop("TRAWL_KEY")
         driver = here.python(BEGIN + KEYLESS.format(name=name), **ours)
         rank = other.python(RANK + "sys.exit(run_rank())", **theirs)
-        said = f"the ranks share no key: anybody who can reach {here.address}:29500 can run code"
+        said = f"the ranks share no key: anyone who can reach {here.address}:29500 can run code"
         assert driver.hears().startswith(said)
         if name == "RPCCollector":
             assert driver.hears().startswith("torch.distributed.rpc requires no key")

@@ -102,7 +102,7 @@ def test_weights_that_come_by_a_handle_are_those_of_the_worker():
         assert stamps(collector.next()) == [(2, 1), (2, 1)]
         get(*(h.receive_weights.remote(Chooser(3)) for h in (first, second)))
         assert stamps(collector.next()) == [(3, 2), (3, 2)]
-        with pytest.raises(ValueError, match="takes weights once"):
+        with pytest.raises(ValueError, match="got weights twice"):
             get(first.update_policy_weights_.remote(Chooser(4), policy_weights=Chooser(4)))
         handles = collector.remote_collectors
         kill(first)
@@ -159,9 +159,9 @@ def test_errors_are_those_of_the_call():
     with make(Failing(1)) as collector:
         first, second = collector.remote_collectors
         for name, told in [
-            ("start", r"start\(\) can't be called by a worker's handle: call that of the coll"),
+            ("start", r"start\(\) can't be called through a worker's handle: call it on the coll"),
             ("iterator", r"iterator\(\) .*call next\(\) for each batch"),
-            ("register_scheme_receiver", "give weight_sync_schemes or weight_recv_schemes"),
+            ("register_scheme_receiver", "pass weight_sync_schemes or weight_recv_schemes"),
         ]:
             with pytest.raises(RuntimeError, match=told):
                 get(getattr(first, name).remote())
@@ -190,7 +190,9 @@ def test_the_worker_ends_by_its_handle():
         get(handle.shutdown.remote())
         with pytest.raises(RuntimeError, match=r"this worker has ended: the collector's remote_"):
             get(handle.stats.remote())
-        with pytest.warns(RuntimeWarning, match="worker 0 exited with status 0; another takes"):
+        with pytest.warns(
+            RuntimeWarning, match="worker 0 exited with status 0; a new worker takes"
+        ):
             batch = collector.next()
         assert NumberedEnv.numbers(batch)[..., 3].flatten().tolist() == list(range(12))
         assert get(collector.remote_collectors[0].stats.remote())["batches"] == 1
@@ -200,7 +202,7 @@ def test_no_frames_are_taken_that_would_be_missing():
     with make(trajs_per_batch=2, traj_format="cat") as collector:
         for name in ("next", "rollout", "load_state_dict"):
             method = getattr(collector.remote_collectors[0], name)
-            with pytest.raises(RuntimeError, match="whole trajectories together"):
+            with pytest.raises(RuntimeError, match="assembles whole trajectories"):
                 get(method.remote(*([{}] if name == "load_state_dict" else [])))
         collector.next()
     from torchrl.data import LazyTensorStorage

@@ -97,7 +97,7 @@ class Collecting:
 def test_an_actor_takes_weights_by_a_transport(cluster, backend):
     actor = ray.remote(Receiving).options(num_cpus=0).remote(backend)
     transport = RayTransport(remote_actor=actor, worker_idx=3, backend=backend, model_id="critic")
-    with pytest.raises(RuntimeError, match="before send_weights_async"):
+    with pytest.raises(RuntimeError, match=r"call send_weights_async\(\) before"):
         transport.wait_ack()
     assert ray.get(actor.receive.remote(0.01)) is None
     model = nn.Linear(3, 1)

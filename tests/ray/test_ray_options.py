@@ -133,7 +133,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"num_cpus": 100}, r"worker 0 .* in 0.5 s: it asks for CPU=100, but no node has more"),
+        ({"num_cpus": 100}, r"worker 0 .* within 0.5 s: it asks for CPU=100, but no node has more"),
         ({**FREE, "resources": {"tpu": 1}}, r"asks for tpu=1, but no node has more than 0"),
     ],
 )
@@ -151,18 +151,22 @@ def test_resources_that_the_cluster_lacks(asked, told):
         ({"collector_kwargs": [{}] * 3}, ValueError, "collector_kwargs has 3 entries"),
         ({"collector_class": "triple"}, ValueError, "collector_class must be a class, or one of"),
         ({"sync": 1}, TypeError, "sync must be a bool"),
-        ({"update_after_each_batch": "False"}, TypeError, "update_after_each_batch .* the text"),
+        ({"update_after_each_batch": "False"}, TypeError, "update_after_each_batch .* the string"),
         ({"num_collectors": 0}, ValueError, "num_collectors must be at least 1, but it is 0"),
         ({"num_collectors": "2"}, TypeError, "num_collectors must be an integer, but it is str"),
         ({"ray_init_config": "auto"}, TypeError, "ray_init_config must be a mapping"),
         (
             {"ray_init_config": {"address": "10.9.9.9:6379"}},
             ValueError,
-            "'10.9.9.9:6379', but this process is connected",
+            "'10.9.9.9:6379', but this process is already connected",
         ),
         ({"placement_timeout": "30"}, TypeError, "placement_timeout must be a number of seconds"),
-        ({"placement_timeout": 0}, ValueError, "placement_timeout must be seconds above 0"),
-        ({"start_method": "spawn"}, TypeError, "start_method has no meaning"),
+        (
+            {"placement_timeout": 0},
+            ValueError,
+            "placement_timeout must be a number of seconds above 0",
+        ),
+        ({"start_method": "spawn"}, TypeError, "start_method can't be used"),
         ({"num_actors": 2}, TypeError, "unknown arguments: num_actors"),
     ],
 )
@@ -195,7 +199,7 @@ def test_options_of_workers_collectors_have_their_effect():
     given = {"postproc": marked, "max_frames_per_traj": 2, "device": "cpu"}
     with collector(policy=Chooser(1), collector_kwargs=given) as there:
         batch = there.next()
-        with pytest.raises(ValueError, match="'postproc', which is settled for all workers"):
+        with pytest.raises(ValueError, match="'postproc', which is fixed for all workers"):
             there.add_collectors(envs(3)[2:], collector_kwargs={"postproc": marked})
         assert not there.closed
     assert batch["mark"].sum() == batch.numel()

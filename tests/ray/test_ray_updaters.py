@@ -146,7 +146,9 @@ def test_updaters_that_reach_no_worker_are_refused():
     policy = Chooser(1)
     with make(policy) as collector:
         vanilla = updaters.VanillaWeightUpdater(policy_weights=weights_of(policy))
-        with pytest.raises(TypeError, match="TorchRL's VanillaWeightUpdater reaches no worker"):
+        with pytest.raises(
+            TypeError, match="TorchRL's VanillaWeightUpdater can't reach the workers"
+        ):
             collector.weight_updater = vanilla
         with pytest.raises(TypeError, match=r"weight_updater must be a WeightUpdaterBase.*int"):
             collector.weight_updater = 3
@@ -183,7 +185,7 @@ def test_an_actor_that_dies_before_it_takes_weights_is_told_of():
         # The call before it has failed when this one has.
         with pytest.raises(ray.exceptions.RayActorError):
             get(handle.stats.remote())
-        with pytest.warns(RuntimeWarning, match="actor 0 died before it took the weights that"):
+        with pytest.warns(RuntimeWarning, match="actor 0 died before it received the weights that"):
             updater.push_weights()
         with pytest.warns(RuntimeWarning, match="worker 0 died"):
             collector.next()

@@ -73,7 +73,7 @@ def test_actors_of_ones_own_receive_weights(cluster, backend):
             scheme.wait_async(PATIENCE)
         torch.nn.init.constant_(learner.bias, 9)
         scheme.send(worker_ids=1)
-        with pytest.raises(TimeoutError, match="receiver 1 took no weights"):
+        with pytest.raises(TimeoutError, match="receiver 1 did not receive the weights"):
             scheme.wait_async(0.01)
         assert get(actors[1].receive.remote(None)) == 9
         scheme.wait_async(PATIENCE)

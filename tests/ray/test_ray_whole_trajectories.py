@@ -38,7 +38,7 @@ def test_an_actor_that_is_killed(sync):
         found = [there.next()]
         (pid,) = there._pool.call({1: (_pid,)}).values()
         os.kill(pid, signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match=r"worker 1 .*another takes its place"):
+        with pytest.warns(RuntimeWarning, match=r"worker 1 .*a new worker takes its place"):
             found += _until_one_is_replaced(there)
         found += [there.next() for _ in range(40)]
     # The environment in its place begins with its first episode again; ids go on.

@@ -229,7 +229,7 @@ def test_a_vector_of_another_length_is_refused():
 
     with (
         Collector(Short([NumberedEnv] * 2), frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match=r"returned reward of shape \(1,\), but there must be one"),
+        pytest.raises(ValueError, match=r"returned reward of shape \(1,\), but the shape must be"),
     ):
         collector.next()
 
@@ -240,7 +240,9 @@ def test_a_vector_whose_length_changes_is_refused(wrong):
     with Collector(env, frames_per_batch=4) as collector:
         collector.next()
         env.rows[wrong] = env.rows[wrong].reshape(2, 1)
-        with pytest.raises(ValueError, match=r"of shape \(2, 1\), but there must be one value"):
+        with pytest.raises(
+            ValueError, match=r"of shape \(2, 1\), but the shape must be .* with one value"
+        ):
             collector.next()
 
 

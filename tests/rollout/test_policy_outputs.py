@@ -174,7 +174,9 @@ def test_an_output_whose_shape_changes_is_refused():
     def policy(observation):
         return by_step(observation), observation[: 2 + int(observation[TOTAL]) // 3]
 
-    with pytest.raises(ValueError, match=r"'output1' with shape \(3,\); it was \(2,\) at first"):
+    with pytest.raises(
+        ValueError, match=r"'output1' with shape \(3,\), but at first with shape \(2,\)"
+    ):
         first_batch(NumberedEnv(), policy)
 
 

@@ -123,7 +123,7 @@ def test_a_self_resetting_vector_spends_the_step_after_an_end_on_resetting():
 
 def test_a_self_resetting_vector_refuses_to_reset_some():
     env = SelfResettingVectorEnv([NumberedEnv])
-    with pytest.raises(ValueError, match="only all"):
+    with pytest.raises(ValueError, match="all environments must be reset together"):
         env.reset(options={"reset_mask": np.array([True])})
 
 

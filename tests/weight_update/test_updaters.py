@@ -59,7 +59,7 @@ def everywhere(kind: Any, value: int) -> list[set[int]]:
 
 def own(**body: Any) -> Any:
     """A user's subclass."""
-    with pytest.warns(DeprecationWarning, match="Own: weight updaters are deprecated; use a"):
+    with pytest.warns(DeprecationWarning, match="Own: weight updaters are deprecated. Use a"):
         return type("Own", (WeightUpdaterBase,), {"__module__": __name__, **body})
 
 
@@ -339,7 +339,7 @@ def test_one_updater_may_serve_several_collectors(kind):
         updater.register_collector(other)
         updater.register_collector(other)
         assert updater.collectors == [one, other]
-        with pytest.raises(ValueError, match="2 collectors were registered: see `collectors`"):
+        with pytest.raises(ValueError, match="2 collectors are registered: use `collectors`"):
             _ = updater.collector
         updater.push_weights(Chosen(2))
         assert settled(one)[0] == settled(other)[0] == [{2}] * 2
@@ -383,7 +383,7 @@ def test_a_vanilla_updater_may_get_its_weights():
 
 def test_a_vanilla_updater_may_have_no_weights():
     updater = VanillaWeightUpdater(policy_weights=TensorDict())
-    with pytest.raises(RuntimeError, match="VanillaWeightUpdater has no weights to push: give"):
+    with pytest.raises(RuntimeError, match="VanillaWeightUpdater has no weights to push: pass"):
         updater.push_weights()
 
 
@@ -414,7 +414,7 @@ def test_an_updater_for_processes_writes_to_the_weights_of_devices():
 
 @pytest.mark.parametrize("kind", [MultiProcessedWeightUpdater, WeightUpdaterBase])
 def test_weights_that_would_reach_nobody_are_refused(kind):
-    with pytest.raises(RuntimeError, match=f"{kind.__name__} has no collector to bring weights to"):
+    with pytest.raises(RuntimeError, match=f"{kind.__name__} has no collector to send weights to"):
         kind().push_weights(Chosen(2))
 
 

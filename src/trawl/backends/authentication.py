@@ -1,9 +1,9 @@
 """Authentication of connections between processes that share a key, and of their messages.
 
 Both ends of a connection prove that they know the key: each sends a random number, and answers with
-an HMAC (RFC 2104) over both numbers. Messages then carry an HMAC over a counter and their content,
-without the memory of large arrays (:func:`trawl.backends.frames.seal`). So forged, changed
-and replayed messages are rejected. Nothing is encrypted.
+an HMAC (RFC 2104) over both numbers. Each message then carries an HMAC over a counter and its
+content, so forged, changed and replayed messages are rejected. The HMAC does not cover the memory
+of large arrays (:func:`trawl.backends.frames.seal`). Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _HELLO_BYTES = hashlib.sha256().digest_size + NONCE_BYTES
 # First byte of the answer to a greeting.
 _EXPECTED, _UNKNOWN = b"+", b"-"
 _NUMBER = struct.Struct("!Q")
-# Seconds between two attempts of a client that the listener dropped, as it does when crowded.
+# Seconds between two attempts of a client that was dropped by a listener with too many clients.
 _PAUSE = 0.1
 
 
 class AuthenticationError(RuntimeError):
-    """Raised if the other end of a connection lacks the key, or did not send a message."""
+    """Raised if the other end of a connection lacks the key, or a message did not come from it."""
 
 
 def derived_key(key: bytes, purpose: str) -> bytes:
-    """Derives a key for one purpose. It reveals nothing about the original key."""
+    """Derives a key for one purpose. The derived key reveals nothing about the original one."""
     return hmac.digest(key, purpose.encode(), "sha256")
 
 
@@ -39,11 +39,11 @@ class Session:
     """Authenticates the messages of one connection, both ways.
 
     Each direction has a key of its own and counts its messages. The keys depend on a random number
-    of each end, so no message of another connection is accepted.
+    from each end, so messages from other connections are rejected.
 
     Args:
         key: the key that both ends know.
-        purpose: the purpose of the connection; both ends must give the same one.
+        purpose: the purpose of the connection; both ends must pass the same text.
         nonces: the random numbers of the client and of the server.
         client: True if this end is the client.
     """
@@ -59,7 +59,7 @@ class Session:
         """Returns the tag of the next message that this end sends.
 
         Args:
-            *parts: the content. The length of each part must follow from the parts before it.
+            *parts: the content. The length of each part must be known from the earlier parts.
         """
         self._sent += 1
         return _tag(self._sending, self._sent, parts)
@@ -68,7 +68,7 @@ class Session:
         """Checks the tag of the next message received.
 
         Raises:
-            AuthenticationError: if the other end did not send the message, or not at this point.
+            AuthenticationError: if the message did not come from the other end, or is out of order.
         """
         self._received += 1
         if not hmac.compare_digest(_tag(self._receiving, self._received, parts), tag):
@@ -112,7 +112,7 @@ def connect(
         except ConnectionResetError:
             if time.monotonic() + _PAUSE >= deadline:
                 raise
-        # The listener hung up: too many clients were there, or this one was too slow.
+        # The listener hung up: it had too many clients, or this client was too slow.
         time.sleep(_PAUSE)
 
 
@@ -125,7 +125,7 @@ def _connected(
         end.settimeout(None)
     except BrokenPipeError:
         end.close()
-        raise ConnectionResetError(f"the listener at {host}:{port} hung up") from None
+        raise ConnectionResetError(f"the listener at {host}:{port} closed the connection") from None
     except BaseException:
         end.close()
         raise
@@ -138,7 +138,7 @@ def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Se
     end.sendall(_digest(name) + own)
     answer = _read(end, 1 + NONCE_BYTES, deadline)
     if answer[:1] != _EXPECTED:
-        raise ConnectionRefusedError(f"the listener expects no connection {name!r}")
+        raise ConnectionRefusedError(f"the listener does not expect a connection named {name!r}")
     session = Session(key, name, (own, answer[1:]), client=True)
     end.sendall(session.tag())
     proof = _read(end, TAG_BYTES, deadline)
@@ -147,7 +147,7 @@ def _introduce(end: socket.socket, name: str, key: bytes, deadline: float) -> Se
     except AuthenticationError:
         raise AuthenticationError(
             "this worker and the process that it connected to have different keys: set TRAWL_KEY "
-            "to the same text for all processes, or for none of them"
+            "to the same text in all processes, or unset it in all of them"
         ) from None
     return session
 
@@ -158,13 +158,13 @@ def _read(end: socket.socket, size: int, deadline: float) -> bytes:
         end.settimeout(_left(deadline))
         more = end.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("the listener hung up")
+            raise ConnectionResetError("the listener closed the connection")
         data += more
     return data
 
 
 def _left(deadline: float) -> float:
-    """Returns the seconds until a deadline, never 0: that would make a socket non-blocking."""
+    """Returns the seconds until a deadline, but never 0, which makes a socket non-blocking."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -181,7 +181,7 @@ class Expected(NamedTuple):
     Attributes:
         name: name of the connection.
         key: the key that the client knows.
-        admit: called with the connection and its session.
+        admit: function to call with the connection and its session.
     """
 
     name: str
@@ -190,7 +190,7 @@ class Expected(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Digest of the name, which a client sends in its place."""
+        """Digest of the name. A client sends this digest instead of the name."""
         return _digest(self.name)
 
 
@@ -199,8 +199,8 @@ def greeting(
 ) -> Generator[tuple[bytes, int], bytes, tuple[Expected, Session, bytes]]:
     """Runs the server's side of the handshake with a client, without doing any I/O itself.
 
-    The generator yields bytes to send, and the number of bytes to read after that. The caller
-    sends the bytes read into the generator.
+    The generator yields bytes to send to the client, and the number of bytes to read from it
+    afterwards. The caller then passes the bytes that it read to the generator's ``send`` method.
 
     Args:
         find: returns the expected connection for the digest of a name, or None.
@@ -209,7 +209,8 @@ def greeting(
         The expected connection, its session, and the last bytes to send.
 
     Raises:
-        AuthenticationError: if the client is a stranger. The error's argument is the bytes to send.
+        AuthenticationError: if the client is unexpected or lacks the key. The error's argument
+            contains the bytes to send to the client.
     """
     hello = yield b"", _HELLO_BYTES
     digest, nonce = hello[:-NONCE_BYTES], hello[-NONCE_BYTES:]

@@ -4,20 +4,20 @@ A backend starts workers, carries messages both ways, notices deaths and, where 
 memory. It knows nothing about environments or batches::
 
     backend = ProcessBackend()
-    worker = backend.launch(0, make_service)     # make_service(port) runs over there
+    worker = backend.launch(0, make_service)     # make_service(port) runs in the worker
     worker.send("a question")                    # service.handle("a question")
-    for event in backend.wait():                 # whatever comes first, of any worker
+    for event in backend.wait():                 # the next events, from any worker
         match event:
             case Message(worker, content): ...   # port.send(content)
-            case Failed(worker, failure): ...    # an exception that the service let through
-            case Death(worker, reason): ...      # it is gone, however that came about
+            case Failed(worker, failure): ...    # the service raised an exception
+            case Death(worker, reason): ...      # the worker is gone, for any reason
     backend.close()
 
-In the worker, a :class:`Service` handles the messages. They come one at a time, and only between
-two pieces of its own work::
+In the worker, a :class:`Service` handles the messages one at a time, and only between two pieces
+of its own work::
 
     while not ended:
-        while messages are there (or service.busy is False, and so there is time to wait):
+        while a message has arrived, or service.busy is False (the loop then waits for one):
             service.handle(message)
         service.work()
 
@@ -47,8 +47,8 @@ class Port(ABC):
         Objects that the message refers to may change after the call returns.
 
         Args:
-            content: any object that :mod:`pickle` can serialize. If it can't, its exception is
-                raised here, and nothing is sent.
+            content: any object that :mod:`pickle` can serialize. If pickling fails, the exception
+                is raised here, and nothing is sent.
         """
 
     def memory(self, name: int) -> Any:
@@ -72,7 +72,8 @@ class Port(ABC):
 class HandleCall:
     """Method call by a holder of the worker's handle, if the backend has handles.
 
-    The service receives it by :meth:`Service.handle`, like a message, and sets the answer.
+    The service receives the call through :meth:`Service.handle`, like a message, and sets the
+    answer.
 
     Attributes:
         name: name of the method.
@@ -88,7 +89,7 @@ class HandleCall:
 
 
 class Service(ABC):
-    """Object that runs in a worker: handles messages and does the work."""
+    """Object in a worker that handles messages and does the work."""
 
     @property
     @abstractmethod
@@ -101,7 +102,7 @@ class Service(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Does one piece of work; called while :attr:`busy`."""
+        """Does one piece of work. Called while :attr:`busy` is True."""
 
     @abstractmethod
     def close(self) -> None:
@@ -115,7 +116,7 @@ class Worker(ABC):
     """Worker, as seen by its driver, the process that launched it.
 
     Attributes:
-        index: its number, from 0.
+        index: number of the worker, from 0.
     """
 
     index: int
@@ -124,31 +125,34 @@ class Worker(ABC):
     def send(self, content: Any) -> None:
         """Sends a message, without waiting until the worker receives it.
 
-        If the worker is dead, nothing happens: its death is an event.
+        If the worker is dead, nothing happens. Its death is reported as an event.
 
         Args:
-            content: any object that :mod:`pickle` can serialize. If it can't, its exception is
-                raised here, and nothing is sent.
+            content: any object that :mod:`pickle` can serialize. If pickling fails, the exception
+                is raised here, and nothing is sent.
         """
 
     def share(self, name: int, memory: Any) -> None:  # noqa: B027
-        """Lets the worker use memory of this backend under a name, until :meth:`forget`.
+        """Gives the worker access to memory of this backend under a name, until :meth:`forget`.
 
-        Without shared memory, nothing happens.
+        If the backend does not share memory, nothing happens.
         """
 
     def forget(self, name: int) -> None:  # noqa: B027
-        """Removes the name. The worker releases the memory when nothing there uses it any more."""
+        """Removes a name that :meth:`share` gave to memory.
+
+        The worker releases the memory when nothing in the worker uses it any more.
+        """
 
     @abstractmethod
     def interrupt(self, number: int) -> None:
-        """Sets the number that :meth:`Port.interrupted` returns, also while the worker works."""
+        """Sets the number that :meth:`Port.interrupted` returns, even while the worker is busy."""
 
     @abstractmethod
     def stop(self) -> None:
         """Ends the worker: aborts its work and closes its service. A :class:`Death` follows.
 
-        An exception that is raised meanwhile becomes a :class:`Failed` event, like any other.
+        If the service raises an exception meanwhile, a :class:`Failed` event reports it, as usual.
         """
 
     @abstractmethod
@@ -174,11 +178,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Death:
-    """Event: a worker is gone, and nothing more comes from it.
+    """Event: a worker is gone. This is its last event.
 
     Attributes:
-        reason: the cause, as the end of a sentence: ``"was killed by SIGKILL"``.
-        expected: True if the worker was told to stop, and did.
+        reason: the cause, as the end of a sentence, such as ``"was killed by SIGKILL"``.
+        expected: True if the worker was told to stop, and then ended without an error.
     """
 
     worker: Worker
@@ -213,25 +217,28 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """Waits for events of any worker, and returns them as soon as there are some.
+        """Waits until there are events of any worker, and returns them.
 
-        The messages of a worker come in the order in which they were sent, its death last.
+        The messages of a worker come in the order in which they were sent. Its death comes last.
 
         Args:
-            timeout: seconds after which an empty list is returned; None waits as long as it takes.
+            timeout: seconds after which an empty list is returned; None for no limit.
 
         Raises:
             RuntimeError: if no event can come, and there is no timeout.
         """
 
     def allocate(self, nbytes: int) -> Any:
-        """Allocates memory that can be shared with workers: an object with a ``buffer``.
+        """Allocates memory that can be shared with workers; returns an object with a ``buffer``.
 
-        The memory has no name, and is freed when nothing refers to it any more. Without shared
-        memory, workers have no access to it.
+        The memory has no name, and is freed when nothing refers to it any more. If the backend
+        does not share memory, workers have no access to it.
         """
         return PrivateMemory(nbytes)
 
     @abstractmethod
     def close(self) -> None:
-        """Kills all workers and releases all resources. Only this may be called again later."""
+        """Kills all workers and releases all resources.
+
+        Afterwards, no method other than :meth:`close` may be called.
+        """

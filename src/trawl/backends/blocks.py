@@ -1,7 +1,7 @@
-"""Blocks of shared memory, many of them behind one descriptor.
+"""Blocks of shared memory, with many blocks behind one descriptor.
 
 A process may open about a thousand descriptors, and a user may hold any number of batches. Blocks
-of one size are therefore slots of a few files.
+of the same size are therefore slots of a few files.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trawl.backends.memory import SharedMemory
 
 _PAGE = mmap.PAGESIZE
 _FEWEST_SLOTS = 4
-_MOST_BYTES = 256 << 20  # of a file that has more than one slot
+_MOST_BYTES = 256 << 20  # limit for a file that has more than one slot
 
 
 class BlockAllocator:
-    """Makes blocks of shared memory.
+    """Allocates blocks of shared memory. Blocks of the same size share files.
 
     Example:
         >>> blocks = BlockAllocator()
@@ -37,10 +37,10 @@ class BlockAllocator:
         self._files: dict[int, list[BlockFile]] = {}
 
     def allocate(self, nbytes: int) -> SharedBlock:
-        """Returns a block of zeros, of ``nbytes`` rounded up to whole pages."""
+        """Returns a block of zeros, whose size is ``nbytes`` rounded up to whole pages."""
         size = -(-max(nbytes, 1) // _PAGE) * _PAGE
         files = self._files.setdefault(size, [])
-        # A copy: blocks that become garbage meanwhile may change the list.
+        # Iterates over a copy, because blocks that are freed meanwhile may change the list.
         for file in reversed(files.copy()):
             if (block := file.allocate_slot()) is not None:
                 return block
@@ -53,14 +53,14 @@ class BlockFile:
     """A piece of anonymous memory that is divided into slots of one size.
 
     Args:
-        size: bytes of a slot, whole pages.
+        size: size of a slot in bytes, a multiple of the page size.
         slots: number of slots.
-        siblings: the files of this size, the newest last. An older one that is not in use is
-            removed from this list, and thereby freed.
+        siblings: the files of this size, the newest last. When an older file is no longer in use,
+            it is removed from this list and thereby freed.
 
     Attributes:
         number: number that identifies the file within this process.
-        memory: the memory.
+        memory: the shared memory that contains the slots.
     """
 
     _numbers = itertools.count()
@@ -99,9 +99,9 @@ class SharedBlock:
     """A block of shared memory.
 
     Attributes:
-        file: the file that it is a slot of.
+        file: the file that contains the block.
         offset: offset of the block in the file, in bytes.
-        buffer: the memory; the slot is free again when nothing refers to it.
+        buffer: the memory of the block. When nothing refers to it, the slot is free again.
     """
 
     def __init__(self, file: BlockFile, offset: int, buffer: NDArray[np.uint8]) -> None:
@@ -111,7 +111,7 @@ class SharedBlock:
 
 
 def _clear(memory: Any, offset: int, size: int) -> None:
-    """Returns the pages to the system; they read as zeros afterwards."""
+    """Gives the pages back to the system. Afterwards, they read as zeros."""
     try:
         memory.madvise(mmap.MADV_REMOVE, offset, size)
     except (AttributeError, OSError):

@@ -1,7 +1,7 @@
 """Carriers, which bring messages of workers, with large arrays, to the driver.
 
-The driver tells a worker what to do over TCP connections (:mod:`trawl.backends.control`). What a
-worker sends may be large, and an existing library carries it: that is what a carrier is for.
+The driver controls a worker over TCP connections (:mod:`trawl.backends.control`). The messages that
+a worker sends may be large, so a carrier sends them through an existing library.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Outlet(ABC):
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
-        """Sends a message, and returns once memory that it refers to may change.
+        """Sends a message, and returns once the memory that the message refers to may change.
 
         Raises:
             RuntimeError: if the driver is gone.
         """
 
     def secure(self) -> None:  # noqa: B027 (most carriers need nothing)
-        """Waits until all sent messages are sure to arrive, whatever happens to this process.
+        """Waits until all sent messages are sure to arrive, even if this process dies.
 
         Raises:
             RuntimeError: if the driver is gone.
         """
 
     def abandon(self) -> None:  # noqa: B027
-        """Ends every wait, now and later, as the driver is gone. Any thread may call it."""
+        """Ends all current and later waits, because the driver is gone. Any thread may call it."""
 
     def close(self) -> None:  # noqa: B027
         """Releases all resources."""
@@ -48,11 +48,11 @@ class Inlet(ABC):
 
         Raises:
             RuntimeError: if the worker is gone.
-            AuthenticationError: if the worker did not send the message.
+            AuthenticationError: if the message did not come from the worker.
         """
 
     def abandon(self) -> None:  # noqa: B027
-        """Ends :meth:`receive`, as far as possible, as the worker is out of reach."""
+        """Ends a call of :meth:`receive` if possible, because the worker is out of reach."""
 
     def close(self) -> None:  # noqa: B027
         """Releases all resources."""
@@ -62,35 +62,36 @@ MakeOutlet = Callable[[Address], Outlet]
 
 
 class Carrier(ABC):
-    """Makes the connections by which messages of workers come to this process."""
+    """Makes the connections over which workers send messages to this process."""
 
     @abstractmethod
     def open(self, address: Address, store: Any) -> None:
-        """Begins to work for a backend.
+        """Starts the carrier for a backend.
 
         Args:
-            address: address of the backend's store; its prefix begins those of all workers.
+            address: address of the backend's store. The prefixes of all workers begin with its
+                prefix.
             store: the store.
         """
 
     @abstractmethod
     def invite(self, index: int, address: Address) -> MakeOutlet:
-        """Prepares for a worker.
+        """Prepares the connection of a worker.
 
         Args:
             index: number of the worker.
             address: address at which this process meets the worker.
 
         Returns:
-            A function that makes the worker's end; it is pickled, and called in the worker.
+            A function that makes the worker's end. It is pickled, and called in the worker.
         """
 
     @abstractmethod
     def admit(self, address: Address) -> Inlet:
-        """Waits for the worker's end, and returns the one of this process.
+        """Waits until the worker has connected, and returns this process's end.
 
         Raises:
-            Exception: if the worker does not come.
+            Exception: if the worker does not connect.
         """
 
     def close(self) -> None:  # noqa: B027

@@ -1,19 +1,19 @@
-"""Connections over which a driver tells its workers what to do.
+"""Connections over which a driver controls its workers.
 
-Each worker has two. Over the first it receives *requests*, which the thread that works reads when
-it has time. No other thread is between: a message of a process group wakes a thread of the group,
-which wakes the thread that waits for the message, which wakes the thread that works. The scheduler
-may put any of them on a processor on which another worker has just begun. The thread then waits
-there, for a third of the time that a small batch takes. A thread that reads from a socket itself
-wakes up once, on a free processor.
+Each worker has two connections. Over the first, it receives *requests*, which the worker's main
+loop reads itself. If a process group carried requests, each message would wake three threads in
+turn: a thread of the group, the thread that waits for the message, and the thread that works. The
+scheduler may put any of these threads on a processor on which another worker has just begun. The
+thread then waits there for a third of the time that a small batch takes. A thread that reads from a
+socket itself wakes up only once, on a free processor.
 
-Over the second connection it receives *signals*, such as to stop, while it works. This connection
-also detects that the machine at the other end is out of reach. A cut link gives no sign: data sent
-over it is lost, and a process that only waits for an answer waits forever. Therefore the kernels at
-both ends probe each other now and then (TCP *keepalive*, RFC 9293, 3.8.4), and close the connection
-when no answer came for long enough. The programs at both ends take no part in this. So an
-environment that lets no other thread run for minutes is not mistaken for a cut link, nor is a
-request that takes minutes to send.
+Over the second connection, the worker receives *signals* while it works, such as a signal to stop.
+This connection also detects that the machine at the other end is out of reach. A cut link gives no
+sign: data sent over it is lost, and a process that only waits for an answer waits forever.
+Therefore the kernels at both ends probe each other regularly (TCP *keepalive*, RFC 9293, section
+3.8.4), and close the connection if no answer has come for long enough. The programs at both ends
+take no part in the probing. A link is therefore not mistaken for a cut link if an environment lets
+no other thread run for minutes, or if a request takes minutes to send.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from trawl.backends.frames import Frame, seal, unseal
 from trawl.backends.listener import Listener
 from trawl.backends.network import keep_alive
 
-# Head of a message: its verb, bytes of the sealed pickle, number of buffers. Then come the buffers'
-# sizes.
+# Head of a message: its verb, the size of the sealed pickle in bytes, and the number of buffers.
+# The sizes of the buffers follow.
 _HEAD = struct.Struct("!BQI")
-# Most pieces of memory in one call of `sendmsg`, which the kernel limits.
+# Maximum number of pieces of memory in one call of `sendmsg`. The kernel limits it.
 _MOST = 1000
 
 Lost = Callable[[str | None], None]
@@ -98,18 +98,18 @@ class WorkerConnection:
             self._poll.register(fd, select.POLLIN)
 
     def ring(self) -> None:
-        """Ends this and every later wait for messages. Any thread may call it.
+        """Ends the current wait for messages and every later one. Any thread may call this method.
 
-        A signal alone is not reliable: it may come just before the thread begins to wait.
+        A signal alone is not reliable, because it may arrive just before the thread begins to wait.
         """
         os.write(self._bell, b"!")
 
     def keep_alive(self, seconds: float, strictly: bool = False) -> None:
-        """Ends the connection when the driver is out of reach for ``seconds``.
+        """Makes the kernel close the connection if the driver is out of reach for ``seconds``.
 
         Args:
             seconds: the limit.
-            strictly: as :func:`~trawl.backends.network.keep_alive` takes it.
+            strictly: see :func:`~trawl.backends.network.keep_alive`.
         """
         keep_alive(self._end, seconds, strictly)
 
@@ -119,19 +119,19 @@ class WorkerConnection:
 
     @property
     def waiting(self) -> bool:
-        """True if there is something to read, if only the end of the connection."""
+        """True if there is something to read. The end of the connection also counts."""
         return bool(self._poll.poll(0))
 
     def next(self) -> Frame:
         """Waits for the next message and returns it.
 
         Raises:
-            EOFError: if the driver is gone, is out of reach or closed the connection; or after
-                :meth:`ring`.
-            AuthenticationError: if the driver did not send the message.
+            EOFError: if the driver is gone, is out of reach or closed the connection, or if
+                :meth:`ring` was called.
+            AuthenticationError: if the message did not come from the driver.
         """
         if self._rung in [fd for fd, _ in self._poll.poll()]:
-            raise EOFError("nothing more is to be read")
+            raise EOFError("there is nothing more to read")
         verb, nbytes, count = _HEAD.unpack(self._read(_HEAD.size))
         sizes = struct.unpack(f"!{count}Q", self._read(8 * count))
         body, buffers = bytes(self._read(nbytes)), [self._read(size) for size in sizes]
@@ -183,25 +183,27 @@ class ControlConnection:
         self._changed = threading.Condition()
         self._end: socket.socket | None = None
         self._session: Session | None = None
-        # Messages from before the worker connected, and bytes that the socket had no room for.
+        # Messages that were sent before the worker connected, and bytes for which the socket had no
+        # room.
         self._early: list[Frame] = []
         self._waiting: list[memoryview] = []
         self._pushing = self._closed = False
         self._owner = os.getpid()
-        # Seconds that the worker may be out of reach, and a function to call if it was.
+        # Seconds that the worker may be out of reach, and a function to call after that time.
         self._patience: float | None = None
         self._lost: Lost | None = None
         listener.expect(self._name, key, self._admit)
 
     def watch(self, seconds: float, lost: Lost) -> None:
-        """Calls ``lost`` if the worker is out of reach. Call it before the worker connects.
+        """Watches for the worker being out of reach.
 
-        The argument is the reason, or None if the worker's machine no longer knows the connection.
-        The end of the worker's process alone is not reported.
+        This method must be called before the worker connects. The end of the worker's process alone
+        is not reported.
 
         Args:
             seconds: seconds that the worker may be out of reach.
-            lost: the function, which is called from the listener's thread.
+            lost: function that the listener's thread then calls with the reason, or with None if
+                the worker's machine no longer knows the connection.
         """
         self._patience, self._lost = seconds, lost
 
@@ -217,7 +219,7 @@ class ControlConnection:
                 raise TimeoutError("the worker did not connect, or does not have the right key")
 
     def _admit(self, end: socket.socket, session: Session) -> None:
-        """Takes over the worker's connection, and sends the messages that wait for it."""
+        """Takes over the worker's connection, and sends the messages that were waiting for it."""
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
             if self._closed:
@@ -229,14 +231,14 @@ class ControlConnection:
                 self._listener.watch(end, self._on_readable)
             early, self._early = self._early, []
             self._changed.notify_all()
-            # On an error `_send` closes the connection, which ends the worker. The listener's
-            # thread must go on, as it serves other workers, too.
+            # On an error, `_send` closes the connection, which ends the worker. The listener's
+            # thread must go on, because it also serves other workers.
             with contextlib.suppress(Exception):
                 for frame in early:
                     self._send(frame)
 
     def send(self, frame: Frame) -> None:
-        """Sends a message, after all earlier ones. It is lost if the worker is gone."""
+        """Sends a message, after all earlier ones. If the worker is gone, the message is lost."""
         with self._changed:
             if self._closed or self._owner != os.getpid():
                 return
@@ -267,11 +269,12 @@ class ControlConnection:
             end.close()
 
     def _on_readable(self) -> bool:
-        """Handles the end of a watched connection; returns True if it has not ended yet."""
+        """Handles the end of a watched connection; returns True if the connection goes on."""
         assert self._end is not None
         why = None
         try:
-            # Nothing is ever sent to this end: only the end of the connection can be read.
+            # The worker never sends anything to this end: only the end of the connection can be
+            # read.
             self._end.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
@@ -291,7 +294,7 @@ class ControlConnection:
             end.shutdown(socket.SHUT_RDWR)
 
     def _send(self, frame: Frame) -> None:
-        """Sends as much of a message as there is room for now; a thread sends the rest."""
+        """Sends as much of a message as the socket has room for now; a thread sends the rest."""
         assert self._end is not None
         assert self._session is not None
         try:
@@ -308,7 +311,8 @@ class ControlConnection:
                 self._pushing = True
                 thread.start()
         except BaseException:
-            # It is unknown what was sent, and nothing may be sent twice: the worker is given up.
+            # It is unknown which part was sent, and nothing may be sent twice, so the worker is
+            # given up.
             self._pushing, self._closed = False, True
             self._waiting.clear()
             self._hang_up(self._end)
@@ -328,7 +332,7 @@ class ControlConnection:
 
 
 def _sent(end: socket.socket, parts: list[memoryview], flags: int) -> list[memoryview]:
-    """Sends pieces of memory; returns those that are left."""
+    """Sends pieces of memory; returns the pieces that were not sent."""
     left = deque(parts)
     try:
         while left:

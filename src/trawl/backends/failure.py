@@ -1,4 +1,4 @@
-"""Exceptions from workers, in a form that can be sent and raised again."""
+"""Exceptions from workers, in a form that can be sent to the driver and raised there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import cloudpickle
 from trawl.errors import WorkerError
 
 _NO_DEBUGGER = (
-    ". A debugger (breakpoint()) has no terminal in another process: collect in this one, by "
-    'Collector, or by start_method="inline" with workers'
+    ". A debugger (breakpoint()) has no terminal in another process. To debug, collect in this "
+    'process: use Collector, or start_method="inline" with workers'
 )
 _OF_OSERROR = ("errno", "strerror", "filename", "filename2")
 
@@ -35,7 +35,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Describes an exception that was just caught."""
+        """Makes a :class:`Failure` from an exception that was just caught."""
         text = "".join(traceback.format_exception(error))
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
         return cls(
@@ -55,10 +55,12 @@ class Failure:
         return error if isinstance(error, BaseException) else None
 
     def error(self, where: str) -> WorkerError:
-        """Returns the :class:`WorkerError` to raise here, if possible also of the original type.
+        """Returns the :class:`WorkerError` to raise in this process.
+
+        If possible, this error is also an instance of the original exception's type.
 
         Args:
-            where: the place where it happened: ``"worker 3"``.
+            where: the place where the exception was raised, such as ``"worker 3"``.
         """
         original = self.original()
         hint = _NO_DEBUGGER if isinstance(original, bdb.BdbQuit) else ""
@@ -71,7 +73,7 @@ def _pickled(error: BaseException) -> bytes | None:
         try:
             data: bytes = cloudpickle.dumps(form)
             pickle.loads(data)
-        except Exception:  # an exception may hold anything
+        except Exception:  # an exception may refer to any object
             continue
         return data
     return None
@@ -80,9 +82,9 @@ def _pickled(error: BaseException) -> bytes | None:
 class _Remains:
     """Replacement for an exception that can't be pickled as it is.
 
-    Its class may take other arguments than pickle passes, or it may hold objects that can't be
-    sent. The unpickled exception is of the same class. It lacks attributes that can't be sent, and
-    has the ``repr`` of arguments that can't.
+    The exception's class may need other arguments than pickle passes, or the exception may refer to
+    objects that can't be sent. The unpickled exception has the same class. It lacks the attributes
+    that can't be sent. Each argument that can't be sent is replaced with its ``repr``.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -106,7 +108,7 @@ def _put_together(
 def _can_be_sent(value: Any) -> bool:
     try:
         pickle.loads(cloudpickle.dumps(value))
-    except Exception:  # it may be anything
+    except Exception:  # the value may be any object
         return False
     return True
 
@@ -122,7 +124,7 @@ def _rebuilt(message: str, original: BaseException | None) -> WorkerError:
 
 
 def _kind(original: BaseException | None) -> type[WorkerError]:
-    """Returns a class that ``except WorkerError`` and ``except <the original's type>`` catch."""
+    """Returns a class that ``except WorkerError`` and ``except <original type>`` both catch."""
     # An error that is raised in an iterator must not look like the end of the iteration.
     if not isinstance(original, Exception) or isinstance(original, StopIteration):
         return WorkerError
@@ -135,7 +137,7 @@ def _kind(original: BaseException | None) -> type[WorkerError]:
         "__qualname__": kind.__qualname__,
         "__str__": _text,
         "__reduce__": _reduce,
-        # They hide properties of these names that the original's class may have.
+        # These hide properties with the same names, which the original's class may have.
         "message": "",
         "original": None,
     }
@@ -143,7 +145,7 @@ def _kind(original: BaseException | None) -> type[WorkerError]:
 
 
 def _attributes(original: BaseException | None) -> dict[str, Any]:
-    """Returns the attributes that a handler of this type of exception may want to read."""
+    """Returns the attributes of an exception that an ``except`` block may want to read."""
     found = {
         name: value
         for name, value in getattr(original, "__dict__", {}).items()

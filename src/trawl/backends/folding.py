@@ -1,4 +1,4 @@
-"""Pickles with the memory of large tensors as separate buffers, which need not be copied."""
+"""Pickles with the memory of large tensors in separate buffers, which need not be copied."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Bytes = NDArray[np.uint8]
 def fold(content: Any) -> tuple[bytes, list[Bytes]]:
     """Returns a pickle of ``content``, and the memory of the large tensors in it.
 
-    Contiguous memory is not copied. ``pickle.loads`` takes the memory as ``buffers``, and the
-    tensors that it makes refer to these.
+    Contiguous memory is not copied. ``pickle.loads`` needs the memory as its argument ``buffers``.
+    The unpickled tensors use the memory of these buffers.
     """
     beside: list[Bytes] = []
     file = io.BytesIO()
@@ -31,7 +31,7 @@ def fold(content: Any) -> tuple[bytes, list[Bytes]]:
 
 
 def reduced(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Reduces a tensor so that pickle can keep its memory apart; None if that is impossible."""
+    """Returns a pickle reduction that keeps a tensor's memory apart, or None if impossible."""
     if type(tensor) is not Tensor or not _is_plain(tensor):
         return None
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -39,7 +39,7 @@ def reduced(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Tells whether a tensor is nothing but numbers in CPU memory, and not empty."""
+    """Returns True if a tensor is not empty and consists only of numbers in CPU memory."""
     return bool(
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"

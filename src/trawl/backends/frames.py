@@ -1,4 +1,4 @@
-"""Frames, the form of messages to and from remote workers: a pickle, and large memory apart."""
+"""Frames: messages to and from remote workers, as a pickle and separate buffers of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trawl.backends.authentication import TAG_BYTES, Session
 
 # Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384
-# The same for Ray, whose object store has no sockets to wait for.
+# The same limit for Ray, whose object store has no sockets to wait for.
 _APART_FOR_RAY = 4096
 _REFERENCES = ("ObjectRef", "ActorHandle")
 
@@ -36,8 +36,8 @@ class Request(NamedTuple):
 
     Attributes:
         content: the message.
-        interruption: the number of the last interruption, and how many there were so far.
-        heard: how many of the worker's messages have arrived.
+        interruption: the number of the last interruption, and the count of interruptions so far.
+        heard: the count of the worker's messages that have arrived at the driver.
     """
 
     content: Any
@@ -46,12 +46,14 @@ class Request(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Header of the messages that a call, or the connection for requests, brings to a Ray actor.
+    """Header of messages that a call, or the connection for requests, brings to a Ray actor.
 
     Attributes:
-        heard: how many of the actor's messages have arrived; None if that is not told.
-        number: the number of the delivery among those with messages, which may come in any order.
-        interruption: as a :class:`Request` has it.
+        heard: the count of the actor's messages that have arrived at the driver; None if the
+            header does not report it.
+        number: the position of this delivery among the deliveries with messages. These may arrive
+            in any order.
+        interruption: see :class:`Request`.
     """
 
     heard: int | None
@@ -59,7 +61,11 @@ class Delivery(NamedTuple):
     interruption: tuple[int, int]
 
     def packed(self, messages: Sequence[Frame]) -> tuple[bytes, list[Any]]:
-        """Packs it with messages; returns it, and their memory and references for Ray."""
+        """Packs the header and messages.
+
+        Returns:
+            The packed bytes, and a list of the messages' memory and references to Ray objects.
+        """
         heads = [(one.verb, one.body, len(one.buffers), len(one.refs)) for one in messages]
         beside = [part for one in messages for part in (*one.buffers, *([ref] for ref in one.refs))]
         return pickle.dumps((self, heads), protocol=5), beside
@@ -84,7 +90,7 @@ class Frame:
         verb: kind of the message.
         body: the content, pickled.
         buffers: large memory that the content refers to.
-        refs: references to Ray objects in the content, apart so that Ray sees them.
+        refs: references to Ray objects in the content, kept apart so that Ray sees them.
     """
 
     verb: int
@@ -120,7 +126,7 @@ def pack_for_ray(content: Any, copy: bool = True) -> Frame:
 
     Args:
         content: the message.
-        copy: True if memory that it refers to may change before Ray has the message.
+        copy: True if memory that the message refers to may change before Ray has the message.
     """
     arrays: list[Bytes] = []
     refs: list[Any] = []
@@ -159,7 +165,7 @@ def unseal(frame: Frame, session: Session) -> Frame:
     """Checks the tag of a received message, and returns the message without it.
 
     Raises:
-        AuthenticationError: if the other end did not send the message.
+        AuthenticationError: if the message did not come from the other end.
     """
     tag, body = frame.body[:TAG_BYTES], frame.body[TAG_BYTES:]
     found = Frame(frame.verb, body, frame.buffers)
@@ -173,28 +179,29 @@ def _head(frame: Frame) -> bytes:
 
 
 def writable(array: Any) -> Any:
-    """Returns a writable array over the memory of an array; other memory is returned as it is.
+    """Returns a writable array over the memory of a read-only array; returns other memory as it is.
 
-    Ray makes all arrays that it delivers read-only, as several processes may read them. A batch
-    that one process made for another has no other readers, and PyTorch has no read-only tensors.
+    Ray makes all arrays that it delivers read-only, because several processes may read them. A
+    batch that one process made for another has no other readers, and PyTorch has no read-only
+    tensors.
     """
     if not isinstance(array, np.ndarray) or array.flags.writeable:
         return array
     raw: Any = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)
-    # Keeps the array, as Ray frees the memory with it.
+    # Keeps the array alive, because Ray frees the memory together with the array.
     raw.owner = array
     same: Bytes = np.frombuffer(raw, dtype=np.uint8)
     return same
 
 
 def is_ref(thing: Any) -> bool:
-    """Tells whether an object is a reference to a Ray object or to an actor."""
+    """Returns True if an object is a reference to a Ray object or to an actor."""
     kind = type(thing)
     return kind.__module__.partition(".")[0] == "ray" and kind.__name__ in _REFERENCES
 
 
 class _KeepsReferences:
-    """Mixin of picklers that keep references to Ray objects apart."""
+    """Mixin for picklers that keep references to Ray objects apart from the pickle."""
 
     _refs: list[Any]
 
@@ -214,7 +221,7 @@ class _Pickler(_KeepsReferences, pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if "torch" not in sys.modules:
             return NotImplemented
-        # Imported here, as a process without PyTorch may have messages, too, but without tensors.
+        # Imported here, because a process without PyTorch may also have messages (but no tensors).
         from trawl.backends.folding import reduced
 
         return NotImplemented if (made := reduced(obj)) is None else made

@@ -27,12 +27,12 @@ from trawl.memory import PrivateMemory
 class InlineBackend(Backend):
     """Backend whose workers are objects in this process.
 
-    A worker builds its service when it is launched, and handles a message when it is sent. It works
-    while :meth:`wait` waits, one piece at a time, in turn with the others.
+    A worker makes its service when it is launched, and handles each message when the message is
+    sent. While :meth:`wait` waits, the workers take turns, each with one piece of work at a time.
 
     Args:
         shares_memory: whether workers may use memory of the backend. If not, messages from workers
-            are copies, as they are with remote workers.
+            are copied, as they are with remote workers.
     """
 
     isolated = False

@@ -2,7 +2,7 @@
 
 A message is a packet: it arrives whole or not at all, even if the other side dies. It consists of a
 header, descriptors, and a pickle. A large pickle goes through shared memory of its own, and the
-packet only has the descriptor of that memory.
+packet then contains only the descriptor of that memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 from trawl.backends.memory import SharedMemory, map_once
 
-# Size of the pickle, number of the message's descriptors, and whether the pickle is in the memory
-# of one more descriptor. A packet of size 0 only brings descriptors for the message that follows.
+# Size of the pickle, number of the message's descriptors, and whether the pickle is in shared
+# memory, whose descriptor comes last. A packet of size 0 only brings descriptors for the message
+# that follows.
 _HEADER = struct.Struct("!QIB")
 _MOST_INLINE = 16_384
 # Linux allows 253 per packet.
@@ -61,7 +62,7 @@ class IpcConnection:
         return bool(self._kept)
 
     def send(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends a message, with copies of descriptors. Waits while there is no room.
+        """Sends a message, with copies of descriptors. Waits until the socket has room for it.
 
         Raises:
             Closed: if the other side is gone.
@@ -71,9 +72,9 @@ class IpcConnection:
             self._send_packet(packet, 0)
 
     def post(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends a message without waiting; packets without room are kept for :meth:`flush`.
+        """Sends a message without waiting; keeps packets for :meth:`flush` if there is no room.
 
-        Otherwise, two sides that both send while neither receives would wait for each other.
+        If both sides waited for room while neither receives, they would wait forever.
 
         Raises:
             Closed: if the other side is gone.
@@ -89,7 +90,7 @@ class IpcConnection:
             self._kept.append((data, [os.dup(fd) for fd in attached]))
 
     def flush(self) -> bool:
-        """Sends kept packets as far as there is room; returns True if none are left.
+        """Sends as many of the kept packets as there is room for; returns True if none are left.
 
         Raises:
             Closed: if the other side is gone.
@@ -109,7 +110,7 @@ class IpcConnection:
             wait: whether to wait for a message.
 
         Raises:
-            Closed: if the other side is gone, and all that it sent was received.
+            Closed: if the other side is gone, and all its messages have been received.
             BlockingIOError: if there is no message now, and ``wait`` is False.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
@@ -120,7 +121,10 @@ class IpcConnection:
                 data = self._receive_packet(flags & ~socket.MSG_DONTWAIT, fds)
             size, count, apart = header
             if len(fds) != count + apart:
-                raise OSError("too many open files: descriptors of a message were lost")
+                raise OSError(
+                    "too many open files: file descriptors sent with a message were lost. Raise "
+                    "the limit on open files (ulimit -n)"
+                )
             pickled = map_once(fds.pop(), size) if apart else memoryview(data)[_HEADER.size :]
             return pickle.loads(pickled), fds
         except BaseException:
@@ -162,7 +166,7 @@ class IpcConnection:
             except ConnectionResetError:
                 continue
             except OSError as error:
-                # When garbage is collected, its sockets are closed first of all.
+                # When a cycle of garbage is collected, its sockets are closed before anything else.
                 if self._socket.fileno() < 0:
                     raise Closed from error
                 raise

@@ -1,4 +1,4 @@
-"""Launchers, which start the processes of workers and report when these end."""
+"""Launchers, which start the processes of workers and report when the processes end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Process(ABC):
     """Process that a launcher started.
 
     Attributes:
-        reports_end: True if the launcher reports the end of the process, and soon.
+        reports_end: True if the launcher promptly reports the end of the process.
     """
 
     reports_end = False
@@ -40,14 +40,14 @@ class Process(ABC):
         """Kills the process, if possible."""
 
     def expect_end(self) -> None:  # noqa: B027 (most processes are the workers themselves)
-        """Handles that the worker has ended in an orderly way, so that the process should, too."""
+        """Handles the orderly end of the worker, after which the process should also end."""
 
 
 class Launcher(ABC):
-    """Starts processes.
+    """Starts the processes of workers.
 
     Attributes:
-        replaces: True if the launcher can start a process in the place of one that ended.
+        replaces: True if the launcher can start a new process for a worker whose process has ended.
     """
 
     replaces = True
@@ -58,8 +58,9 @@ class Launcher(ABC):
 
         Args:
             index: number of the worker that runs in the process.
-            address: address at which the process joins this one.
-            ended: called, from some thread, with the reason when the process has ended.
+            address: address at which the new process joins this process.
+            ended: function to call with the reason when the process has ended. The call may come
+                from any thread.
         """
 
     def close(self) -> None:  # noqa: B027 (there may be nothing)
@@ -68,16 +69,16 @@ class Launcher(ABC):
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Launcher of workers, and the place where they meet this process.
+    """Launcher of workers, and the store where workers meet this process.
 
     Attributes:
-        launcher: starts the workers' processes.
+        launcher: object that starts the workers' processes.
         host: address of this machine at which workers find the store.
-        port: port of the store; None for any that is free.
+        port: port of the store; None for any free port.
         prefix: prefix of the names in the store.
-        store: True if this process makes the store; False if it exists already.
-        secret: the secret from which the workers' keys are derived; by default random. It must be
-            given if the launcher can't pass the keys to the workers.
+        store: True if this process makes the store; False if the store exists already.
+        secret: the secret from which the workers' keys are derived; by default, a random one. A
+            secret is required if the launcher can't pass the keys to the workers.
     """
 
     launcher: Launcher
@@ -89,10 +90,10 @@ class LaunchPlan:
 
 
 class LocalLauncher(Launcher):
-    """Starts processes on this machine. They end when this process does, however it ends."""
+    """Starts processes on this machine, which end when this process ends, for whatever reason."""
 
     def __init__(self) -> None:
-        # Starts the server now: it is forked from this process only while that has one thread.
+        # Starts the server now, because only a process with a single thread can be forked.
         ServerHandle.get("forkserver")
         self._inner = ProcessBackend("forkserver")
         self._lock = threading.Lock()
@@ -154,15 +155,17 @@ class _LocalProcess(Process):
 
 
 def _live(address: Address, port: Port) -> Service:
-    """Runs a rank in the place of a worker of the inner backend; never returns."""
+    """Runs a rank in the process of a worker of the inner backend; never returns."""
     leave(run_rank_at(address))
 
 
 class OutsideLauncher(Launcher):
-    """Starts nothing: for processes that were started by somebody else, and connect on their own.
+    """Launcher for processes that are started from outside and connect on their own.
+
+    This launcher starts nothing.
 
     Args:
-        count: number of these processes, without this one.
+        count: number of these processes, not counting this one.
     """
 
     replaces = False
@@ -175,12 +178,12 @@ class OutsideLauncher(Launcher):
     def start(self, index: int, address: Address, ended: Ended) -> Process:
         if index >= self.count:
             raise RuntimeError(
-                f"worker {index} is rank {index + 1}, but there are ranks 0 to {self.count} "
-                f"(WORLD_SIZE={self.count + 1}): start a rank more than there are workers"
+                f"worker {index} is rank {index + 1}, but there are only ranks 0 to {self.count} "
+                f"(WORLD_SIZE={self.count + 1}): start one rank more than there are workers"
             )
         if index in self._seen:
             raise WorkerDied(
-                f"rank {index + 1} was started by somebody else, and can't be started again here"
+                f"rank {index + 1} was started from outside, so the collector can't restart it"
             )
         self._seen.add(index)
         return _SomebodysProcess()

@@ -1,6 +1,6 @@
-"""Launcher of workers by a command of the user's, such as ``ssh`` or ``kubectl exec``.
+"""Launcher that starts workers with a user's command, such as ``ssh`` or ``kubectl exec``.
 
-As a program, this module is the worker that such a command has to start.
+Run as a program, this module is the worker that the command has to start.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ Template = str | Sequence[str]
 KEY = "TRAWL_WORKER_KEY"
 _KEY_FILE = "key_file"
 PLACEHOLDERS = ("worker", "arguments", "index", "rank", "address", "port", "name", _KEY_FILE)
-# Last lines of a command's stderr that are reported when it ends, and most bytes of them.
+# When a command ends, the end of its stderr is reported: at most this many lines, and bytes.
 _TAIL = 20
 _TAIL_BYTES = 8192
-# Seconds that a command may go on after its worker, and its other processes after the command.
+# Seconds that a command may run on after its worker has ended, and that the command's other
+# processes may run on after the command has ended.
 _LINGERING = 5.0
-# Seconds to wait for the last errors of a command that has ended: its children may have the pipe.
+# Seconds to wait for the last errors of a command that has ended. Its children may still hold the
+# pipe open.
 _LAST_ERRORS = 1.0
 # Seconds to wait for the end of a command that was killed.
 _JOINING = 5.0
@@ -50,8 +52,8 @@ def check_template(name: str, template: Any) -> None:
     """Checks a template of a command.
 
     Raises:
-        TypeError: if it is neither a string nor a list of strings.
-        ValueError: if it has an unknown placeholder, or does not start a worker.
+        TypeError: if the template is neither a string nor a list of strings.
+        ValueError: if the template has an unknown placeholder, or does not start a worker.
     """
     if not isinstance(template, (str, list, tuple)) or not all(
         isinstance(part, str) for part in template
@@ -60,17 +62,19 @@ def check_template(name: str, template: Any) -> None:
     try:
         found = _fields(template)
     except ValueError as error:
-        raise ValueError(f"{name}={template!r}: {error}. Write {{{{ for a brace") from None
+        raise ValueError(
+            f"{name}={template!r}: {error}. For a literal brace write {{{{ or }}}}"
+        ) from None
     known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
     for field in sorted(found.difference(PLACEHOLDERS)):
         raise ValueError(
-            f"{name} has the placeholder {{{field}}}, but there are only {known}: write "
-            f"{{{{{field}}}}} for text in braces"
+            f"{name} has the unknown placeholder {{{field}}}. The placeholders are {known}; for "
+            f"text in braces write {{{{{field}}}}}"
         )
     if not found & {"worker", "arguments"}:
         raise ValueError(
-            f"{name} must contain {{worker}}, the command line that starts a worker, but it is "
-            f"{template!r}"
+            f"{name} must contain the placeholder {{worker}}, for the command line that starts a "
+            f"worker, but it is {template!r}"
         )
 
 
@@ -82,15 +86,15 @@ def _fields(template: Template) -> set[str]:
 
 
 class CommandLauncher(Launcher):
-    """Starts each worker by a command, and ends it with the process of this command.
+    """Starts each worker with a command, and ends the command's processes when the worker ends.
 
-    The command gets the worker's key in its environment, and as the first line of its input. The
-    key is never part of the command line, which other users can see.
+    The command receives the worker's key in its environment, and as the first line of its input.
+    The key is never part of the command line, which other users can see.
 
     Args:
         template: the command, with placeholders in braces (see ``launcher_command`` of
-            :class:`~trawl.collectors.distributed.process_group_config.RemoteOptions`). A shell
-            runs a string; a list is run without one.
+            :class:`~trawl.collectors.distributed.process_group_config.RemoteOptions`). A string is
+            run by a shell, and a list is run without a shell.
     """
 
     def __init__(self, template: Template) -> None:
@@ -143,13 +147,13 @@ class CommandLauncher(Launcher):
 
 
 class _Command(Process):
-    """Running command.
+    """Running command that starts a worker.
 
     Args:
-        command: the command.
-        shown: the command as errors show it.
+        command: the command line, as a list.
+        shown: the command as text for error messages.
         key: the worker's key, in hexadecimal digits.
-        ended: called with the reason when the command has ended.
+        ended: function to call with the reason when the command has ended.
     """
 
     reports_end = True
@@ -160,8 +164,8 @@ class _Command(Process):
         self._killed = threading.Event()
         self._timer: threading.Timer | None = None
         try:
-            # In a session of its own, so that Ctrl-C does not reach it, and all its processes can
-            # be ended together.
+            # The command has a session of its own, so that Ctrl-C does not reach it, and all its
+            # processes can be ended together.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -179,7 +183,7 @@ class _Command(Process):
 
     @property
     def watched(self) -> bool:
-        """True until the end of the command was reported."""
+        """True until the end of the command has been reported."""
         return self._thread.is_alive()
 
     @override
@@ -196,12 +200,12 @@ class _Command(Process):
             self._timer.start()
 
     def join(self) -> None:
-        """Waits until the command has ended, and its end was reported."""
+        """Waits until the end of the command has been reported, but only for a few seconds."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOINING)
 
     def _signal(self, signum: int) -> bool:
-        """Sends a signal to all processes of the command; returns True if there are some."""
+        """Sends a signal to all processes of the command; returns True if there are any."""
         try:
             os.killpg(self._process.pid, signum)
         except (ProcessLookupError, PermissionError):
@@ -214,7 +218,8 @@ class _Command(Process):
         status = self._process.wait()
         if self._timer is not None:
             self._timer.cancel()
-        # Processes that it leaves behind, as a shell may, can close their environments.
+        # A command (such as a shell) may leave processes behind. SIGTERM lets these processes close
+        # their environments.
         left = self._signal(signal.SIGTERM)
         errors.join(_LAST_ERRORS)
         lines = self._tail.decode(errors="replace").strip().splitlines()
@@ -226,7 +231,7 @@ class _Command(Process):
             self._signal(signal.SIGKILL)
 
     def _read(self, stream: IO[bytes]) -> None:
-        """Passes on the command's errors, and keeps the last of them."""
+        """Writes the command's stderr to the stderr of this process, and keeps the end of it."""
         with stream:
             # A progress bar may be one long line.
             while chunk := os.read(stream.fileno(), 1 << 16):
@@ -239,26 +244,27 @@ def _own_key(file: Path | None) -> bytes:
     """Returns the key of this worker: from a file, the environment, or the first line of input."""
     if file is not None:
         key = read_private(file)
-        # It is of no more use.
+        # The file is no longer needed.
         with contextlib.suppress(OSError):
             file.unlink()
         return key
     text = os.environ.pop(KEY, None) or sys.stdin.readline().strip()
     if not text:
         raise RuntimeError(
-            f"this worker has no key: its command must pass on the variable {KEY} or its input, or "
-            f"have {{{_KEY_FILE}}} in it, a file that this worker can read"
+            "this worker has no key: launcher_command must pass on the environment variable "
+            f"{KEY} or the standard input, or contain {{{_KEY_FILE}}}, the path of a file that "
+            "this worker can read"
         )
     return bytes.fromhex(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a worker, and returns its exit status."""
-    parser = argparse.ArgumentParser(description="A worker that launcher_command starts.")
+    parser = argparse.ArgumentParser(description="Runs a worker that launcher_command started.")
     parser.add_argument("host", help="address of the collector")
     parser.add_argument("port", type=int, help="port of the collector")
     parser.add_argument("name", help="name of this worker")
-    parser.add_argument("timeout", type=float, help="seconds that it may take to join")
+    parser.add_argument("timeout", type=float, help="seconds within which the worker must join")
     parser.add_argument("key_file", type=Path, nargs="?", help="file with the key of this worker")
     given = parser.parse_args(arguments)
     key = _own_key(given.key_file)

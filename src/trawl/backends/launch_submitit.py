@@ -1,4 +1,4 @@
-"""Launcher of processes as jobs: on a Slurm cluster or, for tests, on this machine."""
+"""Launcher that starts processes as submitit jobs, on a Slurm cluster or (for tests) locally."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None 
     except ImportError:
         raise ImportError(
             "launcher='submitit' needs the package submitit: pip install 'trawl-rl[submitit]'. "
-            "launcher='mp' starts workers on this machine without it"
+            "Without it, launcher='mp' starts workers on this machine"
         ) from None
     default = DEFAULT_SLURM_CONF if default is None else default
     parameters = dict(default if given is None else given)
@@ -50,7 +50,7 @@ def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None 
 
 
 def folder_of(executor: Any) -> Path:
-    """Returns the folder of an executor's jobs, without the parts that differ between jobs."""
+    """Returns the part of the path of an executor's job folders that is the same for all jobs."""
     from submitit.core.utils import JobPaths
 
     return Path(JobPaths.get_first_id_independent_folder(executor.folder))
@@ -60,12 +60,12 @@ class SubmititLauncher(Launcher):
     """Starts processes as jobs of submitit.
 
     submitit passes the arguments of a job in a file that other users may be able to read. Therefore
-    that file only names a second one, which only this user can read. :meth:`close` deletes the
+    this file only names a second file, which only this user can read. :meth:`close` deletes the
     second file.
 
     Args:
-        parameters: parameters of the jobs. ``"folder"`` is for their logs. ``"cluster"`` is
-            ``"slurm"`` or ``"local"``; by default submitit takes the one that is available.
+        parameters: parameters of the jobs. ``"folder"`` is the folder for their logs. ``"cluster"``
+            is ``"slurm"`` or ``"local"``; by default, submitit chooses the one that is available.
 
     Attributes:
         local: True if the jobs are processes of this machine.
@@ -83,8 +83,8 @@ class SubmititLauncher(Launcher):
         self._files.append(file)
         job = self._executor.submit(_run_private, file)
         self._jobs.append(job)
-        # submitit has no event for the end of a job, so it polls. The result only matters if the
-        # job ended before it had a connection.
+        # submitit has no event for the end of a job, so the thread polls. The result only matters
+        # if the job ends before its worker has connected.
         watch = threading.Thread(target=_watch, args=(job, ended), daemon=True)
         watch.start()
         return _Job(job)
@@ -100,7 +100,7 @@ class SubmititLauncher(Launcher):
 
 
 def _run_private(file: Path) -> int:
-    """Joins at the pickled address in a file that only this user can have written or read."""
+    """Runs a rank at the address in a file, which only this user can have written or read."""
     address: Address = pickle.loads(read_private(file))
     return run_rank_at(address)
 

@@ -1,7 +1,7 @@
 """Connections between two processes that form a process group, and the store where they meet.
 
-Anyone who can reach the store can read and change it, so it holds only addresses and random
-numbers. A key that both processes get from elsewhere authenticates their messages.
+Anyone who can reach the store can read and change it, so the store contains only addresses and
+random numbers. A key that both processes receive by other means authenticates their messages.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from trawl.backends.authentication import NONCE_BYTES, AuthenticationError, Sess
 from trawl.backends.frames import Frame, seal, unseal
 from trawl.backends.network import listening, own_address
 
-# Much of the module has no type annotations.
+# Much of `torch.distributed` has no type annotations.
 dist: Any = torch.distributed
 NAMES = ("gloo", "nccl", "mpi", "ucc")
-# A message begins with a tensor of a size that both sides know, between these two: large enough for
-# the previous message (consecutive ones are often alike), or the smaller one if both are too small.
+# A message begins with a tensor whose size both sides know. The size lies between these two limits.
+# It is large enough for the previous message, because consecutive messages are often alike. If the
+# previous message exceeded the upper limit, the size is the lower limit.
 _FRAME, _LARGEST_FRAME = 2048, 1 << 18
-# Head of a message: its verb, whether the buffers follow the pickle directly, total bytes without
-# separate buffers, bytes of the sealed pickle, number of buffers, and the size of the first tensor
-# of the next message. Then come the sizes of the buffers.
+# Head of a message: its verb, whether the buffers follow the pickle directly, the total size
+# without separate buffers, the size of the sealed pickle, the number of buffers, and the size of
+# the first tensor of the next message. Sizes are in bytes. The sizes of the buffers follow.
 _HEAD = struct.Struct("!B?QQIQ")
-# Limit of the bytes of a message: more than the memory of any machine.
+# Maximum size of a message in bytes, which is more than the memory of any machine.
 _MOST = 1 << 48
 FOREVER = timedelta(days=3650)
 # Name and values of the state of a rank in the store. The rank sets `_COMING` before it joins; the
@@ -61,12 +62,12 @@ class Address:
     key: bytes = field(default=b"", repr=False)
 
     def client(self) -> Any:
-        """Connects to the store."""
+        """Returns a new connection to the store."""
         limit = timedelta(seconds=self.timeout)
         return dist.TCPStore(self.host, self.port, None, False, limit, False)
 
     def names(self) -> Any:
-        """Connects to the store, limited to the names of this meeting."""
+        """Returns a new connection to the store that sees only the names of this meeting."""
         return dist.PrefixStore(self.prefix, self.client())
 
     def open_session(self, rank: int) -> Session:
@@ -76,13 +77,13 @@ class Address:
             rank: the rank of this process: 0 for the driver, or 1.
 
         Raises:
-            RuntimeError: if the other rank does not come.
+            RuntimeError: if the other rank does not join.
         """
         store, own = self.names(), os.urandom(NONCE_BYTES)
         # Anyone may change the store. The ranks then reject each other's messages.
         store.set(f"{_NONCE}/{rank}", own)
         if rank == 0:
-            # The state tells early if the other rank will not come.
+            # The state shows early whether the other rank will not join.
             if store.get(STATE) != _COMING:
                 raise RuntimeError("its process has ended")
             return Session(self.key, _NONCE, (store.get(f"{_NONCE}/1"), own), client=False)
@@ -150,13 +151,14 @@ class Link:
 
         Raises:
             RuntimeError: if the other rank is gone.
-            AuthenticationError: if the other rank did not send the message.
+            AuthenticationError: if the message did not come from the other rank.
         """
         self._receive_into(self._received)
         data, room = self._received.numpy().tobytes(), len(self._received)
         verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
         begin = _HEAD.size + 8 * count
-        # A stranger may be in the group, and the tag is checked last, after memory is allocated.
+        # An unknown process may be in the group, and the tag is checked last, after memory has been
+        # allocated.
         _check(begin + nbytes <= total <= _MOST and _FRAME <= following <= _LARGEST_FRAME)
         if total > room:
             rest = torch.empty(total - room, dtype=torch.uint8)
@@ -180,8 +182,8 @@ class Link:
     def nudge(self) -> None:
         """Sends a byte to a rank that is out of reach.
 
-        The kernel tries in vain to send it, so that it gives up the connection in the end, and
-        wakes a thread that waits for a message.
+        The kernel fails to send the byte, and after some time gives up the connection. That wakes a
+        thread that waits for a message.
         """
         with contextlib.suppress(RuntimeError):
             self._group.send([torch.zeros(1, dtype=torch.uint8)], self._peer, 0)
@@ -192,7 +194,9 @@ class Link:
 
 def _check(possible: bool) -> None:
     if not possible:
-        raise AuthenticationError("what came is no message: the other end did not send it")
+        raise AuthenticationError(
+            "the received bytes are not a valid message: the other end did not send them"
+        )
 
 
 def over(memory: Any) -> Tensor:
@@ -205,19 +209,19 @@ def check_name(name: str) -> None:
     """Checks the name of a kind of process group; only ``"gloo"`` can be used.
 
     Raises:
-        ValueError: if PyTorch has no such process group (the error names those that it has), or if
+        ValueError: if PyTorch has no such process group (the error names the available ones), or if
             the name is not ``"gloo"``.
     """
     there = [one for one in NAMES if getattr(dist, f"is_{one}_available", bool)()]
     if name not in there:
         raise ValueError(
-            f"backend={name!r}: this PyTorch has no such process group; it has "
+            f"backend={name!r}: this build of PyTorch has no such process group; it has "
             f"{', '.join(map(repr, there))}"
         )
     if name != "gloo":
         raise ValueError(
-            f"backend={name!r} can't be used: batches and weights are sent from CPU memory in both "
-            "directions at the same time; use 'gloo'"
+            f"backend={name!r} can't be used, because batches and weights are sent from CPU "
+            "memory in both directions at the same time: use 'gloo'"
         )
 
 
@@ -226,7 +230,7 @@ def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
 
     Args:
         host: the address to listen at.
-        port: the port to listen at; 0 for any that is free.
+        port: the port to listen at; 0 for any free port.
         timeout: seconds that a request to the store may wait.
 
     Raises:

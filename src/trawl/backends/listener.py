@@ -1,4 +1,4 @@
-"""Port at which workers find the driver, and a thread that authenticates incoming connections."""
+"""Port to which workers connect, and a thread that authenticates incoming connections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from trawl.backends.authentication import AuthenticationError, Expected, Session, greeting
 from trawl.backends.network import listening
 
-# Most handshakes at a time, and seconds that each may take: strangers must neither use up the
-# descriptors of this process nor keep a worker waiting.
+# Maximum number of handshakes at a time, and seconds that each may take. Unknown clients must
+# neither use up the descriptors of this process nor keep a worker waiting.
 MOST_GUESTS = 64
 GREETING_SECONDS = 5.0
 # Pause in seconds before the next connection is accepted if this process has no descriptor left.
@@ -34,10 +34,13 @@ class _Guest:
         self._received = b""
 
     def go_on(self) -> tuple[Expected, Session] | None:
-        """Reads available bytes; once authenticated, returns the expected connection and a session.
+        """Reads available bytes, and continues the handshake.
+
+        Returns:
+            The expected connection and its session, or None if the handshake has not ended.
 
         Raises:
-            OSError: if the client is a stranger, or hung up.
+            OSError: if the client fails the authentication or has hung up.
         """
         with contextlib.suppress(BlockingIOError):
             more = self.end.recv(self._wanted - len(self._received))
@@ -63,18 +66,18 @@ class _Guest:
 class Listener:
     """Accepts the connections that are expected, and drops all others.
 
-    Handshakes run concurrently. If there are too many, the oldest connection is dropped; a worker
-    that is dropped tries again.
+    Handshakes run concurrently. If there are too many, the oldest one is dropped. A worker whose
+    connection is dropped tries again.
 
     Args:
         host: the address to listen at.
 
     Attributes:
-        host: the address that it listens at.
-        port: the port that it listens at.
+        host: the address at which this object listens.
+        port: the port at which this object listens.
 
     Raises:
-        OSError: if ``host`` is no address of this machine.
+        OSError: if ``host`` is not an address of this machine.
     """
 
     def __init__(self, host: str) -> None:
@@ -100,7 +103,7 @@ class Listener:
         Args:
             name: name of the connection.
             key: the key that its client knows.
-            admit: called, from the listener's thread, with the connection and its session.
+            admit: function that the listener's thread calls with the connection and its session.
         """
         expected = Expected(name, key, admit)
         self._expected[expected.digest] = expected
@@ -110,11 +113,11 @@ class Listener:
         self._expected.pop(Expected(name, b"", _nobody).digest, None)
 
     def watch(self, end: socket.socket, readable: Callable[[], bool]) -> None:
-        """Calls a function whenever a connection is readable. Only to be called from ``admit``.
+        """Calls a function whenever a connection is readable. May be called only from ``admit``.
 
         Args:
             end: the connection; this object closes it.
-            readable: called from the listener's thread; returns True to go on watching.
+            readable: function that the listener's thread calls; returns True to go on watching.
         """
         self._selector.register(end, selectors.EVENT_READ, lambda: self._on_readable(end, readable))
 
@@ -136,7 +139,7 @@ class Listener:
                 if key.fileobj == self._read:
                     self._end()
                     return
-                # The connection may have been dropped since, and its descriptor reused.
+                # Meanwhile, the connection may have been dropped, and its descriptor reused.
                 if self._selector.get_map().get(key.fd) is key:
                     self._handle(key.data)
             self._drop_late()

@@ -1,7 +1,7 @@
 """Shared memory without a name.
 
-Processes can reach it by a descriptor only. The kernel frees it when the last process that uses it
-has ended, for whatever reason.
+Processes can reach the memory only through a descriptor. The kernel frees the memory when the last
+process that uses it has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 
 class SharedMemory:
-    """Anonymous shared memory, initially zeros.
+    """Anonymous shared memory, initially filled with zeros.
 
     Args:
         fd: the descriptor of existing memory; this object closes it.
         nbytes: size of the memory in bytes.
 
     Attributes:
-        fd: the descriptor, to be sent to other processes.
+        fd: the descriptor, which can be sent to other processes.
         buffer: the memory.
     """
 
@@ -35,13 +35,13 @@ class SharedMemory:
 
     @classmethod
     def new(cls, nbytes: int) -> SharedMemory:
-        """Allocates memory."""
+        """Allocates new memory."""
         fd = _nameless_file()
         os.ftruncate(fd, max(nbytes, 1))
         return cls(fd, nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process that is being started receives the descriptor at once; another one requests it.
+        # A process that is being started receives the descriptor at once. Others request it.
         return _received, (reduction.DupFd(self.fd), self.nbytes)
 
 
@@ -66,6 +66,6 @@ def map_once(fd: int, nbytes: int) -> mmap.mmap:
 
 def _mapped(fd: int, nbytes: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
-        # A mapping is valid without a descriptor. Earlier versions keep one of their own.
+        # A mapping stays valid without a descriptor. Earlier Python versions keep their own.
         return mmap.mmap(fd, max(nbytes, 1), trackfd=False)
     return mmap.mmap(fd, max(nbytes, 1))

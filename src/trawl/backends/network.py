@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import struct
 
-# Number of keepalive probes in the time in which the other end has to answer one of them.
+# Number of keepalive probes within the time that the other end may take to answer one of them.
 _PROBES = 10
 LOOPBACK = "127.0.0.1"
 # Linux only: the request for the address of an interface, the length of an interface's name, and
@@ -16,7 +16,7 @@ _SIOCGIFADDR, _NAME, _BEFORE = 0x8915, 16, 20
 
 
 def own_address(host: str, port: int) -> str:
-    """Returns the address of this machine in the network of a host."""
+    """Returns the address of this machine in the network through which it reaches a host."""
     family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # This sends nothing: for UDP, it only looks up the route.
@@ -25,7 +25,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether an address is a loopback address, which no other machine can reach."""
+    """Returns True if an address is a loopback address, which no other machine can reach."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -48,7 +48,7 @@ def listening(host: str, port: int) -> socket.socket:
     """Returns a socket that listens at an address, and at no other.
 
     Raises:
-        OSError: if the address is in use, or is not one of this machine.
+        OSError: if the address is in use, or is not an address of this machine.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family)
@@ -58,9 +58,7 @@ def listening(host: str, port: int) -> socket.socket:
         found.listen(4096)
     except OSError as error:
         found.close()
-        raise OSError(
-            error.errno, f"{host}:{port} can't be listened at: {error.strerror}"
-        ) from None
+        raise OSError(error.errno, f"can't listen on {host}:{port}: {error.strerror}") from None
     return found
 
 
@@ -70,8 +68,8 @@ def keep_alive(end: socket.socket, seconds: float, strictly: bool = False) -> No
     Args:
         end: a TCP connection.
         seconds: seconds without an answer after which the kernel closes the connection.
-        strictly: True to close it also if sent data is not acknowledged for so long. That must not
-            be used if the other end may not read all that is sent.
+        strictly: True to close the connection also if the other end does not acknowledge sent data
+            for so long. Pass False if the other end may leave data unread.
     """
     every = max(1, int(seconds / _PROBES))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -82,7 +80,7 @@ def keep_alive(end: socket.socket, seconds: float, strictly: bool = False) -> No
         "TCP_KEEPCNT": max(1, round(seconds / every) - 1),
     }
     if strictly:
-        # The kernel checks this limit at each probe only, and it overrides the number of probes.
+        # The kernel checks this limit only at each probe, and the limit overrides TCP_KEEPCNT.
         options["TCP_USER_TIMEOUT"] = int(1000 * (seconds - every / 2))
     for name, value in options.items():
         if hasattr(socket, name):

@@ -18,7 +18,7 @@ def write_private(folder: Path, data: bytes) -> Path:
         data: content of the file.
 
     Returns:
-        The path, with a name that nobody can guess.
+        The path of the file, whose name nobody can guess.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{secrets.token_hex(16)}.private"
@@ -40,9 +40,9 @@ def read_private(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
             raise PermissionError(
-                f"{path} must belong to the user of this process (uid {os.geteuid()}) with mode "
-                f"0600, but it belongs to uid {found.st_uid} and has mode "
-                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, use "
-                "a folder on a file system that supports owners and modes"
+                f"{path} must be owned by the user of this process (uid {os.geteuid()}) and have "
+                f"mode 0600, but it is owned by uid {found.st_uid} and has mode "
+                f"{stat.S_IMODE(found.st_mode):04o}: delete it. If that does not help, use a "
+                "folder on a file system that supports owners and modes"
             )
         return file.read()

@@ -22,7 +22,7 @@ from trawl.backends.blocks import BlockAllocator, SharedBlock
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed, IpcConnection, connection_pair
 from trawl.backends.memory import SharedMemory
-from trawl.backends.process_worker import SIGNAL_BYTES
+from trawl.backends.process_worker import INTERRUPTION_BYTES
 from trawl.backends.server_handle import ServerHandle
 from trawl.backends.spawn_payload import SpawnPayload
 
@@ -34,8 +34,8 @@ class ProcessBackend(Backend):
     """Backend whose workers are local processes.
 
     Args:
-        start_method: ``"forkserver"`` forks workers from a process that has imported what they
-            need; ``"spawn"`` starts a fresh interpreter for each.
+        start_method: ``"forkserver"`` forks workers from a process that has already imported the
+            modules they need; ``"spawn"`` starts a fresh interpreter for each worker.
     """
 
     shares_memory = True
@@ -49,7 +49,7 @@ class ProcessBackend(Backend):
             )
         self._method = start_method
         self._selector = selectors.EpollSelector()
-        # Events stay here if an exception, like Ctrl-C, ends the wait for more.
+        # Events stay here if an exception, such as KeyboardInterrupt, ends the wait for more.
         self._events: list[Event] = []
         self._closed = False
         self._owner = os.getpid()
@@ -60,17 +60,19 @@ class ProcessBackend(Backend):
         if self._closed:
             raise RuntimeError("this backend is closed: make another one")
         payload = SpawnPayload(make)
-        signals = SharedMemory.new(SIGNAL_BYTES)
+        interruptions = SharedMemory.new(INTERRUPTION_BYTES)
         connection, theirs = connection_pair()
         try:
             with theirs:
                 source, pid, handle = ServerHandle.launch(
-                    self._method, [theirs.fileno(), signals.fd]
+                    self._method, [theirs.fileno(), interruptions.fd]
                 )
         except BaseException:
             connection.close()
             raise
-        worker = ProcessWorker(index, connection, signals, pid, handle, source, self._watch_room)
+        worker = ProcessWorker(
+            index, connection, interruptions, pid, handle, source, self._watch_room
+        )
         self._living.add(worker)
         self._selector.register(connection, selectors.EVENT_READ, worker)
         if handle is not None:
@@ -121,7 +123,7 @@ class ProcessBackend(Backend):
                 self._receive(worker)
 
     def _receive(self, worker: ProcessWorker) -> bool:
-        """Receives a message, if there is one; tells whether there may be more."""
+        """Receives a message if there is one; returns True if there may be more."""
         try:
             (verb, content), _ = worker.connection.receive(wait=False)
         except BlockingIOError:
@@ -132,7 +134,8 @@ class ProcessBackend(Backend):
                 self._remove(worker)
             return False
         except KeyboardInterrupt:
-            # The message may be lost. The worker's replacement gets its requests again.
+            # The message may be lost, so the worker is killed. Its replacement gets the unanswered
+            # requests.
             worker.kill()
             raise
         except Exception as error:
@@ -188,7 +191,7 @@ class ProcessWorker(Worker):
         self,
         index: int,
         connection: IpcConnection,
-        signals: SharedMemory,
+        interruptions: SharedMemory,
         pid: int,
         handle: int | None,
         source: ServerHandle,
@@ -199,13 +202,13 @@ class ProcessWorker(Worker):
         self.pid = pid
         self.handle = handle
         self.told_to_stop = False
-        # Blocks that the worker knows by a name, each with the number of its file, and how many
-        # of them are in each file. A block that is kept here keeps its slot.
+        # Blocks that are shared with the worker by name, each with the number of its file, and the
+        # count of these blocks in each file. A block that is kept here keeps its slot.
         self._shared: dict[int, tuple[int, NDArray[np.uint8]]] = {}
         self._blocks_of: Counter[int] = Counter()
-        self._signals = np.frombuffer(signals.buffer, dtype=np.int64)
+        self._interruptions = np.frombuffer(interruptions.buffer, dtype=np.int64)
         self._source = source
-        # Weak, so that a backend that is dropped is freed and ends its workers at once.
+        # A weak reference, so that a dropped backend is freed, and ends its workers, at once.
         self._watch_room = weakref.WeakMethod(watch_room)
         self._removed = False
         self._owner = os.getpid()
@@ -234,7 +237,7 @@ class ProcessWorker(Worker):
 
     @override
     def interrupt(self, number: int) -> None:
-        self._signals[0] = number
+        self._interruptions[0] = number
 
     @override
     def stop(self) -> None:
@@ -247,7 +250,7 @@ class ProcessWorker(Worker):
         self._signal(signal.SIGKILL)
 
     def post(self, content: Any, fds: Sequence[int] = ()) -> None:
-        """Sends a message. If there is no room for it now, it is sent while the backend waits."""
+        """Sends a message now or, if the socket has no room, while the backend waits."""
         if self._owner != os.getpid():
             # This is a copy of the worker in a forked process, which does not own it.
             return
@@ -257,7 +260,7 @@ class ProcessWorker(Worker):
                 watch(self)
 
     def flush(self) -> bool:
-        """Sends messages that there was no room for; returns True if none are left."""
+        """Sends messages for which there was no room before; returns True if none are left."""
         try:
             return self.connection.flush()
         except Closed:
@@ -273,7 +276,7 @@ class ProcessWorker(Worker):
         return self._source.reap(self.pid)
 
     def _signal(self, signum: int) -> None:
-        # Once the worker is removed, its numbers may be those of something else.
+        # Once the worker is removed, its pid and descriptor may have been reused.
         if self._removed or self._owner != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError):
@@ -293,7 +296,7 @@ def _directory() -> str | None:
 def explain(status: int | None) -> str:
     """Describes the exit status of a process, as the end of a sentence."""
     if status is None:
-        return "ended, together with the process that it came from"
+        return "ended together with the process that started it"
     if status >= 0:
         return f"exited with status {status}"
     try:

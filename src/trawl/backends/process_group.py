@@ -1,4 +1,4 @@
-"""Carrier of messages by process groups (gloo): each worker forms a group of two with the driver.
+"""Carrier that uses process groups (gloo). Each worker forms a group of two with the driver.
 
 Therefore a worker that dies can be replaced without affecting the others.
 """
@@ -15,7 +15,7 @@ from trawl.backends.link import Address, Link
 
 
 class ProcessGroupCarrier(Carrier):
-    """Carries messages by process groups."""
+    """Carries messages over process groups."""
 
     @override
     def open(self, address: Address, store: Any) -> None:

@@ -23,18 +23,18 @@ from trawl.backends.title import set_title
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
 from trawl.lean import import_lean
 
-SIGNAL_BYTES = 64
+INTERRUPTION_BYTES = 64
 
 
-def run(connection: int, signals: int) -> NoReturn:
-    """Runs a worker, and ends this process after it.
+def run(connection: int, interruptions: int) -> NoReturn:
+    """Runs a worker to its end, and then ends this process.
 
     Args:
         connection: descriptor of the socket to the parent, the process that launched the worker.
-        signals: descriptor of the memory to which the parent writes interruptions.
+        interruptions: descriptor of the memory to which the parent writes interruptions.
     """
     port = _ProcessPort(
-        IpcConnection(socket.socket(fileno=connection)), map_once(signals, SIGNAL_BYTES)
+        IpcConnection(socket.socket(fileno=connection)), map_once(interruptions, INTERRUPTION_BYTES)
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with port.stoppable():
@@ -46,11 +46,11 @@ def run(connection: int, signals: int) -> NoReturn:
 
 
 class _ProcessPort(WorkerLoop):
-    def __init__(self, connection: IpcConnection, signals: mmap.mmap) -> None:
+    def __init__(self, connection: IpcConnection, interruptions: mmap.mmap) -> None:
         super().__init__(Breaker())
         self._pid = os.getpid()
         self._connection = connection
-        self._signals = np.frombuffer(signals, dtype=np.int64)
+        self._interruptions = np.frombuffer(interruptions, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
         self._memory: dict[int, memoryview] = {}
         # A signal alone does not end a wait for messages.
@@ -70,7 +70,7 @@ class _ProcessPort(WorkerLoop):
         os.environ.clear()
         os.environ.update(environ)
         if directory is not None:
-            # The parent may be in a directory that the user may not enter (again).
+            # The parent's directory may be one that this process has no permission to enter.
             with contextlib.suppress(OSError):
                 os.chdir(directory)
         service: Service = unpack(data, fds)(self)
@@ -95,7 +95,8 @@ class _ProcessPort(WorkerLoop):
                 self._memory.pop(name, None)
                 self._files.pop(file, None)
             elif verb == "stop":
-                # The signal stops the worker, too, but any code may have caught its exception.
+                # The signal also stops the worker, but other code may have caught the exception
+                # that the signal raised.
                 raise Stopped
             else:
                 return content[0]
@@ -104,7 +105,7 @@ class _ProcessPort(WorkerLoop):
     def send_event(self, verb: str, content: Any) -> None:
         """Sends a message; ends the worker if the parent is gone."""
         if os.getpid() != self._pid:
-            # An environment forked, and the copy of this process goes on as if it were the worker.
+            # An environment forked this process, and the copy goes on as if it were the worker.
             os._exit(1)
         try:
             self._connection.send((verb, content))
@@ -121,14 +122,14 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def interrupted(self) -> int:
-        return int(self._signals[0])
+        return int(self._interruptions[0])
 
 
 def _not_in_copies(memory: mmap.mmap) -> mmap.mmap:
-    """Keeps processes that this one forks from inheriting memory.
+    """Prevents forked copies of this process from inheriting memory.
 
     A forked copy of the worker that goes on collecting would write into the worker's batches.
-    Without the memory, it ends with a segmentation fault instead.
+    Without the memory, the copy ends with a segmentation fault instead.
     """
     if hasattr(mmap, "MADV_DONTFORK"):
         memory.madvise(mmap.MADV_DONTFORK)

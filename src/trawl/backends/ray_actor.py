@@ -1,8 +1,8 @@
 """Code that runs in the Ray actor of a worker.
 
-A thread of the actor runs the worker. If the actor can connect to the driver, the thread itself
-reads small messages from this connection. All other messages come by calls of the actor's methods,
-which run in threads of Ray. Such calls also fetch the messages that the worker sends.
+A thread of the actor runs the worker. If the actor can connect to the driver, this thread itself
+reads small messages from the connection. All other messages arrive as calls of the actor's methods,
+which run in Ray's threads. The messages that the worker sends are also fetched by such calls.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
 
-# Calls that an actor runs at a time: one that fetches messages, and others that deliver them.
+# Number of calls that an actor runs at a time: one fetches messages, and the others deliver them.
 CONCURRENCY = 8
-# Seconds after which a thread yields to others that wait. A service may work without a pause, and
-# calls of the actor's methods should not wait long for it.
+# Seconds after which a thread yields to other threads that wait. A service may work without a
+# pause, and calls of the actor's methods should not wait long for the service.
 _TURN = 0.001
 _ENDED = (
-    "this worker has ended: the collector's remote_collectors has the handles of those that live"
+    "this worker has ended: the collector's remote_collectors has the handles of the workers "
+    "that are alive"
 )
-# Seconds after which an actor ends if it can't reach the driver by its connection, even if Ray can.
+# Seconds after which an actor ends if its connection can't reach the driver, even if Ray can.
 _OUT_OF_REACH = 60.0
 
 
@@ -66,13 +67,16 @@ class End(NamedTuple):
 
 
 class Unasked(NamedTuple):
-    """Message that a service sends because of a call of its handle; the driver expects none."""
+    """Message that a service sends during a call of its handle. The driver does not expect it."""
 
     frame: Frame
 
 
 class Barrier(NamedTuple):
-    """Message that holds back later messages until the actor is marked with this number."""
+    """Message that holds back later messages.
+
+    The later messages wait until :meth:`RayActor.backend_mark` is called with this number.
+    """
 
     number: int
 
@@ -83,11 +87,11 @@ class RayActor:
     Args:
         make: the function that makes the service.
         path: ``sys.path`` of the driver, whose modules may exist on this machine, too.
-        rendezvous: the address for the connection to the driver; None if there is none.
+        rendezvous: the address for the connection to the driver; None for no connection.
     """
 
     # Methods that the backend calls. They may wait for each other, or for the service. Their prefix
-    # keeps them apart from the methods of a user's collector, which the handle has, too.
+    # keeps them apart from the methods of a user's collector, which the handle also has.
     of_backend = ("backend_deliver", "backend_exchange", "backend_interrupt", "backend_stop")
 
     def __init__(self, make: Frame, path: Sequence[str], rendezvous: Rendezvous | None) -> None:
@@ -114,7 +118,7 @@ class RayActor:
         self._loop.put(End(failure))
 
     def backend_exchange(self, packed: bytes, *beside: Any) -> list[Any]:
-        """Delivers messages; waits for messages that the service sends, and returns them.
+        """Delivers messages to the service, waits for messages that it sends, and returns them.
 
         Args:
             packed: the bytes that :meth:`Delivery.packed` returned.
@@ -124,7 +128,7 @@ class RayActor:
         return self._loop.take_sent()
 
     def backend_deliver(self, packed: bytes, *beside: Any) -> None:
-        """Delivers messages; for the arguments see :meth:`backend_exchange`."""
+        """Delivers messages. The arguments are those of :meth:`backend_exchange`."""
         self._loop.deliver(packed, beside)
 
     def backend_interrupt(self, interruption: tuple[int, int]) -> None:
@@ -136,7 +140,7 @@ class RayActor:
         self._loop.stop()
 
     def backend_mark(self, number: int) -> None:
-        """Notes that all earlier calls of the same caller have been carried out."""
+        """Records that all earlier calls of the same caller have been carried out."""
         self._loop.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -146,7 +150,7 @@ class RayActor:
         return pickle.loads(asked.answer.result())
 
     def backend_end(self) -> None:
-        """Ends the service, and waits until that is done."""
+        """Ends the service, and waits until it has ended."""
         self.backend_stop()
         self._ended.wait()
 
@@ -154,12 +158,13 @@ class RayActor:
 class _RayLoop(WorkerLoop):
     """Loop of a worker in an actor, with queues of its messages.
 
-    It holds received messages that are not handled yet, and sent ones that are not fetched yet.
+    The inbox contains received messages that are not handled yet. The outbox contains messages to
+    the driver that no call has fetched yet.
 
     Args:
         make: the function that makes the service.
-        requests: the connection to the driver, if there is one.
-        breaker: aborts the work of the thread in which the loop runs.
+        requests: the connection to the driver, or None.
+        breaker: object that aborts the work of the thread in which the loop runs.
     """
 
     def __init__(self, make: Frame, requests: WorkerConnection | None, breaker: Breaker) -> None:
@@ -168,7 +173,7 @@ class _RayLoop(WorkerLoop):
         # True while the service carries out a call of its handle.
         self._answering = False
         self._lock = threading.Lock()
-        # Wakes calls when there is something in the outbox.
+        # Wakes waiting calls when there is something in the outbox.
         self._outbox_filled = threading.Condition(self._lock)
         self._early: dict[int, list[Frame]] = {}
         self._delivered = 0
@@ -192,7 +197,7 @@ class _RayLoop(WorkerLoop):
     # --- for calls
 
     def deliver(self, packed: bytes, beside: Sequence[Any]) -> None:
-        """Takes over messages that a call has brought."""
+        """Puts the messages that a call has brought into the inbox."""
         self._accept(*read_delivery(packed, beside))
         self._ring()
 
@@ -204,7 +209,7 @@ class _RayLoop(WorkerLoop):
             return taken
 
     def interrupt(self, interruption: tuple[int, int]) -> None:
-        """Notes an interruption."""
+        """Records an interruption."""
         with self._lock:
             self._interrupted(interruption)
 
@@ -217,7 +222,7 @@ class _RayLoop(WorkerLoop):
         self._ring()
 
     def mark(self, number: int) -> None:
-        """Notes that all calls before this mark have been carried out."""
+        """Records that all calls before this mark have been carried out."""
         self._marked = number
         self._ring()
 
@@ -230,7 +235,7 @@ class _RayLoop(WorkerLoop):
         os.write(self._bell, b"!")
 
     def _accept(self, delivery: Delivery, messages: list[Frame]) -> None:
-        """Handles a delivery. Those with messages may come in any order."""
+        """Handles a delivery. Deliveries with messages may arrive in any order."""
         with self._lock:
             self._interrupted(delivery.interruption)
             if delivery.heard is not None:
@@ -263,8 +268,8 @@ class _RayLoop(WorkerLoop):
                 self._answering = bool(self._asked)
                 if self._asked:
                     return self._asked.popleft()
-                # The driver must have all sent messages before anything else is done, so that none
-                # is lost if that ends this process.
+                # The driver must have received all messages of this actor before the actor handles
+                # the next message. Otherwise, messages would be lost if that ended this process.
                 free = self._received == self._sent and self._barrier <= self._marked
                 found = self._inbox.popleft() if free and self._inbox else None
             if found is not None:
@@ -279,7 +284,7 @@ class _RayLoop(WorkerLoop):
         raise Stopped
 
     def refuse_calls(self) -> None:
-        """Refuses all calls that wait, and all later ones."""
+        """Refuses all waiting calls of the handle, and all later ones."""
         with self._lock:
             left, self._asked = self._asked or (), None
         for asked in left:
@@ -288,13 +293,14 @@ class _RayLoop(WorkerLoop):
     def _do_without(self, fd: int) -> None:
         """Handles the loss of the connection to the driver."""
         if self._connected:
-            # The driver can't tell this worker anything: another one has to replace it.
+            # The driver can't send this worker requests any more, so another worker has to replace
+            # this one.
             os.kill(os.getpid(), signal.SIGKILL)
-        # The driver never used the connection, and knows that.
+        # The driver has not used the connection, and sends all messages by calls.
         self._poll.unregister(fd)
 
     def _read(self, wait: bool) -> None:
-        """Handles what comes over the connection."""
+        """Handles messages that arrive over the connection."""
         while found := self._poll.poll(None if wait else 0):
             wait = False
             for fd, _ in found:
@@ -316,7 +322,7 @@ class _RayLoop(WorkerLoop):
     @override
     def send(self, content: Any) -> None:
         frame = pack_for_ray(content)
-        # Only in the thread of the service it is known which call the message belongs to.
+        # Only the service's thread knows which call the message belongs to.
         if self._breaker.is_current:
             with self._breaker.shielded():
                 self.put(Unasked(frame) if self._answering else frame)

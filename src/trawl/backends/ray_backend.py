@@ -26,12 +26,12 @@ from trawl.backends.ray_actor import Barrier, End, Hello, Unasked
 from trawl.backends.ray_cluster import Connection, Placement
 from trawl.backends.ray_handle import actor_class
 
-# Most calls with messages for an actor that may be under way at a time. Messages that are sent
-# meanwhile go together, when one of these calls has returned.
+# Maximum number of calls that may be delivering messages to an actor at a time. Messages that are
+# sent meanwhile are sent together when one of these calls has returned.
 _UNDER_WAY = 4
-# Seconds since its last message after which a worker in step is called just to fetch more.
+# If a worker in step has sent nothing for this many seconds, it is called only to fetch messages.
 _SOON = 0.02
-# Seconds that an actor may take to connect to the driver; otherwise it does without.
+# Seconds that an actor may take to connect to the driver. After that, the connection is not used.
 _LINING = 5.0
 # Seconds to wait until killed actors are gone.
 _DYING = 10.0
@@ -41,16 +41,17 @@ class RayBackend(Backend):
     """Backend whose workers are actors of the Ray cluster that this process is connected to.
 
     Args:
-        options: options of the actors (``num_cpus``, ``resources``, …), as ``ray.remote`` takes
-            them: for all, or in a list by index, which may grow.
+        options: options of the actors for ``ray.remote`` (``num_cpus``, ``resources``, …): one
+            mapping for all actors, or a list with a mapping for each index. The list may grow.
         patience: seconds that an actor may wait for its resources; None for no limit.
-        in_step: True if a worker that has answered does nothing before its next message. The call
-            that brings this message then also fetches the answer, which saves one of two calls.
+        in_step: True if a worker that has answered a message does nothing until the next message.
+            The call that brings a message then also fetches its answer, so one call does the work
+            of two.
         methods: names of the service's methods that holders of an actor's handle may call.
 
     Attributes:
-        handles: the actors' handles by index. The list is kept up to date: the handle of a
-            replacement takes the position of its predecessor's.
+        handles: the actors' handles by index. The list is kept up to date: when a worker is
+            replaced, the new handle takes the position of the old one.
     """
 
     shares_memory = False
@@ -115,7 +116,8 @@ class RayBackend(Backend):
         import ray
 
         if self._listener is None:
-            # The address that Ray has for this machine may be that of another, which forwards.
+            # The address that Ray has for this machine may belong to another machine, which
+            # forwards connections.
             with contextlib.suppress(OSError):
                 self._listener = Listener(ray.util.get_node_ip_address())
         if self._listener is None:
@@ -151,14 +153,14 @@ class RayBackend(Backend):
         return events
 
     def _await(self, deadline: float | None) -> bool:
-        """Waits until something has come, or something is due; tells whether the time is up."""
+        """Waits until a message has arrived or something is due; returns True if time is up."""
         due: Callable[[], None] | None = None
         with self._changed:
             while not self._received and due is None:
                 now = time.monotonic()
                 late = [] if self._closed else self._late()
                 limits = [limit for limit in (deadline, *late) if limit is not None]
-                # A worker that has answered will probably be called with its next request.
+                # A worker that has answered will probably be called soon with its next request.
                 idle = [one.received_at + _SOON for one in self._living if not one.fetching]
                 if idle and (now >= min(idle) or len(idle) == len(self._living)):
                     due = self._fetch_all
@@ -169,7 +171,7 @@ class RayBackend(Backend):
                 else:
                     limits += idle
                     self._changed.wait(min(limits) - now if limits else None)
-        # Ray is called without the lock, as one of its callbacks may be waiting for the lock.
+        # Ray is called without the lock, because one of its callbacks may be waiting for the lock.
         if due is not None:
             due()
         return deadline is not None and time.monotonic() >= deadline
@@ -189,7 +191,8 @@ class RayBackend(Backend):
         """Checks on actors that have waited too long for a place.
 
         Raises:
-            RuntimeError: if the cluster has no place for one of them; names what it lacks.
+            RuntimeError: if the cluster has no place for an actor. The error names the missing
+                resources.
         """
         now = time.monotonic()
         for worker in sorted(self._unplaced(), key=lambda worker: worker.index):
@@ -266,16 +269,17 @@ class RayWorker(Worker):
 
     Attributes:
         actor: the handle of the actor.
-        requests: the connection for small messages, used once the actor has it; None if impossible.
+        requests: the connection for small messages, used once the actor has connected; None if
+            there can't be a connection.
         asked: the options with which the actor was requested.
-        place: the wait of the actor for a place in the cluster.
+        place: object that monitors the actor's wait for a place in the cluster.
         pid: id of the actor's process; None until the actor has begun.
         node: id of the actor's node; None until the actor has begun.
-        fetching: True if a call for its next messages is under way, or is impossible.
-        received_at: the time at which the last messages came from it.
+        fetching: True if a call that fetches its next messages is under way, or is impossible.
+        received_at: the time at which the last messages from the worker arrived.
         told_to_stop: True if :meth:`stop` was called.
-        unreadable: True if it sent a message that can't be unpickled.
-        removed: True if its death was reported.
+        unreadable: True if the worker sent a message that can't be unpickled.
+        removed: True if the worker's death was reported.
     """
 
     def __init__(
@@ -298,11 +302,13 @@ class RayWorker(Worker):
         self.told_to_stop = self.unreadable = self.removed = False
         self.fetching = self._killed = False
         self.received_at = time.monotonic()
-        # How many of its messages came, and how many were confirmed over the connection.
+        # Count of the worker's messages that have arrived, and of those that were confirmed over
+        # the connection.
         self._heard = self._confirmed = 0
         self._connected = False
         self._barriers = 0
-        # How many messages to expect from it. The first two say that it has begun and is ready.
+        # Count of messages to expect from the worker. The first two report that it has begun, and
+        # that it is ready.
         self._expected = 2
         self._connection = connection
         self._backend = backend
@@ -337,7 +343,7 @@ class RayWorker(Worker):
             self.send(Barrier(self._barriers))
 
     def use_connection(self, connected: bool) -> None:
-        """Begins to use the connection for small messages if the actor has it; else closes it."""
+        """Begins to use the connection for small messages if the actor has one; else closes it."""
         if connected and self.requests is not None:
             with contextlib.suppress(OSError):
                 self.requests.wait_connected()
@@ -352,15 +358,15 @@ class RayWorker(Worker):
             self.requests.close()
 
     def fetch(self) -> None:
-        """Calls the actor for its next messages, unless such a call is under way."""
+        """Calls the actor to fetch its next messages, unless such a call is under way."""
         if not self.fetching and not self.removed and self._connection.alive:
-            # The actor waits for this confirmation, and a call takes longer.
+            # The actor waits for this confirmation, which would take longer by a call.
             if self._confirmed < self._heard:
                 self._write()
             self._exchange()
 
     def _write(self) -> None:
-        """Sends waiting messages by the connection, if it exists; large ones wait for a call."""
+        """Sends waiting messages over the connection, if any; large messages wait for a call."""
         if self.requests is None or not self._connected:
             return
         try:
@@ -370,7 +376,7 @@ class RayWorker(Worker):
                 self._confirmed = self._heard
                 self.requests.send(Frame(MESSAGE, self._delivery(self._heard)[0]))
         except BaseException:
-            # As in _call.
+            # For the reason given in `_call`.
             self.kill()
             raise
 
@@ -379,10 +385,13 @@ class RayWorker(Worker):
         """True if the worker has sent fewer messages than are expected."""
         return self._heard < self._expected
 
-    # Ray is called without the lock, as one of its callbacks may be waiting for the lock.
+    # Ray is called without the lock, because one of its callbacks may be waiting for the lock.
 
     def _exchange(self) -> bool:
-        """Brings waiting messages and asks for its next; False if such a call is under way."""
+        """Calls the actor to deliver waiting messages and to fetch its next ones.
+
+        Returns False, without a call, if such a call is under way.
+        """
         with self._lock:
             if self.fetching:
                 return False
@@ -396,7 +405,7 @@ class RayWorker(Worker):
             # The future keeps the reference alive, which Ray needs.
             method.remote(packed, *beside).future().add_done_callback(done)
         except BaseException:
-            # The messages are lost, and the worker would wait for them: it has to be replaced.
+            # The messages are lost, and the worker would wait for them, so it has to be replaced.
             self.fetching = False
             self.kill()
             raise
@@ -418,7 +427,7 @@ class RayWorker(Worker):
             backend.add_messages(self, messages)
 
     def _delivery(self, heard: int | None) -> tuple[bytes, list[Any]]:
-        """Packs all waiting messages for a call; returns also their arrays and references."""
+        """Packs all waiting messages; returns the bytes, and their arrays and references."""
         messages, self._waiting = self._waiting, []
         number = self._calls
         self._calls += bool(messages)
@@ -475,7 +484,7 @@ class RayWorker(Worker):
             ray.kill(self.actor)
 
     def explain(self, error: BaseException) -> str:
-        """Returns the cause of its death, as the end of a sentence."""
+        """Returns the cause of the worker's death, as the end of a sentence."""
         if self._killed:
             return "was killed"
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-#: Default resources of a worker. GPUs are added if the cluster has some.
+#: Default resources of a worker. GPUs are added if the cluster has any.
 DEFAULT_REMOTE_CLASS_CONFIG: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 _GPUS = 0.2
 
@@ -26,20 +26,20 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
     "include_dashboard": False,
     "dashboard_host": "127.0.0.1",
 }
-# A constant and a variable by which Ray listens to its own machine only, as it does by default on
-# systems other than Linux.
+# A constant and an environment variable. If they are false, Ray listens only at the loopback
+# address, as it does by default on systems other than Linux.
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
-# Attempts to start a node. Ray gives each 30 seconds, which is too short on a busy machine.
+# Attempts to start a node. Ray allows 30 seconds for each, which is too short on a busy machine.
 _STARTS = 4
-# Seconds in which the head of a cluster must answer if its address is given.
+# Seconds within which the head of a cluster must answer if its address is given.
 _ANSWERING = 10.0
 # Id of the connection that `connect` made.
 _made: str | None = None
 
-# Factor by which an actor may take longer if there was room for it at once: its dependencies may
-# have to be installed first.
+# Factor by which an actor may take longer to start if there was room for it at once: its
+# dependencies may have to be installed first.
 _STARTING = 10.0
 
 
@@ -47,17 +47,17 @@ def import_ray() -> Any:
     """Returns the module ``ray``.
 
     Raises:
-        ImportError: if Ray is not installed; names the extra that installs it.
+        ImportError: if Ray is not installed. The error names the extra that installs Ray.
     """
     if "ray" not in sys.modules:
-        # Ray reads it on import. Without it, Ray warns of a future change of its behavior.
+        # Ray reads this variable on import. Without it, Ray warns of a future change of behavior.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
         raise ImportError(
-            "Ray is not installed: collectors and replay buffers in a Ray cluster need it. "
-            "`pip install 'trawl-rl[ray]'` installs it"
+            "Ray is not installed, but collectors and replay buffers in a Ray cluster need it: "
+            "pip install 'trawl-rl[ray]'"
         ) from error
     return ray
 
@@ -75,7 +75,7 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
         True if this call made the connection.
 
     Raises:
-        TypeError: if ``config`` is no mapping.
+        TypeError: if ``config`` is not a mapping.
         ConnectionError: if no cluster answers at the address in ``config``.
         ValueError: if this process is connected to a cluster at another address.
     """
@@ -83,8 +83,8 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     ray = import_ray()
     if config is not None and not isinstance(config, Mapping):
         raise TypeError(
-            f"ray_init_config must be a mapping of arguments of ray.init, as "
-            f"{{'address': 'auto'}}, but it is {config!r}"
+            "ray_init_config must be a mapping of arguments of ray.init, such as {'address': "
+            f"'auto'}}, but it is {config!r}"
         )
     own = dict(config or {})
     address = own.get("address")
@@ -106,7 +106,7 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
 
 
 def in_lasting_thread(function: Callable[[], None]) -> None:
-    """Calls a function in the main thread, or in one that lives as long as this process.
+    """Calls a function in the main thread, or in a thread that lives as long as this process.
 
     The kernel ends a cluster together with the thread that started it.
     """
@@ -118,7 +118,7 @@ def in_lasting_thread(function: Callable[[], None]) -> None:
     try:
         done.result()
     finally:
-        # An error refers to this frame.
+        # An error refers to this frame, so this frame must not keep the error.
         del done
 
 
@@ -140,7 +140,7 @@ def _carry_out(tasks: SimpleQueue[tuple[Callable[[], None], Future[None]]]) -> N
             done.set_result(function())
         except BaseException as error:
             done.set_exception(error)
-        # An error refers to the frames of its caller, which must not be kept until the next task.
+        # An error refers to its caller's frames, which must not be kept alive until the next task.
         del function, done
 
 
@@ -156,7 +156,7 @@ def _initialize(ray: Any, config: Mapping[str, Any]) -> None:
 
 
 def _named(address: str | None) -> tuple[str, int] | None:
-    """Returns the host and the port in an address, or None if it has none."""
+    """Returns the host and the port in an address, or None if the address lacks them."""
     host, _, port = (address or "").rpartition(":")
     return (host, int(port)) if host and port.isdigit() and "/" not in host else None
 
@@ -178,13 +178,13 @@ def _check_same(ray: Any, address: str | None) -> None:
     here = ray.get_runtime_context().gcs_address
     if _named(address) not in (None, _named(here)):
         raise ValueError(
-            f"ray_init_config has the address {address!r}, but this process is connected to the "
-            f"cluster at {here!r} already: leave it out, or call ray.shutdown() before"
+            f"ray_init_config has the address {address!r}, but this process is already connected "
+            f"to the cluster at {here!r}: leave the address out, or call ray.shutdown() first"
         )
 
 
 def _joins(address: str | None) -> bool:
-    """Tells whether an address, as ``ray.init`` takes it, is that of a running cluster."""
+    """Returns True if ``ray.init`` would join a running cluster when it gets this address."""
     if address in (None, "auto"):
         utils = importlib.import_module("ray._private.utils")
         address = os.environ.get("RAY_ADDRESS") or utils.read_ray_address()
@@ -193,7 +193,7 @@ def _joins(address: str | None) -> bool:
 
 @contextlib.contextmanager
 def _at_loopback() -> Iterator[None]:
-    """Context within which a cluster that is started can be reached from this machine only."""
+    """Context in which a new cluster can be reached only from this machine."""
     constants = importlib.import_module("ray._private.ray_constants")
     before = getattr(constants, _REACHABLE, True), os.environ.get(_REACHABLE_ENV)
     setattr(constants, _REACHABLE, False)
@@ -208,7 +208,10 @@ def _at_loopback() -> Iterator[None]:
 
 
 def disconnect() -> None:
-    """Ends the connection if :func:`connect` made it, and the cluster if it was started by that."""
+    """Ends the connection if :func:`connect` made it.
+
+    If :func:`connect` also started the cluster, this ends the cluster, too.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
@@ -217,7 +220,7 @@ def disconnect() -> None:
 
 
 def end_connection() -> None:
-    """Ends the connection of this process to Ray, if there is one, no matter how it was made."""
+    """Ends the connection of this process to Ray, if there is one, regardless of who made it."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
@@ -244,12 +247,14 @@ class Connection:
     def __init__(self) -> None:
         ray = import_ray()
         if not ray.is_initialized():
-            raise RuntimeError("there is no connection to a Ray cluster: call ray.init() first")
+            raise RuntimeError(
+                "this process is not connected to a Ray cluster: call ray.init() first"
+            )
         self._id = ray.get_runtime_context().get_worker_id()
 
     @property
     def alive(self) -> bool:
-        """True if the connection still exists. Ray does not know handles from an earlier one."""
+        """True if the connection still exists. A handle is valid only on its own connection."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return False
@@ -258,11 +263,13 @@ class Connection:
     def check(self) -> None:
         """Raises a ``RuntimeError`` if the connection is gone."""
         if not self.alive:
-            raise RuntimeError("Ray was shut down, or started anew, since this was made")
+            raise RuntimeError(
+                "Ray was shut down or restarted since this object was made: make another one"
+            )
 
 
 def requested(options: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the resources that an actor asks for, by the names that clusters have for them."""
+    """Returns the resources that an actor requests, under the names that clusters use."""
     own = {
         "CPU": options.get("num_cpus"),
         "GPU": options.get("num_gpus"),
@@ -273,10 +280,11 @@ def requested(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Placement:
-    """Wait of an actor for a place in the cluster.
+    """Monitors an actor that waits for a place in the cluster.
 
-    Make it before the actor is requested: it checks at once whether there is room. After that, the
-    actor's resources no longer count as free, though the actor may take long to start.
+    This object must be made before the actor is requested, because it checks at once whether there
+    is room. After the request, the actor's resources no longer count as free, although the actor
+    may take long to start.
 
     Args:
         options: options of the actor.
@@ -303,35 +311,37 @@ class Placement:
         return None if self.patience is None else self.begun + self.patience
 
     def check(self, who: str) -> None:
-        """Checks whether the actor may go on waiting; if so, the wait begins anew.
+        """Checks whether the actor may continue to wait; if so, restarts the wait.
 
         Raises:
-            RuntimeError: if the cluster has no place for the actor; names what it lacks.
+            RuntimeError: if the cluster has no place for the actor. The error names the missing
+                resources.
         """
         what = lacking(self._options)
         if what is None:
-            # There is room by now, and the actor may be about to start.
+            # There is room now, and the actor may be about to start.
             self.begun = time.monotonic()
             return
-        how = "has not started" if self._had_room else "found no place in the Ray cluster"
+        how = "has not started" if self._had_room else "could not be placed in the Ray cluster"
         raise RuntimeError(
-            f"{who} {how} in {self.patience:g} s: {what}. Ask for less in its options "
-            "(remote_configs), or give the cluster more"
+            f"{who} {how} within {self.patience:g} s: {what}. Ask for less in its options "
+            "(remote_configs of a collector, remote_config of a replay buffer), or add resources "
+            "to the cluster"
         )
 
 
 def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> str | None:
-    """Describes the resources of an actor that no node has free; None if one node has all.
+    """Describes the resources of an actor that no node has free; None if a node has all of them.
 
     Args:
         options: options of the actor.
-        before: options of other actors, which are served first.
+        before: options of other actors, which get their resources first.
     """
     ray = import_ray()
     asked = requested(options)
     found = ray._private.state.available_resources_per_node()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    # A node that has just joined has not reported yet what is free there.
+    # A node that has just joined has not reported its free resources yet.
     free = {node["NodeID"]: dict(found.get(node["NodeID"]) or node["Resources"]) for node in nodes}
     for other in before:
         _reserve(free, requested(other))
@@ -344,14 +354,15 @@ def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()
         if most < amount:
             found.append(f"{_shown(name, amount)}, but no node has more than {most:g}")
         elif left < amount:
-            found.append(f"{_shown(name, amount)}, of which no node has more than {left:g} free")
+            found.append(f"{_shown(name, amount)}, but no node has more than {left:g} free")
     if not found:
-        found = [", ".join(_shown(name, amount) for name, amount in asked.items()) + " together"]
+        every = ", ".join(_shown(name, amount) for name, amount in asked.items())
+        found = [f"{every} together, but no node has all of them free"]
     return f"it asks for {'; and for '.join(found)}"
 
 
 def _reserve(free: Mapping[str, dict[str, float]], asked: Mapping[str, float]) -> None:
-    """Takes resources from the first node that has them."""
+    """Subtracts resources from the first node that has all of them."""
     for left in free.values():
         if _covers(left, asked):
             for name, amount in asked.items():

@@ -13,15 +13,15 @@ _BACKEND = "backend"
 def actor_class(methods: Iterable[str]) -> Any:
     """Makes the class of actors whose handles have methods of the worker's service.
 
-    The class is sent to actors by value, as no module contains it.
+    The class is sent to actors by value, because no module contains it.
 
-    Calls of these methods have a thread of their own, so that they never keep the backend waiting.
-    If the actor's ``max_concurrency`` is 1, Ray begins calls in the order in which a caller makes
+    Calls of these methods run in a separate thread, so they never keep the backend waiting. If the
+    actor's ``max_concurrency`` is 1, Ray begins these calls in the order in which a caller makes
     them.
 
     Args:
-        methods: names of methods. Each call goes to the service as an
-            :class:`~trawl.backends.base.Asked`, except ``shutdown``, which ends the worker.
+        methods: names of methods. Each call goes to the service as a
+            :class:`~trawl.backends.base.HandleCall`, except ``shutdown``, which ends the worker.
     """
     import ray
 

@@ -1,8 +1,9 @@
 """Workers that are reached over a network.
 
-The driver tells a worker what to do over two TCP connections (:mod:`trawl.backends.control`). A
-thread for each worker receives its messages from a carrier. A worker is dead once its carrier is
-closed and, if that can be known, its process has ended.
+The driver controls a worker over two TCP connections (:mod:`trawl.backends.control`). For each
+worker, a thread receives the worker's messages from a carrier. A worker is dead once its carrier is
+closed and its process has ended. If the launcher does not report the end of the process, the closed
+carrier is enough.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class RemoteBackend(Backend):
     Large arrays in messages to workers are not copied: the caller must not change them later.
 
     Args:
-        plan: the launcher, which this object closes, and the place where workers meet it.
-        carrier: brings the workers' messages; this object closes it.
+        plan: the launcher, which this object closes, and the store where workers meet this process.
+        carrier: brings the workers' messages. This object closes the carrier.
         timeout: seconds that a worker may take to join.
         link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
     """
@@ -75,7 +76,8 @@ class RemoteBackend(Backend):
         self.launcher, self.carrier = plan.launcher, carrier
         self._secret = os.urandom(KEY_BYTES) if plan.secret is None else plan.secret
         self._launches: dict[int, int] = {}
-        # Workers whose receiving threads were started; a launch drops those whose thread has ended.
+        # Workers whose receiving threads were started. A launch removes those whose thread has
+        # ended.
         self._started: list[RemoteWorker] = []
         self._changed = threading.Condition()
         self._living: set[RemoteWorker] = set()
@@ -89,14 +91,14 @@ class RemoteBackend(Backend):
         if self._store is None:
             self._store = self._address.client()
         self.listener = Listener(own_address(plan.host, port))
-        # There is no link to cut between this machine and itself.
+        # A machine can't lose the link to itself.
         self.link_timeout = None if is_loopback(self.listener.host) else link_timeout
         try:
             carrier.open(self._address, self._store)
         except BaseException:
             self._release()
             raise
-        # Set last, as `__del__` must not close a backend whose constructor failed.
+        # Set last, because `__del__` must not close a backend whose constructor failed.
         self._closed = False
 
     @property
@@ -111,7 +113,7 @@ class RemoteBackend(Backend):
         return replace(self._address, prefix=prefix, key=derived_key(self._secret, prefix))
 
     def set(self, address: Address, name: str, value: Any) -> None:
-        """Sets a name of a worker in the store, if that still exists."""
+        """Sets the value of a worker's name in the store, if the store still exists."""
         if (store := self._store) is not None:
             store.set(f"{address.prefix}/{name}", value)
 
@@ -156,7 +158,7 @@ class RemoteBackend(Backend):
         found: list[Event | None] = []
         while self._events:
             worker, frame = self._events[0]
-            # A message stays in the queue until it is read, as Ctrl-C may interrupt that.
+            # A message stays in the queue until it is read, because Ctrl-C may interrupt reading.
             event = frame if isinstance(frame, Death) else worker.read(frame)
             self._events.popleft()
             found.append(event)
@@ -182,7 +184,7 @@ class RemoteBackend(Backend):
 
     def _release(self) -> None:
         with ExitStack() as stack:
-            # Called in reverse order, and each even if another one raises.
+            # The callbacks run in reverse order, and each runs even if another one raises.
             stack.callback(setattr, self, "_store", None)
             stack.callback(self.carrier.close)
             stack.callback(self.listener.close)
@@ -210,7 +212,7 @@ class RemoteBackend(Backend):
                 self._changed.notify_all()
 
     def check(self, worker: RemoteWorker) -> None:
-        """Queues the death of a worker if it is dead, now that something has changed."""
+        """Queues the death of a worker if it is dead. Called when the worker's state changes."""
         with self._changed:
             if worker in self._living and worker.dead:
                 self._living.discard(worker)
@@ -229,12 +231,12 @@ class RemoteWorker(Worker):
 
     Attributes:
         address: address at which this process meets the worker.
-        requests: the connection for requests, which the worker reads when it has time.
-        signals: the connection for signals, which it reads while it works.
-        process: its process; None before it is started.
-        thread: the thread that receives its messages.
+        requests: the connection for requests, which the worker's main loop reads.
+        signals: the connection for signals, which the worker reads even while it works.
+        process: the worker's process; None until the process is started.
+        thread: the thread that receives the worker's messages.
         told_to_stop: True if :meth:`stop` was called.
-        ended: the exit status that the worker reported; None before.
+        ended: the exit status that the worker reported; None until then.
         out_of_reach: True if the worker can't be reached.
     """
 
@@ -262,7 +264,7 @@ class RemoteWorker(Worker):
         self._why = "lost its connection"
         self._who = ""
         if not backend.launcher.replaces:
-            self._who = f"(rank {index + 1}, which somebody else started) "
+            self._who = f"(rank {index + 1}, started from outside) "
 
     def begin(self) -> None:
         """Starts the worker's process, and the thread that receives its messages."""
@@ -322,7 +324,7 @@ class RemoteWorker(Worker):
             while self.ended is None:
                 self._receive(inlet.receive())
         except AuthenticationError as error:
-            why = f"was given up: {error}"
+            why = f"was abandoned: {error}"
         except RuntimeError:
             pass
         inlet.close()
@@ -349,7 +351,7 @@ class RemoteWorker(Worker):
         self.signals.close()
         if self.process is not None:
             if self.ended is None:
-                # The process may live, but can no longer be told anything.
+                # The process may be alive, but can no longer be controlled.
                 self.process.kill()
             else:
                 self.process.expect_end()
@@ -357,21 +359,21 @@ class RemoteWorker(Worker):
 
     def _lost(self, why: str | None) -> None:
         if why is None:
-            # Its process has ended, and its last messages may be under way.
+            # The worker's process has ended, and its last messages may be under way.
             _after(_LATE, self._give_up_reaching, None)
         else:
             self._give_up_reaching(why)
 
     def _give_up_reaching(self, why: str | None) -> None:
-        """Gives up a worker that can't be reached: it counts as dead, whatever it does.
+        """Gives up a worker that can't be reached. The worker then counts as dead.
 
         Args:
-            why: cause of the death; None for the usual one, a lost connection.
+            why: cause of the death; None for the usual cause, a lost connection.
         """
         if self._cut:
             return
         self.out_of_reach = True
-        # If the worker can be reached again, this ends it.
+        # If the worker can be reached again, this signal ends it.
         self.signals.send(Frame(KILL))
         if self._inlet is not None:
             self._inlet.abandon()
@@ -386,7 +388,7 @@ class RemoteWorker(Worker):
 
     @property
     def _is_watched(self) -> bool:
-        """True if the end of its process is reported."""
+        """True if the launcher reports the end of the worker's process."""
         return self.process is not None and self.process.reports_end
 
     def _give_up(self) -> None:
@@ -397,7 +399,7 @@ class RemoteWorker(Worker):
 
     @property
     def dead(self) -> bool:
-        """True if no more messages come, and the process has ended, as far as it is watched."""
+        """True if no more messages come, and the process has ended or is not watched."""
         if self._exit is not None:
             return self._cut or self._late or self._inlet is None
         return self._cut and not self._is_watched
@@ -410,7 +412,7 @@ class RemoteWorker(Worker):
         return Death(self, self._who + reason, self.told_to_stop and self.ended == 0)
 
     def read(self, frame: Frame) -> Event | None:
-        """Returns the event that a message stands for."""
+        """Returns the event for a message."""
         try:
             content = frame.content()
         except Exception as error:

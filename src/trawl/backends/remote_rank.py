@@ -1,4 +1,4 @@
-"""Worker that is reached over a network."""
+"""Code that runs in the process of a worker that is reached over a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
 
     Args:
         address: the address.
-        breaker: aborts this thread's work; by default that of the main thread.
+        breaker: object that aborts this thread's work; by default, one for the main thread.
     """
     # The store is not trusted: the process at this address must prove that it knows the key.
     host, port = address.names().get(RENDEZVOUS).decode().rsplit(" ", 1)
@@ -54,14 +54,14 @@ def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
 class Rank(WorkerLoop):
     """Loop of a worker that is reached over a network.
 
-    A thread of its own reads signals: therefore a worker can be stopped while it works. The thread
-    that works reads requests, when it has time for them.
+    A separate thread reads signals, so a worker can be stopped while it works. The thread that does
+    the work reads requests itself.
 
     Args:
         requests: the connection for requests.
         signals: the connection for signals.
-        outlet: sends messages.
-        breaker: aborts the work of the thread that works for the driver.
+        outlet: object that sends messages to the driver.
+        breaker: object that aborts the work of the thread that works for the driver.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Rank(WorkerLoop):
         self._signals = signals
         self._outlet = outlet
         self._interruption = 0, 0
-        # How many messages were sent, and how many of them the driver has confirmed.
+        # Count of the messages that were sent, and of those that the driver has confirmed.
         self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
-        # Any thread of an environment may warn, and the worker sends that to the driver.
+        # Any thread of an environment may warn, and the worker sends the warning to the driver.
         self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
@@ -111,7 +111,7 @@ class Rank(WorkerLoop):
                 self._interruption = interruption
 
     def _driver_lost(self) -> None:
-        """Ends this worker, as the driver is gone or has closed the connection."""
+        """Ends this worker, because the driver is gone or has closed the connection."""
         with self._losing:
             self._lost.set()
             self._outlet.abandon()
@@ -123,7 +123,8 @@ class Rank(WorkerLoop):
             self._break_off()
 
     def _break_off(self) -> None:
-        # The signal aborts the current work, unless code there catches its exception.
+        # `stop` aborts the current work, unless that code catches the exception. `ring` then makes
+        # sure that the worker reads no further request.
         self._requests.ring()
         self._breaker.stop()
 
@@ -139,7 +140,7 @@ class Rank(WorkerLoop):
             with contextlib.suppress(RuntimeError):
                 self._transmit(frame)
             return
-        # The rest of half a message would be taken from the next one.
+        # If sending were aborted halfway, the driver would read the rest from the next message.
         with self._breaker.shielded(), _stopped_by_loss():
             self._transmit(frame)
 
@@ -176,7 +177,7 @@ class Rank(WorkerLoop):
                 self._send_frame(pack(FAILED, failure))
             self._send_frame(pack(ENDED, status))
         with self._losing:
-            # From here on, requests to stop must not reach the program of this rank.
+            # From now on, signals to stop must not reach the program that runs this rank.
             self._over = True
         if self._last is not None:
             self._last.cancel()

@@ -1,7 +1,7 @@
-"""Carrier of messages by ``torch.distributed.rpc``, over TensorPipe: each worker is a node.
+"""Carrier that uses ``torch.distributed.rpc`` over TensorPipe. Each worker is a node.
 
 ``torch.distributed.rpc`` is in maintenance mode upstream, and treats a group of nodes as a whole.
-Here each node knows only the driver and itself, so a node that dies can be replaced without
+Here, each node knows only the driver and itself, so a node that dies can be replaced without
 affecting the others.
 """
 
@@ -28,7 +28,7 @@ from trawl.backends.network import interface_at, own_address
 
 DRIVER = "COLLECTOR_DRIVER"
 #: Default options of the agents. TensorPipe's other transport, shared memory, polls for messages
-#: without a pause in each process, which would take time from the workers.
+#: without a pause in each process, which would take processor time from the workers.
 DEFAULT_TENSORPIPE_OPTIONS = {
     "num_worker_threads": 16,
     "_transports": ["uv"],
@@ -36,16 +36,16 @@ DEFAULT_TENSORPIPE_OPTIONS = {
 }
 # TensorPipe's names for the entries in the store that describe the driver's agent.
 _OF_DRIVER = (f"addrs/{DRIVER}", "names/_ALL_WORKER_INFOS", "names/0", "rpcIsStaticGroup")
-# Most bytes for which a copy takes less time than the wait until the driver has them.
+# Number of bytes up to which copying a message is faster than waiting until the driver has it.
 _COPIED = 1 << 18
 
 
 @dataclass(frozen=True)
 class Node:
-    """Node of RPC.
+    """Node in the RPC framework: the driver or a worker.
 
     Attributes:
-        number: number of the node in RPC; the driver's is 0.
+        number: number of the node in RPC; the driver has number 0.
         name: name of the node in RPC.
         address: the address where the node meets the driver.
         options: arguments of ``TensorPipeRpcBackendOptions``.
@@ -69,8 +69,9 @@ class Node:
         api = rpc.api
         if api._is_current_rpc_agent_set():
             raise RuntimeError(
-                "torch.distributed.rpc is in use in this process already, and can be once only: "
-                "close the collector that has it, or call torch.distributed.rpc.shutdown()"
+                "torch.distributed.rpc is already in use in this process, and a process can use "
+                "it only once at a time: close the collector that uses it, or call "
+                "torch.distributed.rpc.shutdown()"
             )
         options = rpc.TensorPipeRpcBackendOptions(**self.options)
         agent = rpc.TensorPipeAgent(store, self.name, self.number, None, options, {}, [])
@@ -85,8 +86,8 @@ class Node:
 def _at_interface(address: str) -> Iterator[None]:
     """Context within which an agent listens at an address, unless the user named an interface.
 
-    By default it would listen at the address of this machine's name, which may be in another
-    network.
+    By default, an agent listens at the address to which this machine's name resolves, which may be
+    in another network.
     """
     name, there = "TP_SOCKET_IFNAME", interface_at(address)
     before = os.environ.get(name)
@@ -107,9 +108,9 @@ _outlet: _RpcOutlet | None = None
 class _RpcOutlet(Outlet):
     """Node's end of its connection to the driver.
 
-    The node makes no calls. The driver asks it for its next message, and gets the answer when there
-    is one. The reason is that an agent that others connect to stops listening if one of them dies
-    while it connects.
+    The node makes no calls. Instead, the driver calls the node for its next message, and the call
+    returns when there is a message. If nodes connected to the driver, the driver's agent would stop
+    listening as soon as one of them died while connecting.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class _RpcOutlet(Outlet):
 
     @override
     def secure(self) -> None:
-        # When the driver asks for the next message, it has this one.
+        # When the driver asks for the next message, it has received this one.
         self._question = self._question or self._asked.get()
         if self._question is None:
             raise RuntimeError("the driver is gone")
@@ -163,7 +164,7 @@ def _from_node() -> Future[Any]:
     return Future() if _outlet is None else _outlet.ask()
 
 
-# As torch.distributed.rpc.functions.async_execution does it: no thread waits for the answer.
+# The same as `torch.distributed.rpc.functions.async_execution`: no thread waits for the answer.
 _from_node._wrapped_async_rpc_function = _from_node  # type: ignore[attr-defined]
 
 
@@ -171,7 +172,7 @@ _from_node._wrapped_async_rpc_function = _from_node  # type: ignore[attr-defined
 
 
 class RpcCarrier(Carrier):
-    """Carries messages by ``torch.distributed.rpc``, which a process can use once at a time.
+    """Carries messages over ``torch.distributed.rpc``, which a process can use only once at a time.
 
     Args:
         options: arguments of ``TensorPipeRpcBackendOptions``.
@@ -196,7 +197,7 @@ class RpcCarrier(Carrier):
         theirs = dist.PrefixStore(address.prefix, self._store)
         for name in _OF_DRIVER:
             theirs.set(name, self._own.get(name))
-        # A replacement has another name, as an agent never forgets the address of a name.
+        # A replacement gets a new name, because an agent never forgets the address of a name.
         again = address.prefix.rsplit("/", 1)[1]
         name = f"COLLECTOR_NODE_{index + 1}" + (f"_{again}" if again != "0" else "")
         self._nodes[address.prefix] = Node(number, name, address)
@@ -228,7 +229,7 @@ class RpcCarrier(Carrier):
             found, self._agent = self._agent, None
         if found is not None:
             _shut_down()
-        # They keep the store alive, and the store keeps its port.
+        # These references keep the store alive, and the store keeps its port.
         self._own = self._store = None
 
 
@@ -243,7 +244,7 @@ class _RpcInlet(Inlet):
     def receive(self) -> Frame:
         from torch.distributed import rpc
 
-        # A wait for the future itself would never end if the machine is out of reach.
+        # If the worker's machine is out of reach, a wait for the future itself would never end.
         asked = rpc.rpc_async(self._info, _from_node, timeout=0)
         asked.add_done_callback(self._answers.put)
         answer = self._answers.get()

@@ -1,8 +1,8 @@
 """Server process that starts the processes of workers.
 
-The server imports what workers need once, and then forks a worker on each request. That takes
-milliseconds, and is safe because the server has no other threads. The server and its workers end
-with the process that it serves, however that process ends.
+At its start, the server imports the modules that workers need. Then it forks a worker on each
+request. Forking takes milliseconds, and is safe because the server has no other threads. The server
+and its workers end with the process that the server serves, however that process ends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
 
     Args:
         fd: the socket over which requests come.
-        parent: the process that is served.
-        spawn: True if each worker is a fresh interpreter.
+        parent: id of the process that is served.
+        spawn: True to start each worker in a fresh interpreter.
         preload: modules to import first.
     """
     set_title("trawl: server", f" of process {parent}")
@@ -50,8 +50,9 @@ def serve(fd: int, parent: int, spawn: bool, preload: Iterable[str] = ()) -> NoR
         # If the module matters in a worker, the worker will report the error.
         with contextlib.suppress(Exception):
             __import__(name)
-    # Every worker inherits these objects, and its garbage collection need not look at them. Garbage
-    # among them must stay, too: it may belong to the process that this one was forked from.
+    # Every worker inherits these objects, and its garbage collector need not look at them. Garbage
+    # among them must not be collected either, because it may belong to the process that this one
+    # was forked from.
     gc.freeze()
     server = _Server(IpcConnection(socket.socket(fileno=fd)), parent, spawn)
     try:
@@ -68,7 +69,8 @@ class _Server:
         self._control = control
         self._spawn = spawn
         self._workers: set[int] = set()
-        # Another child of the parent may hold the socket open, so the parent's death is watched.
+        # Another child of the parent may hold the socket open, so the server also watches for the
+        # parent's death.
         if os.getppid() != parent:
             os._exit(0)
         try:
@@ -77,7 +79,7 @@ class _Server:
             os._exit(0)
 
     def run(self) -> None:
-        """Answers requests."""
+        """Answers requests until the parent is gone."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if self._parent is not None:
@@ -117,7 +119,8 @@ class _Server:
     def _become_worker(self, server: int, fds: list[int]) -> NoReturn:
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            # Processes that its children leave behind become its own children, and end after it.
+            # Processes that the worker's children leave behind become the worker's own children,
+            # and end after it.
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             if os.getppid() == server:
                 os.close(self._control.fileno())
@@ -132,17 +135,18 @@ class _Server:
             os._exit(1)
 
     def _reap(self, pid: int) -> None:
-        """Removes a worker that ended, whose exit status is no longer needed."""
+        """Removes a worker that has ended, and whose exit status is no longer needed."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self._workers.discard(pid)
         self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Ends processes that dead workers left behind, and those that these leave behind in turn.
+        """Ends processes that dead workers left behind, and all descendants of these processes.
 
-        Resource trackers are left alone: once all processes that registered names with them (of
-        semaphores, of shared memory) are gone, they remove these names, and end by themselves.
+        Resource trackers are left alone. Processes register the names of semaphores and of shared
+        memory with a tracker. Once all these processes are gone, the tracker removes the names, and
+        ends by itself.
         """
         while orphans := {pid for pid in _children() - self._workers if not _is_tracker(pid)}:
             for pid in orphans:
@@ -166,7 +170,7 @@ def _settle_signals() -> None:
     """Removes the program's signal handlers. Only the parent reacts to Ctrl-C."""
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)):
-            # A handler of the program must run once only, in the program's own process.
+            # A handler of the program must run only once, in the program's own process.
             hangup = signum == signal.SIGHUP
             signal.signal(signum, signal.SIG_DFL if hangup else signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -202,7 +206,7 @@ def _kill(pid: int) -> None:
 
 
 def _is_tracker(pid: int) -> bool:
-    """Tells whether a process is a resource tracker of ``multiprocessing`` or a similar library."""
+    """Returns True for a resource tracker of ``multiprocessing`` or of a similar library."""
     deadline = time.monotonic() + _PATIENCE
     try:
         while True:
@@ -217,14 +221,14 @@ def _is_tracker(pid: int) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    """Tells whether a process has ended, and is not reaped yet."""
+    """Returns True if a process has ended, but has not been reaped yet."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name of the program, in brackets, may contain anything.
         return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def _children() -> set[int]:
-    """Returns the children of this process, as far as the system tells."""
+    """Returns the ids of this process's children; empty if the system does not list them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return {int(pid) for pid in file.read().split()}

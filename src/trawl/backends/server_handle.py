@@ -1,4 +1,4 @@
-"""Server that starts the processes of workers, as seen from the process that it serves."""
+"""Handle through which a process uses the server that starts its workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 from trawl.backends import server
 from trawl.backends.ipc import Closed, connection_pair
 
-# Most memory of a process that is forked: the fork keeps this memory, and beyond this limit its
-# speed is not worth it.
+# Maximum memory of a process that is forked to make the server. The forked server keeps the memory.
+# Beyond this limit, its faster start is not worth that much memory.
 _MOST_FORKED_BYTES = 2 << 30
-# Most servers that may die one after the other while one worker is started. Each may be killed from
-# outside, and only the death of a worker that was started counts as a restart.
+# Maximum number of servers that may die in a row while one worker is being started. A server may be
+# killed from outside, and only the death of a worker that has started counts as a restart.
 _MOST_SERVERS = 5
 
 
 class ServerHandle:
-    """The server process, as seen from here. There is one for each start method."""
+    """Handle of a server process. Each process has one server for each start method."""
 
     _known: dict[tuple[int, str], ServerHandle] = {}  # noqa: RUF012 - of all instances
     _lock = threading.RLock()
@@ -58,7 +58,7 @@ class ServerHandle:
                 if isinstance(pid, str):
                     raise RuntimeError(f"a worker's process can't be started: {pid}")
                 return source, pid, (handles[0] if handles else None)
-            # The server died, or can no longer be asked; the next one may live.
+            # The server died, or can no longer be reached. The next one may work.
             source.end()
             place = (os.getpid(), method)
             with cls._lock:
@@ -66,8 +66,8 @@ class ServerHandle:
                 if cls._known.get(place) is source:
                     del cls._known[place]
         raise RuntimeError(
-            f"the process that forks workers died {_MOST_SERVERS} times in a row: what it "
-            "printed may tell why (a module that can't be imported, or too little memory)"
+            f"the process that forks workers died {_MOST_SERVERS} times in a row: its output may "
+            "show the cause, such as a module that can't be imported or too little memory"
         )
 
     @classmethod
@@ -81,18 +81,19 @@ class ServerHandle:
 
     @classmethod
     def forget_lock(cls) -> None:
-        """Makes a new lock after a fork, as a thread of the parent may have held the old one."""
+        """Makes a new lock after a fork, because a thread of the parent may hold the old one."""
         cls._lock = threading.RLock()
 
     @property
     def alive(self) -> bool:
-        """True if the server can still be asked."""
+        """True if the server process is still running."""
         return self._process.poll() is None
 
     def reap(self, pid: int) -> int | None:
-        """Returns the exit status of a worker that ended, or None if the system doesn't tell.
+        """Returns the exit status of a worker that has ended, or None if it is unknown.
 
-        The server is told, but not waited for: it may be suspended.
+        The call also notifies the server, but does not wait for it, because the server may be
+        suspended.
         """
         status = _status_of(pid, self._process.pid)
         with self._lock, _no_garbage_collected(), contextlib.suppress(Closed):
@@ -100,12 +101,12 @@ class ServerHandle:
         return status
 
     def end(self) -> None:
-        """Ends the server, if it still runs."""
+        """Ends the server if it is still running."""
         self._process.kill()
         self._process.wait()
 
     def new_worker(self, fds: Sequence[int]) -> tuple[Any, list[int]]:
-        """Has the server start a worker; returns its pid and pidfd, or an error text.
+        """Makes the server start a worker; returns the worker's pid and pidfd, or an error text.
 
         Raises:
             Closed: if the server is gone.
@@ -130,7 +131,7 @@ class ServerHandle:
         if number in self._asked:
             self._answers[number] = answer, received
             return
-        # The thread that asked was interrupted, and nobody waits for this worker.
+        # The thread that requested this worker was interrupted, and no thread waits for the worker.
         for handle in received:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
@@ -138,7 +139,7 @@ class ServerHandle:
 
 
 def _status_of(pid: int, server: int) -> int | None:
-    """Returns the exit status of a server's child that ended and was not reaped, or None."""
+    """Returns the exit status of a server's child that has ended but is not reaped, or None."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, parent, *more = file.read().rpartition(") ")[2].split()
@@ -151,7 +152,11 @@ def _status_of(pid: int, server: int) -> int | None:
 
 @contextlib.contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Turns off garbage collection: a freed collector would ask the server in between."""
+    """Context without garbage collection, which could free a collector.
+
+    A collector that is freed sends the server a request, which must not come between a request and
+    its answer.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -165,14 +170,14 @@ os.register_at_fork(after_in_child=ServerHandle.forget_lock)
 
 
 class _Fork:
-    """Forked child, with the part of the interface of ``Popen`` that is needed."""
+    """Forked child process, with the methods of ``Popen`` that a server handle uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Returns the exit status, or None as long as the child runs."""
+        """Returns the exit status, or None while the child is running."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -183,13 +188,13 @@ class _Fork:
         return self._status
 
     def kill(self) -> None:
-        """Ends the child, if it still runs."""
+        """Ends the child if it is still running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Returns once the child has ended."""
+        """Waits until the child has ended."""
         if self.poll() is None:
             with contextlib.suppress(ChildProcessError):
                 self._status = os.waitpid(self.pid, 0)[1]
@@ -198,14 +203,15 @@ class _Fork:
 def _forked(fd: int) -> _Fork | None:
     """Forks a server from this process; returns None if this process can't be forked.
 
-    A forked server is ready at once, and has all modules that are imported here. Reasons against a
-    fork are a second thread (which could hold a lock forever), CUDA (which does not survive), and
-    much memory (which the server would keep).
+    A forked server is ready at once, and has all modules that this process has imported. A process
+    can't be forked in three cases: it has a second thread (which could hold a lock forever), it
+    uses CUDA (which does not survive a fork), or it occupies much memory (which the server would
+    keep).
     """
     if threading.active_count() > 1 or _cuda_is_used() or _resident() > _MOST_FORKED_BYTES:
         return None
-    # Libraries that support forks end their threads before one (OpenBLAS does). The first fork only
-    # serves this purpose: a thread that is left after it rules out forking.
+    # Libraries that support forks, such as OpenBLAS, end their threads before a fork. The first
+    # fork only makes them do so. If there is still a second thread, this process can't be forked.
     with warnings.catch_warnings():
         # Python 3.12 and later warn of such threads.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -217,7 +223,7 @@ def _forked(fd: int) -> _Fork | None:
     if _threads() != 1:
         return None
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        # Otherwise each worker would write the buffered output once more.
+        # Otherwise, each worker would write the buffered output again.
         with contextlib.suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
     parent = os.getpid()
@@ -231,7 +237,7 @@ def _serve_forked(fd: int, parent: int) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         _let_go_of_files(keep={1, 2, fd})
-        # The program may have replaced them by objects that do not work here.
+        # The program may have replaced the streams with objects that do not work here.
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         server.serve(fd, parent, spawn=False, preload=_preloaded())
     finally:
@@ -241,8 +247,8 @@ def _serve_forked(fd: int, parent: int) -> NoReturn:
 def _let_go_of_files(keep: set[int]) -> None:
     """Closes the files of the process that this one was forked from.
 
-    Their descriptors stay in use. Otherwise, objects that still refer to them would close new files
-    that got the same numbers.
+    The descriptors stay in use. Otherwise, objects that still refer to old descriptors would close
+    new files with the same numbers.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -264,7 +270,7 @@ def _started(fd: int, spawn: bool) -> subprocess.Popen[bytes]:
 
 
 def _preloaded() -> tuple[str, ...]:
-    """Returns the modules for the server to import: what workers need; TorchRL if in use here."""
+    """Returns the modules that the server imports: those that workers need, and TorchRL if used."""
     more = ("torchrl.envs", "torchrl.data") if "torchrl" in sys.modules else ()
     return (*server.PRELOADED, *more)
 
@@ -275,7 +281,7 @@ def _cuda_is_used() -> bool:
 
 
 def _threads() -> int | None:
-    """Returns the number of threads of this process; None if the system doesn't tell."""
+    """Returns the number of threads of this process; None if unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

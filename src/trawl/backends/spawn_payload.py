@@ -25,10 +25,10 @@ _received: list[int] = []
 
 
 class Shared:
-    """Marks an object in a payload that sender and receiver share.
+    """Wrapper of an object in a payload that the sender and the receiver share.
 
-    All tensors of the object are moved to shared memory. The unpacked payload has the object itself
-    in place of this one.
+    All tensors of the object are moved to shared memory. The unpacked payload contains the object
+    itself instead of the wrapper.
 
     Args:
         content: the object.
@@ -83,12 +83,12 @@ class _Descriptor:
 
     def detach(self) -> int:
         """Returns the descriptor, which the caller must close."""
-        # A duplicate, as this may be called twice.
+        # Returns a duplicate, because this method may be called twice.
         return os.dup(_received[self._position])
 
 
 class _Recipient:
-    """Stands in for the process that ``multiprocessing`` believes it starts."""
+    """Substitute for the process that ``multiprocessing`` believes it starts."""
 
     DupFd = _Descriptor
 
@@ -102,7 +102,7 @@ class _Recipient:
 
 
 def _dumps(content: Any, reducers: Mapping[type, Any]) -> bytes:
-    # A class for each table, as a pickler reads its table once, when it is created.
+    # A new class for each table, because a pickler reads its table only when it is created.
     table = ChainMap(dict(reducers), cloudpickle.Pickler.dispatch_table)
     cls = type("SharingPickler", (cloudpickle.Pickler,), {"dispatch_table": table})
     file = io.BytesIO()
@@ -113,7 +113,8 @@ def _dumps(content: Any, reducers: Mapping[type, Any]) -> bytes:
 def _reducers() -> dict[type, Any]:
     """Returns the reducers by which ``multiprocessing`` and ``torch`` share objects.
 
-    ``torch`` would move all tensors to shared memory. Here only those that are shared already are.
+    ``torch`` would move all tensors to shared memory. With these reducers, a tensor is shared only
+    if it is already in shared memory.
     """
     known = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     if "torch" not in sys.modules:
@@ -148,7 +149,7 @@ def _reduce_if_shared(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             shared = storage.device.type != "cpu" or storage.is_shared()
         except NotImplementedError:
-            # A sparse tensor has no storage; the tensors that it is made of have.
+            # A sparse tensor has no storage. The tensors that it consists of have storages.
             shared = False
         return reduce(memory) if shared else memory.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 

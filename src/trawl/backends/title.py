@@ -7,7 +7,7 @@ import ctypes
 import sys
 
 _PR_SET_NAME = 15
-# Fields of /proc/self/stat after the name, counted from the state.
+# Positions of fields in /proc/self/stat, counted from the state, which follows the name.
 _ARG_START, _ARG_END = 45, 46
 
 
@@ -34,12 +34,12 @@ def _overwrite_arguments(title: bytes) -> None:
     with open("/proc/self/maps") as file:
         writable = any(_holds(line, start, end) for line in file)
     if start and writable:
-        # The last byte stays zero: the kernel takes another value as a sign that more follows.
+        # The last byte stays zero: to the kernel, another value means that more bytes follow.
         ctypes.memmove(start, title[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def _holds(line: str, start: int, end: int) -> bool:
-    """Tells whether a line of /proc/self/maps is of writable memory that holds the bytes."""
+    """Returns True if a line of /proc/self/maps describes writable memory with these bytes."""
     addresses, flags, *_ = line.split()
     first, last = (int(address, 16) for address in addresses.split("-"))
     return "w" in flags and first <= start < end <= last

@@ -1,4 +1,4 @@
-"""Loop of a worker, which is the same in every place where workers run."""
+"""Loop of a worker, which is the same wherever the worker runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SEALED = 1 << 30
 
 
 class Stopped(BaseException):
-    """Raised in a worker that is told to end."""
+    """Raised in a worker that is told to stop."""
 
 
 class _TakenBack(BaseException):
@@ -34,12 +34,12 @@ class _TakenBack(BaseException):
 
 
 class WorkerLoop(Port, ABC):
-    """Makes a service, passes it messages, and lets it work, until it is told to stop.
+    """Makes a service, passes messages to it, and lets it work, until the worker is told to stop.
 
     A subclass carries the messages. Only the service's code can be aborted.
 
     Args:
-        breaker: aborts the work of the thread in which the loop runs.
+        breaker: object that aborts the work of the thread in which the loop runs.
     """
 
     def __init__(self, breaker: Breaker) -> None:
@@ -54,7 +54,7 @@ class WorkerLoop(Port, ABC):
         """Returns the next message; ``NOTHING`` if there is none, and ``wait`` is False.
 
         Raises:
-            Stopped: if there will be none.
+            Stopped: if no more messages will come.
         """
 
     def run(self) -> Failure | None:
@@ -93,13 +93,13 @@ class WorkerLoop(Port, ABC):
 
 
 class Breaker:
-    """Aborts the work of this process's main thread, by SIGTERM.
+    """Aborts the work of this process's main thread with SIGTERM.
 
-    Only code that is passed to :meth:`call` is aborted: ``Stopped`` is raised there, once.
+    Only code that is passed to :meth:`call` is aborted. ``Stopped`` is raised there, only once.
 
     Attributes:
         stopping: True once the thread was told to stop.
-        wake: called when SIGTERM comes; ends the thread's wait for a message.
+        wake: function to call when SIGTERM arrives, which ends the thread's wait for a message.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Breaker:
             before = signal.signal(signal.SIGTERM, self._signalled)
         except ValueError:
             raise RuntimeError(
-                "a rank must run in the main thread of its process: signals end what it does"
+                "a rank must run in the main thread of its process, because signals stop its work"
             ) from None
         try:
             yield
@@ -129,7 +129,7 @@ class Breaker:
 
     def _signalled(self, signum: int, frame: Any) -> None:
         self.stopping = True
-        # Not in processes that an environment forked, which have this handler, too.
+        # Processes that an environment forked also have this handler, but must not wake the worker.
         if os.getpid() == self._owner:
             self.wake()
         if not self._shields and not self._raised:
@@ -150,7 +150,7 @@ class Breaker:
 
     @property
     def is_current(self) -> bool:
-        """True if the caller is in the thread."""
+        """True if the caller runs in the thread whose work can be aborted."""
         return threading.current_thread() is threading.main_thread()
 
     def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -237,11 +237,12 @@ class ThreadBreaker(Breaker):
                 continue
 
     def _take_back(self) -> None:
-        """Keeps ``Stopped``, if it is on its way to this thread, from being raised.
+        """Prevents a pending ``Stopped`` from being raised in this thread.
 
-        Another exception takes its place, and is raised here. Without it, the interpreter would
-        check for a pending exception at every function call in any thread until the process
-        ends, and Python 3.11 would never leave the first function called under a profiler.
+        Another exception takes its place, and is raised here. Without that exception, the
+        interpreter would check for a pending exception at every function call in any thread until
+        the process ends, and Python 3.11 would never leave the first function called under a
+        profiler.
         """
         if not self._raised or self._taken_back:
             return

@@ -15,18 +15,18 @@ from trawl.lean import import_lean
 if TYPE_CHECKING:
     from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
 
-# Torch, rich and tyro are imported only where needed, so that commands without them start fast.
+# Torch, rich and tyro are imported only when a command needs them, so that others start fast.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the ``trawl`` command.
 
     Args:
-        argv: the command's arguments; by default those of this process.
+        argv: the command's arguments; by default, the arguments of this process.
 
     Returns:
-        The exit code: 0 after success, 2 after an error (one line on stderr describes it), 128
-        plus the signal's number if a signal ended the command (130 for Ctrl-C).
+        The exit code: 0 after success, 2 after an error (one line on stderr describes the error),
+        or 128 plus the signal's number if a signal ended the command (130 for Ctrl-C).
 
     Example:
         >>> from trawl.cli import main
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CliError as error:
         print_note(str(error))
     except BrokenPipeError:
-        # The reader of the output has gone, so Python must not try to flush the rest to it.
+        # The reader of the output is gone, so Python must not try to flush the rest to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit:  # rich raises this for a broken pipe
         pass
@@ -77,7 +77,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> CollectArguments | EvaluateArguments | ShowArguments | int:
-    """Returns the command; an exit code if only help or an error was printed."""
+    """Returns the parsed command, or an exit code if only help or an error was printed."""
     from trawl.cli.arguments import parse
 
     try:

@@ -35,18 +35,21 @@ EnvKwargs = Annotated[
     tyro.conf.arg(
         metavar="JSON",
         help_behavior_hint="",
-        help="Arguments of the environment as a JSON object, such as '{\"g\": 9.8}'.\n"
-        "The function takes them; with an id, trawl.envs.GymEnv and gymnasium.make do.",
+        help="Arguments of the environment, as a JSON object such as '{\"g\": 9.8}'.\n"
+        "They are passed to the function; with an id, to trawl.envs.GymEnv and gymnasium.make.",
     ),
 ]
 PolicyName = Annotated[
     str,
     tyro.conf.arg(
         metavar="random|FILE|MODULE:FACTORY",
-        help="What acts: random actions; a file with a program of torch.export or TorchScript, "
-        "called with the observations in the order of the environment's keys; or a function in a "
-        "module (or path/to/file.py), called with the environment if it takes an argument, that "
-        "gives a policy. Programs run as they are: load none that you don't trust.",
+        help="Policy to act with.\n"
+        "random: random actions;\n"
+        "FILE: a program of torch.export or TorchScript, called with the observations in the order "
+        "of the environment's keys; or\n"
+        "MODULE:FACTORY: a function that returns a policy, from a module or path/to/file.py. If it "
+        "takes an argument, it gets the environment.\n"
+        "Programs run unchecked: load only files that you trust.",
     ),
 ]
 NumEnvs = Annotated[
@@ -55,10 +58,13 @@ NumEnvs = Annotated[
 ]
 MaxSteps = Annotated[
     int | None,
-    _number("(default: no limit of ours)", "Steps after which an episode is truncated."),
+    _number(
+        "(default: only the environment's own limit)", "Steps after which an episode is truncated."
+    ),
 ]
 UnsafePickle = Annotated[
-    Flag, tyro.conf.arg(help="Load a policy file that is a pickle, which can run any code.")
+    Flag,
+    tyro.conf.arg(help="Allow a policy file that is a pickle. Loading a pickle can run any code."),
 ]
 Traceback = Annotated[
     Flag, tyro.conf.arg(help="Show the traceback of an error, in addition to its message.")
@@ -67,11 +73,11 @@ Traceback = Annotated[
 
 @dataclass(frozen=True)
 class CollectArguments:
-    """Collects frames of an environment into a dataset on disk.
+    """Collects frames from an environment into a dataset on disk.
 
     trawl.data.load(DIR) loads the dataset as a TensorDict. Ctrl-C finishes the current batch and
-    keeps all frames; a second Ctrl-C stops at once, and keeps the batches before. To continue after
-    that, or after a crash, run the same command with --resume.
+    keeps all frames. A second Ctrl-C stops at once and keeps only the batches before. After an
+    interruption or a crash, run the same command with --resume to continue.
     """
 
     env: EnvName
@@ -79,7 +85,7 @@ class CollectArguments:
     policy: PolicyName = "random"
 
     deterministic: Flag = False
-    """Take the most likely action of a probabilistic policy, or the mean, instead of sampling."""
+    """Take a probabilistic policy's most likely action, or the mean, instead of sampling."""
 
     frames: Annotated[int, _number()] = 10_000
     """Number of frames to collect, rounded up to whole batches."""
@@ -87,7 +93,7 @@ class CollectArguments:
     frames_per_batch: Annotated[int | None, _number("(default: 1000, or --frames if less)")] = None
     """Number of frames in a batch."""
 
-    seed: Annotated[int | None, _number("(default: one drawn, and recorded)")] = None
+    seed: Annotated[int | None, _number("(default: random, and recorded in the dataset)")] = None
     """Seed of environments, policy and random actions."""
 
     out: Annotated[
@@ -106,7 +112,7 @@ class CollectArguments:
     memmap can't hold text."""
 
     resume: Flag = False
-    """Continue the dataset in --out until it has --frames frames; if there is none, begin it."""
+    """Continue the dataset in --out until it has --frames frames; if there is none, begin one."""
 
     max_frames_per_traj: MaxSteps = None
 
@@ -117,13 +123,13 @@ class CollectArguments:
 
     backend: Annotated[
         Literal["process", "ray"],
-        tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
+        tyro.conf.arg(help_behavior_hint="(default: process, on this machine)"),
     ] = "process"
-    """Place of the workers: processes on this machine, or actors in a Ray cluster.
-    The cluster is the one of RAY_ADDRESS, or one that runs on this machine, or else a new one."""
+    """Where workers run: in processes on this machine, or as actors in a Ray cluster.
+    The cluster is the one at RAY_ADDRESS, else one that runs on this machine, else a new one."""
 
     sync: Annotated[Flag, _ORDER] = False
-    """All workers together make each batch, as they do without this option."""
+    """All workers together make each batch, as they also do without this option."""
 
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
     """One worker makes each batch, and batches are written in the order in which they finish."""
@@ -135,10 +141,10 @@ class CollectArguments:
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """Evaluates a policy over whole episodes: the mean return, and its uncertainty.
+    """Evaluates a policy over whole episodes, and reports the mean return and its uncertainty.
 
     The same seed gives the same episodes, so that you can compare two policies. The results are
-    written as JSON.
+    written to a JSON file.
     """
 
     env: EnvName
@@ -159,7 +165,7 @@ class EvaluateArguments:
 
     stochastic: Flag = False
     """Sample the actions of a probabilistic policy.
-    Without this option, the most likely action or the mean is taken."""
+    Without this option, the policy takes the most likely action, or the mean."""
 
     max_steps: MaxSteps = None
 
@@ -170,9 +176,9 @@ class EvaluateArguments:
 
     backend: Annotated[
         Literal["process", "ray"],
-        tyro.conf.arg(help_behavior_hint="(default: process, of this machine)"),
+        tyro.conf.arg(help_behavior_hint="(default: process, on this machine)"),
     ] = "process"
-    """Place of the workers: processes on this machine, or actors in a Ray cluster."""
+    """Where workers run: in processes on this machine, or as actors in a Ray cluster."""
 
     unsafe_pickle: UnsafePickle = False
 
@@ -189,7 +195,7 @@ class ShowArguments:
     plot: Annotated[
         str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
-    """File to draw the returns into: PNG, PDF or SVG, by its ending (needs trawl-rl[plot])."""
+    """File for a plot of the returns: PNG, PDF or SVG, by its suffix (needs trawl-rl[plot])."""
 
     traceback: Traceback = False
 
@@ -210,7 +216,7 @@ _DESCRIPTION = """Collects experience for reinforcement learning.
 
   trawl --version
 
-Exit codes: 0, done; 2, an error, told in one line; 130, interrupted by Ctrl-C (143 by SIGTERM).
+Exit codes: 0, success; 2, an error, reported in one line; 130, stopped by Ctrl-C; 143, by SIGTERM.
 """
 
 

@@ -1,8 +1,8 @@
-"""Adapters from an environment's observations to a program that takes and returns tensors.
+"""Adapters that call a program of tensors with an environment's observations.
 
-A program takes a single observation, or a batch of any size or of a size that was fixed by its
-export. An environment gives a single observation or a batch. These functions match the two once,
-before collection begins.
+A program takes a single observation, a batch of any size, or a batch of the size that was fixed
+when the program was exported. An environment returns a single observation or a batch. These
+functions adapt the program to the environment once, before collection begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 
 def export_call(path: str, program: Any, env: Any) -> Call:
-    """Returns a call of a torch.export program that fits the shapes of its export.
+    """Returns a function that calls a ``torch.export`` program with observations.
+
+    The observations are passed in the shapes for which the program was exported.
 
     Args:
         path: path of the program's file, for error messages.
@@ -38,7 +40,7 @@ def export_call(path: str, program: Any, env: Any) -> Call:
     inputs = _inputs(path, program)
     if len(inputs) != len(specs):
         raise CliError(
-            f"{path} takes {len(inputs)} inputs, but the environment gives {len(specs)} "
+            f"{path} takes {len(inputs)} inputs, but the environment has {len(specs)} "
             f"observations: {', '.join(show_key(key) for key in specs)}"
         )
     batch = env.batch_size
@@ -56,7 +58,10 @@ def export_call(path: str, program: Any, env: Any) -> Call:
             )
         leads.add(None if not lead else int(lead[0]) if _fixed(lead[0]) else -1)
     if len(leads) > 1:
-        raise CliError(f"{path} takes some inputs in batches and others not")
+        raise CliError(
+            f"{path} takes some inputs in batches and others as single observations: export it "
+            "with all inputs in batches, or none"
+        )
     call = _called(program.module(), [value.dtype for _, value in inputs])
     return _arranged(path, call, leads.pop(), batch)
 
@@ -66,8 +71,9 @@ def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Cal
 
     Args:
         path: path of the program's file, for error messages.
-        call: calls the program with observations as it takes them.
-        lead: size of the batches that it takes; None for single observations, -1 for any size.
+        call: function that calls the program with inputs in the program's own shapes.
+        lead: size of the batches that the program takes; None for single observations, -1 for
+            batches of any size.
         batch: the batch size of the environment.
     """
     count = max(1, batch.numel())
@@ -80,12 +86,14 @@ def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Cal
     raise CliError(
         f"{path} was exported for batches of exactly {lead} observations, but there "
         f"{'is 1 environment' if count == 1 else f'are {count} environments'}: export it with a "
-        f"dynamic first dimension (dynamic_shapes=), or give --envs {lead}"
+        f"dynamic first dimension (dynamic_shapes=), or pass --envs {lead}"
     )
 
 
 def plain_call(path: str, module: nn.Module, env: Any) -> Call:
-    """Returns a call of a module with unknown input shapes: with batches, if that works.
+    """Returns a function that calls a module with unknown input shapes.
+
+    The function calls the module with batches if this works, or else with single observations.
 
     Args:
         path: path of the module's file, for error messages.
@@ -112,18 +120,20 @@ def plain_call(path: str, module: nn.Module, env: Any) -> Call:
 
 
 class ProgramModule(nn.Module):
-    """Module that maps observations to actions by a program; a call with zeros checks it.
+    """Module that maps observations to actions with a program.
+
+    The constructor checks the program by calling it with zeros.
 
     Args:
         path: path of the program's file, for error messages.
-        call: calls the program with the environment's observations.
+        call: function that calls the program with the environment's observations.
         env: the environment.
 
     Attributes:
         extra: number of outputs besides the actions.
 
     Raises:
-        CliError: if the call fails, or its outputs are not actions of this environment.
+        CliError: if the call fails, or the outputs are not actions of the environment.
     """
 
     def __init__(self, path: str, call: Call, env: Any) -> None:
@@ -141,7 +151,7 @@ class ProgramModule(nn.Module):
         keys = env.action_keys
         if len(outputs) < len(keys):
             raise CliError(
-                f"{path} gives {len(outputs)} outputs, but the environment takes {len(keys)} "
+                f"{path} returns {len(outputs)} outputs, but the environment takes {len(keys)} "
                 f"actions: {', '.join(show_key(as_key(key)) for key in keys)}"
             )
         self.extra = len(outputs) - len(keys)
@@ -162,7 +172,10 @@ class ProgramModule(nn.Module):
 def _action(
     path: str, name: str, output: Tensor, spec: Any, batch: torch.Size
 ) -> Callable[[Tensor], Tensor] | None:
-    """Returns a function that converts an output to an action; None if none is needed."""
+    """Returns a function that converts an output to an action.
+
+    Returns None if no conversion is needed.
+    """
     shape, dtype = output.shape, output.dtype
     whole = not dtype.is_floating_point and not dtype.is_complex
     if isinstance(spec, MultiOneHot):
@@ -172,14 +185,14 @@ def _action(
             return lambda value: _one_hot(value.reshape(indices), sizes).to(spec.dtype)
         if not whole:
             raise CliError(
-                f"{path} gives {dtype} for {name}, but that is a choice among {sizes}: give its "
-                "index (as by argmax), or a one-hot vector of integers"
+                f"{path} returns {dtype} for {name}, which is a choice among {sizes}: return its "
+                "index (for example by argmax), or a one-hot vector of integers"
             )
     alike = dtype.is_floating_point == spec.dtype.is_floating_point
     if shape != spec.shape or not alike:
         raise CliError(
-            f"{path} gives {dtype} of shape {tuple(shape)} for {name}, but the environment takes "
-            f"{spec.dtype} of shape {tuple(spec.shape)}"
+            f"{path} returns {dtype} of shape {tuple(shape)} for {name}, but the environment "
+            f"takes {spec.dtype} of shape {tuple(spec.shape)}"
         )
     return None if dtype == spec.dtype else lambda value: value.to(spec.dtype)
 
@@ -195,7 +208,10 @@ def _observations(env: Any) -> dict[tuple[str, ...], Any]:
 
 
 def _called(function: Callable[..., Any], dtypes: Sequence[torch.dtype | None]) -> Call:
-    """Returns a call that casts inputs to these dtypes (None: as is) and gives a tuple."""
+    """Returns a function that casts its inputs, and returns the outputs as a tuple of tensors.
+
+    Each input is cast to its dtype in ``dtypes``, or is not cast if this dtype is None.
+    """
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         given = (x if d is None else x.to(d) for x, d in zip(inputs, dtypes, strict=True))
@@ -203,7 +219,7 @@ def _called(function: Callable[..., Any], dtypes: Sequence[torch.dtype | None]) 
         outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
         for output in outputs:
             if not isinstance(output, Tensor):
-                raise TypeError(f"it gives {type(output).__name__}, where a tensor should be")
+                raise TypeError(f"it returned {type(output).__name__} instead of a tensor")
         return outputs
 
     return call
@@ -225,7 +241,7 @@ def _by_row(call: Call) -> Call:
 
 
 def _inputs(path: str, program: Any) -> list[tuple[str, Any]]:
-    """Returns names of the program's inputs, and tensors of their shapes and dtypes."""
+    """Returns the name of each input of the program, and a tensor of its shape and dtype."""
     by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     found = [by_name.get(name) for name in program.graph_signature.user_inputs]
     values = [None if node is None else node.meta.get("val") for node in found]

@@ -37,8 +37,8 @@ def collect(args: CollectArguments) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if the arguments are not valid, or collection fails. Frames that were committed
-            before are kept, as the message says.
+        CliError: if the arguments are not valid, or collection fails. Frames that were already
+            committed are kept.
         StoppedEarly: if a signal stopped the collection; committed frames are kept.
         OSError: if the dataset can't be written.
     """
@@ -61,7 +61,7 @@ def collect(args: CollectArguments) -> int:
         "date": started.isoformat(timespec="seconds"),
         "versions": versions(),
         "arguments": asdict(args),
-        # Not that of an earlier run, which --resume continues.
+        # Replaces the value of an earlier run, which --resume continues.
         "stopped_by": None,
     }
     if kwargs := env_kwargs(args):
@@ -73,7 +73,7 @@ def collect(args: CollectArguments) -> int:
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
     each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
-    # As many frames as without a break: whole batches, counted from the first frame on.
+    # The total is the same as without an interruption: whole batches from the first frame on.
     target = -(-args.frames // each) * each if frames else None
     rest = replace(args, frames=(target or args.frames) - frames, frames_per_batch=each)
     with make_collector(rest, seed, stream) as collector:
@@ -81,31 +81,36 @@ def collect(args: CollectArguments) -> int:
 
 
 def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
-    """Returns the dataset's number of ``frames`` and, if it has any, how they were made."""
+    """Returns the facts about the dataset to resume.
+
+    If no dataset is to be resumed, only ``frames`` is returned, which is 0.
+    """
     if args.resume:
         return previous_facts(args, directory)
     try:
         check_free(directory)
     except FileExistsError as error:
-        raise CliError(f"{message_of(error)}: give another --out, or --resume") from None
+        raise CliError(f"{message_of(error)}: pass another --out, or --resume") from None
     return {"frames": 0}
 
 
 def _nothing_to_do(args: CollectArguments, directory: Path, before: dict[str, Any]) -> int:
-    """Reports that no frames are needed, and completes a dataset that has them all."""
+    """Reports that no more frames are needed, and marks a dataset with all frames as complete."""
     frames, asked = before["frames"], int((before.get("arguments") or {}).get("frames", 0))
-    message = f"{directory} has {frames:,} frames, and --frames {args.frames} asks for no more"
+    message = (
+        f"{directory} already has {frames:,} frames, and --frames {args.frames} asks for no more"
+    )
     if frames >= asked:
         with _opened(args, directory, {}):
             pass
     elif not before["complete"]:
-        message += f" (before, it was --frames {asked})"
+        message += f" (the last run asked for --frames {asked})"
     print_note(f"{message}: nothing was collected")
     return 0
 
 
 def _opened(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Sink:
-    """Returns the sink that the arguments ask for."""
+    """Opens the sink that the arguments specify."""
     try:
         if args.format == "minari":
             metadata = {"algorithm_name": args.policy}
@@ -116,7 +121,7 @@ def _opened(args: CollectArguments, directory: Path, info: dict[str, Any]) -> Si
     except (ImportError, ValueError, gymnasium.error.Error) as error:
         raise CliError(message_of(error)) from error
     except FileExistsError as error:
-        raise CliError(f"{message_of(error)}: give another --out") from error
+        raise CliError(f"{message_of(error)}: pass another --out") from error
     except OSError as error:
         raise CliError(_unwritable(directory, error)) from error
 
@@ -126,7 +131,7 @@ def _unwritable(directory: Path, error: OSError) -> str:
 
 
 class _Run:
-    """One collection, from its first batch to the dataset.
+    """One run of ``trawl collect``, from the first batch to the closed dataset.
 
     Args:
         args: arguments of the command.
@@ -173,7 +178,7 @@ class _Run:
         return 0
 
     def _gather(self) -> None:
-        """Collects until the end, a signal or an error."""
+        """Collects until all frames are collected, a signal arrives, or an error is raised."""
         try:
             for batch in self.collector:
                 self._write(batch)
@@ -195,14 +200,17 @@ class _Run:
             raise CliError(message_of(error)) from error
 
     def _fitting(self, batch: Any) -> Any:
-        """Returns the frames of a batch that the dataset lacks; it may end amid a batch."""
+        """Returns the frames of a batch that the dataset still needs.
+
+        The last batch may have more frames than the dataset needs.
+        """
         if self.target is None:
             return batch
         rows = flat_frames(batch)
         return rows[: max(0, self.target - self.sink.frames - self.sink.waiting)]
 
     def _finish(self) -> None:
-        """Closes the dataset; a signal meanwhile only ends the wait for the disk."""
+        """Closes the dataset; a signal during this time only ends the wait for the disk."""
         self.sink.info.update(self._outcome())
         complete = self.sink.frames + self.sink.waiting >= self.args.frames
         for sync in (not self.hurried, False):
@@ -242,14 +250,14 @@ class _Run:
 
     def _kept(self) -> str:
         if not self.sink.frames:
-            return "no batch was whole, so nothing was written"
-        return f"kept the {self.sink.frames:,} frames collected before, in {self.directory}"
+            return "no batch was complete, so nothing was written"
+        return f"kept the {self.sink.frames:,} frames collected so far, in {self.directory}"
 
 
 def _check(args: CollectArguments) -> None:
     check_numbers(args, "frames", "frames_per_batch", "max_frames_per_traj", "envs")
     env_kwargs(args)
     if args.deterministic and args.policy == "random":
-        raise CliError("--deterministic needs a policy, as random actions are drawn: give --policy")
+        raise CliError("--deterministic needs a policy, but the actions are random: pass --policy")
     if args.asynchronous and not args.workers:
-        raise CliError("--async needs processes to collect in: give --workers")
+        raise CliError("--async needs worker processes: pass --workers")

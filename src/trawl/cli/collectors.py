@@ -27,8 +27,8 @@ def make_collector(
 
     Args:
         args: arguments of the command.
-        seed: seed for making the policy, and for the collector.
-        stream: seed of the collector, if it is another than ``seed``.
+        seed: seed for the policy's initial weights, and for the collector.
+        stream: seed for the collector, if it differs from ``seed``.
 
     Raises:
         CliError: if the collector can't be made, or the user's environment or policy fails.
@@ -39,7 +39,7 @@ def make_collector(
     loader = PolicyLoader(args.policy, seed, args.unsafe_pickle)
     with ExitStack() as stack, blamed(args.env, args.policy):
         stack.callback(env.close, raise_if_closed=False)
-        # Also with workers, so that an error is found before they start.
+        # Loads the policy even with workers, so that errors are found before they start.
         policy = loader(env)
         options: dict[str, Any] = {
             "frames_per_batch": args.frames_per_batch or batch_size(args),
@@ -81,7 +81,7 @@ def _with_workers(
 
 @dataclass(frozen=True)
 class PolicyFactory:
-    """Loads the policy anew in each worker, for its environments."""
+    """Loads the policy in each worker, for the worker's environments."""
 
     source: Any
     loader: PolicyLoader
@@ -96,7 +96,7 @@ class PolicyFactory:
 
 
 def batch_size(args: CollectArguments) -> int:
-    """Returns the default size of a batch: a whole number of steps of its environments."""
+    """Returns the default size of a batch, with equally many steps from each environment."""
     frames, environments = args.frames, args.envs
     if args.asynchronous:
         frames = math.ceil(frames / args.workers)

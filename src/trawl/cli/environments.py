@@ -1,4 +1,4 @@
-"""The environment that ENV and ``--env-kwargs`` name."""
+"""Construction of the environments that ENV and ``--env-kwargs`` specify."""
 
 from __future__ import annotations
 
@@ -22,27 +22,32 @@ from trawl.keys import show_key
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Makes an environment by a function, or by an id that a module registers.
+    """Makes an environment by calling a function, or from an id that a module registers.
 
     Args:
-        text: ``module:name``, as the user gave it.
-        kwargs: arguments of the function, or of ``GymEnv`` with an id.
-
-    Raises:
-        CliError: if the module can't be imported, or there is no such function in it.
+        text: ``module:name``, as the user passed it.
+        kwargs: arguments of the function or, with an id, of ``GymEnv``.
     """
 
     text: str
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
-        """Returns a new environment."""
+        """Returns a new environment.
+
+        Raises:
+            CliError: if the module can't be imported, or has no such function or id.
+        """
         name = split(self.text)[1]
         factory = self.find()
         return GymEnv(name, **self.kwargs) if factory is None else factory(**self.kwargs)
 
     def find(self) -> Any:
-        """Returns the function; None for an id that the module registers."""
+        """Returns the function; None for an id that the module registers.
+
+        Raises:
+            CliError: if the module can't be imported, or has no such function or id.
+        """
         what = f"environment {self.text} can't be made"
         module, name = split(self.text)
         loaded = load_module(what, module)
@@ -50,12 +55,16 @@ class EnvFactory:
             return None
         factory = find(what, loaded, name)
         if not callable(factory):
-            raise CliError(f"{what}: it must be a function, but it is {type(factory).__name__}")
+            raise CliError(f"{what}: {name} must be a function, but it is {type(factory).__name__}")
         return factory
 
 
 def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) -> None:
-    """Checks the options ``positive``, and those that both commands have.
+    """Checks that some options are positive, and checks the options that both commands have.
+
+    Args:
+        args: arguments of the command.
+        *positive: names of the options that must be positive.
 
     Raises:
         CliError: if an option's value is out of range, or a backend needs workers and has none.
@@ -67,16 +76,16 @@ def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) ->
     if args.workers < 0:
         raise CliError(f"--workers must be at least 0, but it is {args.workers}")
     if args.backend != "process" and not args.workers:
-        raise CliError(f"--backend {args.backend} needs workers: give --workers")
+        raise CliError(f"--backend {args.backend} needs workers: pass --workers")
     if args.seed is not None and not 0 <= args.seed < 2**63:
         raise CliError(f"--seed must be between 0 and 2**63 - 1, but it is {args.seed}")
 
 
 def env_kwargs(args: CollectArguments | EvaluateArguments) -> dict[str, Any]:
-    """Returns the arguments that ``--env-kwargs`` gives.
+    """Returns the arguments in ``--env-kwargs``.
 
     Raises:
-        CliError: if they are not a JSON object.
+        CliError: if the option's value is not a JSON object.
     """
     if args.env_kwargs is None:
         return {}
@@ -88,7 +97,8 @@ def env_kwargs(args: CollectArguments | EvaluateArguments) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise CliError(
-            f"--env-kwargs must be a JSON object, as '{{\"g\": 9.8}}', but it is {args.env_kwargs}"
+            "--env-kwargs must be a JSON object, such as '{\"g\": 9.8}', but it is "
+            f"{args.env_kwargs}"
         )
     return found
 
@@ -97,12 +107,12 @@ def env_source(args: CollectArguments | EvaluateArguments) -> Any:
     """Returns a collector's ``create_env_fn``: a Gymnasium id, or a function.
 
     Raises:
-        CliError: if ENV names a module without such a function or id.
+        CliError: if ENV names a module that can't be imported, or has no such function or id.
     """
     module, name = split(args.env)
     kwargs = env_kwargs(args)
-    # Most ids have a version ("-v1"), which is not allowed in a Python name. The module says if any
-    # other name is a function or an id.
+    # Most ids have a version ("-v1"), which is not allowed in a Python name. For any other name,
+    # the module has to be imported to find out if the name is a function or an id.
     if module.endswith(".py") or (module and all(part.isidentifier() for part in name.split("."))):
         factory = EnvFactory(args.env, kwargs)
         if factory.find() is not None or module.endswith(".py"):
@@ -111,10 +121,10 @@ def env_source(args: CollectArguments | EvaluateArguments) -> Any:
 
 
 def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> Any:
-    """Makes the command's environments as one, and does not check their data.
+    """Makes the command's environments as one environment, without checking their data.
 
     Raises:
-        CliError: if they can't be made.
+        CliError: if the environments can't be made.
     """
     try:
         return build_env([source] * args.envs if args.envs > 1 else source, name="ENV")
@@ -126,14 +136,14 @@ def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> 
 
 
 def make_env(args: CollectArguments, source: Any) -> Any:
-    """Makes the command's environments as one, and checks that a dataset can hold their data.
+    """Makes the command's environments as one environment, and checks their data.
 
     Args:
         args: arguments of the command.
         source: the result of :func:`env_source`.
 
     Raises:
-        CliError: if they can't be made, or the dataset can't hold their data.
+        CliError: if the environments can't be made, or the dataset can't hold their data.
     """
     env = build_unchecked(args, source)
     try:
@@ -150,18 +160,18 @@ def _check_layout(args: CollectArguments, env: Any) -> None:
     for key, space in _loose_leaves(env):
         if not isinstance(space, spaces.Text):
             raise CliError(
-                f"environment {args.env} gives or takes data of no fixed shape "
-                f"({show_key(key)}, {type(space).__name__}), which a dataset can't hold"
+                f"environment {args.env} has data without a fixed shape ({show_key(key)}, "
+                f"{type(space).__name__}), which a dataset can't hold"
             )
         if args.format == "memmap":
             raise CliError(
-                f"environment {args.env} gives or takes text ({show_key(key)}), which the format "
-                "memmap can't hold: give --format parquet"
+                f"environment {args.env} has text ({show_key(key)}), which the format memmap "
+                "can't hold: pass --format parquet"
             )
 
 
 def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
-    """Yields keys and spaces of observations and actions without a fixed layout."""
+    """Yields the keys and spaces of all observations and actions without a fixed layout."""
     for part in env.parts:
         if isinstance(part, GymEnv):
             for codec in (part.observation_codec, part.action_codec):
@@ -169,11 +179,11 @@ def _loose_leaves(env: TensorDictEnv) -> Iterator[tuple[Any, Any]]:
 
 
 def env_of_minari(args: CollectArguments) -> Any:
-    """Returns the ``env`` of a MinariSink: an id, an environment, or None."""
+    """Returns the argument ``env`` for a MinariSink: an id, an environment, or None."""
     source = env_source(args)
     if isinstance(source, str):
         return source
     env = build_env(source)
-    # Only its spaces and its spec are used, and a closed environment still has these.
+    # Only the environment's spaces and spec are used, which a closed environment still has.
     env.close(raise_if_closed=False)
     return env.env if isinstance(env, GymEnv) and not env.batch_size else None

@@ -1,4 +1,4 @@
-"""Error messages of one line."""
+"""Error messages of the ``trawl`` command, each on one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from trawl.errors import WorkerError, raised_by_reset
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-# Maximum number of characters that are shown of a value.
+# Maximum number of characters of a value that are shown.
 _LONGEST = 500
-# An error that begins like this has its cause in the last line, not the first.
+# If an error begins with this text, the cause is in its last line, not in its first line.
 _SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
 
 
@@ -21,7 +21,7 @@ class CliError(Exception):
 
 
 class StoppedEarly(Exception):
-    """Collection was stopped early; committed frames were kept.
+    """Raised if a collection was stopped early; committed frames are kept.
 
     Args:
         message: message for the user.
@@ -39,7 +39,7 @@ def explained(
     kinds: type[BaseException] | tuple[type[BaseException], ...] = Exception,
     hint: str = "",
 ) -> Iterator[None]:
-    """Turns exceptions of a user's code within the context into a :class:`CliError`.
+    """Turns exceptions that a user's code raises in the context into a :class:`CliError`.
 
     Args:
         what: beginning of the message.
@@ -64,7 +64,7 @@ def message_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Returns type, message and place of an exception from a user's code, on one line."""
+    """Returns the type, message and place of an exception from a user's code, on one line."""
     noted: BaseException | None = error
     notes = []
     if isinstance(error, WorkerError) and error.message.startswith("in "):
@@ -80,11 +80,11 @@ def describe(error: BaseException) -> str:
 
 @contextmanager
 def blamed(env: str, policy: str | None = None) -> Iterator[None]:
-    """Turns exceptions of a collector or an evaluator that is made into a :class:`CliError`.
+    """Turns exceptions into a :class:`CliError` while a collector or an evaluator is made.
 
     Args:
-        env: the environment, as the user gave it.
-        policy: the policy, as the user gave it; None if the policy can't be the cause.
+        env: the environment, as the user passed it.
+        policy: the policy, as the user passed it; None if the policy can't be the cause.
     """
     try:
         yield
@@ -94,14 +94,14 @@ def blamed(env: str, policy: str | None = None) -> Iterator[None]:
         if raised_by_reset(error):
             what = f"environment {env} failed"
         elif policy in (None, "random"):
-            what = "the run can't begin"
+            what = "the run can't start"
         else:
             what = f"--policy {policy}"
         raise CliError(f"{what}: {describe(error)}") from error
 
 
 def printable(text: str) -> str:
-    r"""Returns the text with unprintable characters escaped, such as a terminal's commands.
+    r"""Escapes unprintable characters in a text, such as control codes for a terminal.
 
     Example:
         >>> print(printable("red: \x1b[31m"))
@@ -113,13 +113,13 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Returns a short printable text for any value from a dataset."""
+    """Returns a short, printable text for any value from a dataset."""
     text = value if isinstance(value, str) else reprlib.repr(value)
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def one_line(text: str) -> str:
-    """Returns the line of a message that says what is wrong, without escape codes."""
+    """Returns the line of an error message that states the cause, without escape codes."""
     lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     if not lines:
         return ""

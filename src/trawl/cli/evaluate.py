@@ -35,14 +35,14 @@ def evaluate(args: EvaluateArguments) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if the arguments are not valid, or the evaluation fails; nothing is written then.
+        CliError: if the arguments are not valid, or the evaluation fails. No results are written.
         OSError: if the results can't be written.
     """
     check_numbers(args, "episodes", "max_steps", "envs")
     started = datetime.now(timezone.utc)
     out = Path(args.out or f"{run_name(args.env, started)}.json")
     if out.exists():
-        raise CliError(f"{out} is there already: give another --out")
+        raise CliError(f"{out} already exists: pass another --out")
     search_here()
     with _evaluator(args) as evaluator, explained("the evaluation failed", (Exception, SystemExit)):
         result = evaluator.evaluate()
@@ -58,13 +58,13 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     env = build_unchecked(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
     try:
-        # Also with workers, so that an error is found before they start.
+        # Loads the policy even with workers, so that errors are found before they start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)
     finally:
         env.close(raise_if_closed=False)
     kind = InteractionType.RANDOM if args.stochastic else InteractionType.DETERMINISTIC
-    # The evaluator's thread draws from generators of its own, so the seeded policy is made here.
+    # The evaluator's thread has its own random generators, so the seeded policy is made here.
     acts: dict[str, Any] = {"policy_factory": loader}
     if policy is not None and not args.workers:
         acts = {"policy": policy}
@@ -84,7 +84,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
 
 
 def _facts(args: EvaluateArguments, started: datetime, result: EvaluationResult) -> dict[str, Any]:
-    """Returns the content of the results file: settings of the evaluation, and its results."""
+    """Returns the content of the results file: the evaluation's settings and results."""
     episodes = result.episodes
     facts: dict[str, Any] = {
         "env": args.env,

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C: once to finish, twice to stop."""
+"""Handling of Ctrl-C: the first finishes the current batch, the second stops at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Interrupts:
     The second signal raises ``KeyboardInterrupt``.
 
     Args:
-        notify: called with a message for the user at the first signal, in the signal handler.
+        notify: function that receives a message for the user. The signal handler calls it at the
+            first signal.
 
     Attributes:
         signum: number of the first signal, or None.
@@ -31,7 +32,7 @@ class Interrupts:
         # Python allows signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                # A shell starts background jobs with Ctrl-C ignored, and it stays ignored.
+                # A shell starts background jobs with Ctrl-C ignored, and they keep ignoring it.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
@@ -44,4 +45,4 @@ class Interrupts:
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum
-        self._notify("finishing this batch; Ctrl-C again stops at once")
+        self._notify("finishing this batch; press Ctrl-C again to stop at once")

@@ -1,4 +1,4 @@
-"""Warnings as lines on stderr."""
+"""Output of notes, tracebacks and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def print_traceback() -> None:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Prints warnings within the context as one line on stderr, without a line of code."""
+    """Prints each warning in the context as one line on stderr, without its source code."""
     printed: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -44,7 +44,7 @@ def warnings_as_notes() -> Iterator[None]:
             warnings.simplefilter("default")
             for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)
-            # Gymnasium says with this category that an environment is out of date.
+            # Gymnasium uses this category to report that an environment is out of date.
             warnings.filterwarnings("default", category=DeprecationWarning, module="gymnasium")
         warnings.showwarning = show
         yield

@@ -23,14 +23,14 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
     Args:
         text: ``random``, a file, or ``module:factory``.
         env: the environment that the policy is for.
-        seed: seed for initial weights, which the factory or its module may draw.
+        seed: seed for the initial weights, which the factory or its module may draw at random.
         unsafe_pickle: True to load a file even if it is a pickle.
 
     Returns:
         A policy for a collector; None for random actions.
 
     Raises:
-        CliError: if there is no such policy, or it can't be loaded.
+        CliError: if the policy does not exist or can't be loaded.
     """
     if text == "random":
         return None
@@ -41,18 +41,18 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
     what, (module, factory) = f"--policy {text}", split(text)
     if not module or (os.sep in module and not module.endswith(".py")):
         raise CliError(
-            f"--policy {text}: there is no such file; give random, a file, or module:factory"
+            f"--policy {text}: there is no such file; pass random, a file, or module:factory"
         )
     _seed(seed)
     found = find(what, load_module(what, module), factory)
-    # Again, because the module draws only if it is imported now, and not if it was before.
+    # Seeds again, so that the state is the same whether or not importing the module drew numbers.
     _seed(seed)
     return _made(text, found, env)
 
 
 @dataclass(frozen=True)
 class PolicyLoader:
-    """Loads the policy in the process where it acts, because not every policy can be sent."""
+    """Loads the policy in the process that uses it, because not every policy can be sent there."""
 
     policy: str
     seed: int
@@ -64,7 +64,7 @@ class PolicyLoader:
 
 
 def fingerprint(text: str) -> str | None:
-    """Returns the SHA-256 of a policy's file, for the record; None if it is not a file."""
+    """Returns the SHA-256 of a policy's file; None if the policy is not from a file."""
     if text == "random" or not os.path.isfile(text):
         return None
     with open(text, "rb") as file:
@@ -84,20 +84,23 @@ def _made(text: str, factory: Any, env: Any) -> Any:
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
-        raise CliError(f"--policy {text} is no function but {type(factory).__name__}")
-    hint = ". It is called without arguments, or with the environment, and has to return the policy"
+        raise CliError(f"--policy {text} must name a function, but it is {type(factory).__name__}")
+    hint = (
+        ". The function is called without arguments, or with the environment, and must return "
+        "the policy"
+    )
     with explained(f"--policy {text} failed", (Exception, SystemExit), hint):
         made = factory(env) if _takes_env(text, factory) else factory()
     if made is None:
         raise CliError(
-            f"--policy {text} returned None, where a policy was expected; --policy random acts "
-            "randomly"
+            f"--policy {text} returned None instead of a policy; for random actions pass "
+            "--policy random"
         )
     return made
 
 
 def _takes_env(text: str, factory: Any) -> bool:
-    """Returns True if the first argument has no default, or is named ``env``."""
+    """Returns True if the factory's first argument has no default, or is named ``env``."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature to read
@@ -107,7 +110,7 @@ def _takes_env(text: str, factory: Any) -> bool:
     required = [p.name for p in positional if p.default is inspect.Parameter.empty]
     if len(required) > 1:
         raise CliError(
-            f"--policy {text} must take the environment or nothing, but it takes "
+            f"--policy {text} must take the environment or no argument, but it takes "
             f"{', '.join(required)}"
         )
     return bool(required) or any(p.name == "env" for p in positional[:1])

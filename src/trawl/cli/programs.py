@@ -17,8 +17,8 @@ from torch import nn
 from trawl.cli.calls import Call, ProgramModule, export_call, plain_call
 from trawl.cli.errors import CliError, explained
 
-# Names of the records in a program of torch.export that hold pickled objects. The other records
-# hold none.
+# Names of the records that hold pickled objects in a program of torch.export. No other records
+# hold pickled objects.
 _PICKLED_RECORDS = ("custom_obj", "opaque_obj")
 
 
@@ -34,13 +34,13 @@ def load_file(path: str, env: Any, unsafe_pickle: bool) -> Any:
         A TensorDict module that reads the environment's observations and writes its actions.
 
     Raises:
-        CliError: if the file holds no policy, or one that does not fit this environment.
+        CliError: if the file can't be loaded, or it has no policy that fits the environment.
     """
     kind = _kind(path)
     if kind == "pickle" and not unsafe_pickle:
         raise CliError(
             f"{path} is a pickle, which can run any code when it is loaded: save the policy with "
-            "torch.export.save, or give --unsafe-pickle if you trust it"
+            "torch.export.save, or pass --unsafe-pickle if you trust the file"
         )
     loaders: dict[str, Callable[[], Any]] = {
         "export": lambda: _load_program(path, unsafe_pickle),
@@ -57,8 +57,8 @@ def _as_policy(path: str, loaded: Any, env: Any) -> Any:
         return _wrapped(path, export_call(path, loaded, env), env)
     if not isinstance(loaded, nn.Module):
         raise CliError(
-            f"{path} holds no policy but a {type(loaded).__name__}: save the whole module, not "
-            "its state_dict"
+            f"{path} contains an object of type {type(loaded).__name__}, not a policy: save the "
+            "whole module, not its state_dict"
         )
     loaded.eval()
     if isinstance(loaded, TensorDictModuleBase):
@@ -74,7 +74,7 @@ def _wrapped(path: str, call: Call, env: Any) -> TensorDictModule:
 
 
 def _kind(path: str) -> str:
-    """Returns the kind of a file by its content, because its name may be misleading."""
+    """Returns the kind of a file, judged by its content, because its name may be misleading."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {Path(name).name for name in archive.namelist()}
@@ -84,9 +84,9 @@ def _kind(path: str) -> str:
             # Pickles of protocol 2 and later begin with this byte.
             if file.read(1) == b"\x80":
                 return "pickle"
-        code = f"; a function of it is {path}:NAME" if path.endswith(".py") else ""
+        code = f"; to name a function in it, pass {path}:NAME" if path.endswith(".py") else ""
         raise CliError(
-            f"{path} is no policy: neither a program of torch.export nor a TorchScript "
+            f"{path} is not a policy: it is neither a program of torch.export nor a TorchScript "
             f"archive{code}"
         ) from None
     if "archive_format" in names or "serialized_exported_program.json" in names:
@@ -96,7 +96,8 @@ def _kind(path: str) -> str:
     if "data.pkl" in names:
         return "pickle"
     raise CliError(
-        f"{path} is no policy: a zip archive, but neither a program of torch.export nor TorchScript"
+        f"{path} is not a policy: it is a zip archive, but neither a program of torch.export nor "
+        "TorchScript"
     )
 
 
@@ -108,8 +109,8 @@ def _load_program(path: str, unsafe_pickle: bool) -> Any:
         pickled = [n for n in archive.namelist() if any(p in n.lower() for p in _PICKLED_RECORDS)]
     if pickled:
         raise CliError(
-            f"{path} holds pickled objects ({pickled[0]}), which can run any code when they are "
-            "loaded: give --unsafe-pickle if you trust it"
+            f"{path} contains pickled objects ({pickled[0]}), which can run any code when they "
+            "are loaded: pass --unsafe-pickle if you trust the file"
         )
     with open(path, "rb") as file, _quiet(), _weights_only():
         return torch.export.load(file)
@@ -117,7 +118,7 @@ def _load_program(path: str, unsafe_pickle: bool) -> Any:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Makes torch load only tensors within the context, and not fall back on pickle."""
+    """Makes torch load only tensors in the context, without falling back on pickle."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -132,7 +133,7 @@ def _weights_only() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides log messages up to warnings within the context; an error says what is wrong."""
+    """Hides log messages up to warnings in the context; failures still raise exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

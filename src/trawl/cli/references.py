@@ -1,4 +1,4 @@
-"""Objects that the command line names as ``module:name`` or ``path/to/file.py:name``."""
+"""Lookup of objects named ``module:name`` or ``path/to/file.py:name`` on the command line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def search_here() -> None:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Returns the module (or file) and the name in it; without a colon the module is empty."""
+    """Splits ``module:name`` into the module or file, and the name.
+
+    If the text has no colon, the module is the empty string.
+    """
     module, _, name = text.rpartition(":")
     return module, name
 
 
 def load_module(what: str, module: str) -> ModuleType:
-    """Imports a module, or runs a file as one, once in a process.
+    """Imports a module, or loads a file as a module, only once in a process.
 
     Args:
         what: beginning of error messages, such as the option that names the module.
@@ -39,16 +42,23 @@ def load_module(what: str, module: str) -> ModuleType:
     try:
         return _from_file(module) if module.endswith(".py") else importlib.import_module(module)
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise CliError(f"{what}: {message_of(error)} (here, or installed)") from error
+        raise CliError(
+            f"{what}: {message_of(error)} (not in this folder, and not installed)"
+        ) from error
     except (Exception, SystemExit) as error:
         raise CliError(f"{what}: importing {module} failed: {describe(error)}") from error
 
 
 def find(what: str, module: ModuleType, name: str) -> Any:
-    """Returns the object of this name in a module; ``what`` begins the error message.
+    """Returns the object with this name in a module.
+
+    Args:
+        what: beginning of the error message.
+        module: the module.
+        name: name of the object, which may contain dots.
 
     Raises:
-        CliError: if there is no such object.
+        CliError: if the module has no such object.
     """
     try:
         return operator.attrgetter(name)(module)
@@ -59,7 +69,7 @@ def find(what: str, module: ModuleType, name: str) -> Any:
 def _from_file(path: str) -> ModuleType:
     path = os.path.realpath(path)
     folder, file = os.path.split(path)
-    # A unique name, because the file may have the name of another module.
+    # A unique name, because another module may have the name of the file.
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     name = f"trawl_file_{digest}_{file.removesuffix('.py')}"
     if name in sys.modules:

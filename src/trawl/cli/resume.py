@@ -14,17 +14,17 @@ from trawl.data import info
 
 
 def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
-    """Returns how the dataset to resume was made, after checking it against the arguments.
+    """Reads the facts about the dataset to resume, and checks them against the arguments.
 
     Returns:
-        The dataset's facts, as :func:`trawl.data.info` returns them; only ``frames``, which is 0,
-        if the dataset does not exist or is empty.
+        The facts that :func:`trawl.data.info` returns. If the dataset does not exist or is empty,
+        only ``frames``, which is 0.
 
     Raises:
-        CliError: if the dataset can't be resumed, or not with these arguments.
+        CliError: if the dataset can't be resumed at all, or not with these arguments.
     """
     if args.out is None:
-        raise CliError("--resume goes on with the dataset in --out: give that too")
+        raise CliError("--resume continues the dataset in --out: pass --out too")
     try:
         facts = info(directory)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def previous_facts(args: CollectArguments, directory: Path) -> dict[str, Any]:
 
 
 def _check(directory: Path, facts: dict[str, Any]) -> None:
-    """Checks the facts that resuming uses: a script may write others than the command does."""
+    """Checks the facts that resuming uses, because a script may have written the dataset."""
     for name, fits in _FITS.items():
         value = facts.get(name)
         if value is not None and not fits(value):
@@ -83,5 +83,5 @@ def _same(directory: Path, name: str, before: Any, now: Any) -> None:
     if before != now:
         raise CliError(
             f"{directory} was collected with {name} {shown(before)}, and can't be resumed with "
-            f"{name} {now}: give the same, or another --out without --resume"
+            f"{name} {now}: pass the same value, or another --out without --resume"
         )

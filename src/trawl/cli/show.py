@@ -44,16 +44,17 @@ _NUMBERS = _FLOATS | {torch.int64, torch.int32}
 
 
 def show(args: ShowArguments) -> int:
-    """Shows what a dataset holds.
+    """Prints a description of a dataset.
 
     Returns:
         The exit code: 0.
 
     Raises:
-        CliError: if there is no dataset, it can't be read, or its returns can't be plotted.
+        CliError: if the dataset does not exist or can't be read, or if its returns can't be
+            plotted.
     """
     directory = Path(args.directory)
-    # Asked first: if the sink is closed meanwhile, the record says how the collection ended.
+    # Checked before reading the record: a sink closed in between records how collection ended.
     closed = was_closed(directory)
     try:
         record = read_record(directory)
@@ -70,7 +71,7 @@ def show(args: ShowArguments) -> int:
     if stats is not None:
         print_episodes(console, stats)
     if args.plot is not None:
-        console.print(f"the returns are drawn in {args.plot}", markup=False, soft_wrap=True)
+        console.print(f"the returns are plotted in {args.plot}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -79,8 +80,8 @@ def read_episodes(
 ) -> tuple[EpisodeStats | None, Episodes]:
     """Returns the statistics of a dataset's episodes, and the episodes.
 
-    If the dataset has no trajectory ids, rewards or flags, or if they have other dtypes than
-    expected, there are no episodes, and the statistics are None.
+    If trajectory ids, rewards or flags are missing or have unexpected dtypes, there are no
+    episodes, and the statistics are None.
 
     Args:
         batches: frames of the dataset.
@@ -96,7 +97,7 @@ def read_episodes(
 
 
 def _episode_keys(entries: Sequence[Entry]) -> list[Key]:
-    """Returns the keys of the entries that make up episodes; no keys if one is unsuitable."""
+    """Returns the keys of the entries that make up episodes; no keys if an entry is unsuitable."""
     dtypes = {entry.key: entry.dtype for entry in entries if entry.size}
     rewards, flags = reward_keys(dtypes), done_keys(dtypes)
     kinds = {TRAJ_IDS: {torch.int64}}
@@ -112,7 +113,7 @@ def _chunk(record: Record) -> int:
 
 
 def _facts(directory: Path, info: dict[str, Any], closed: bool) -> dict[str, str]:
-    """Returns facts on how the dataset was made, some of which its record may lack."""
+    """Returns facts about how the dataset was made, without facts that its record lacks."""
     frames = f"{info['frames']:,}{_ending(info, closed)}"
     versions = info.get("versions")
     if isinstance(versions, dict):
@@ -132,11 +133,11 @@ def _facts(directory: Path, info: dict[str, Any], closed: bool) -> dict[str, str
 
 
 def _ending(info: dict[str, Any], closed: bool) -> str:
-    """Returns how the collection ended, as far as it is known; nothing if it is complete.
+    """Describes how an incomplete collection ended; returns no text for a complete one.
 
     Args:
-        info: facts of the dataset.
-        closed: False if no sink closed the dataset.
+        info: facts about the dataset.
+        closed: False if the dataset's sink was not closed.
     """
     stopped = info.get("stopped_by")
     if info["complete"]:
@@ -159,7 +160,7 @@ def _print_entries(console: Console, record: Record) -> None:
     for entry in sorted(record.entries, key=lambda entry: entry.key):
         shape = f"({', '.join(f'{n:,}' for n in (record.frames, *entry.shape))})"
         size = "" if entry.dtype is None else show_bytes(record.frames * entry.row)
-        # Text, because rich takes brackets in a str for markup.
+        # Text, because rich would interpret brackets in a str as markup.
         table.add_row(Text(show_key(entry.key)), shape, entry.kind, size)
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables and other texts that the ``trawl`` command prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def print_summary(
 
 
 def show_resumed(resumed: Any, frames: int) -> str:
-    """Returns a line that says after which frames the collection was resumed.
+    """Returns a line with the numbers of frames after which the collection was resumed.
 
     Example:
         >>> show_resumed([{"frames": 400}, {"frames": 1200}], 2000)
@@ -61,7 +61,7 @@ def show_resumed(resumed: Any, frames: int) -> str:
 
 
 def show_workers(workers: Any) -> str:
-    """Returns a line with the number of workers and the frames of each.
+    """Returns a line with the number of workers and the number of frames from each.
 
     Example:
         >>> show_workers({"count": 2, "sync": False, "restarts": 1, "frames": [400, 600]})
@@ -102,7 +102,7 @@ def show_policy(info: dict[str, Any]) -> str:
 
 
 def run_name(env: str, started: datetime) -> str:
-    """Returns the default path for results, from the environment and the time of the start."""
+    """Returns the default path for results, made from the environment and the start time."""
     name = env.replace(os.sep, "-").replace(":", "-")
     return os.path.join("runs", f"{name}-{started.astimezone():%Y%m%d-%H%M%S}")
 

@@ -14,7 +14,7 @@ _PACKAGES = {
 
 
 def version(distribution: str) -> str:
-    """Returns a distribution's version; "unknown" if it runs from source, not installed."""
+    """Returns a distribution's version; ``"unknown"`` if the distribution is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

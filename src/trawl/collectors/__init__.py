@@ -1,4 +1,4 @@
-"""Collectors: from an environment and a policy to batches of experience."""
+"""Collectors, which run a policy in environments and deliver batches of experience."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

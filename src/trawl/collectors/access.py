@@ -1,4 +1,4 @@
-"""Access to the parts of a collector: by path, and by the attributes of TorchRL's collectors."""
+"""Access to a collector's parts, by path or by the attribute names of TorchRL's collectors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trawl.weight_update.scheme import WeightSyncScheme
 
 
 class CollectorAccess:
-    """Access to the parts of a collector, as TorchRL's collectors give it.
+    """Provides access to the parts of a collector, with the interface of TorchRL's collectors.
 
     Attributes:
-        verbose: always False: collectors of Trawl write no log.
+        verbose: always False, because Trawl's collectors write no log.
     """
 
     verbose = False
@@ -35,7 +35,7 @@ class CollectorAccess:
 
     @property
     def _iter(self) -> int:
-        """Number of batches that were collected."""
+        """Number of batches collected so far."""
         return self._batches
 
     @property
@@ -50,7 +50,7 @@ class CollectorAccess:
 
     @property
     def weight_sync_schemes(self) -> Mapping[str, WeightSyncScheme]:
-        """The weight-sync schemes that send weights, by model."""
+        """The weight-sync schemes that send weights, keyed by model."""
         return MappingProxyType(self._weight_sync_schemes)
 
     @property
@@ -63,7 +63,7 @@ class CollectorAccess:
 
     @property
     def get_weights_fn(self) -> Callable[[], TensorDictBase] | None:
-        """Function that returns the weights of the given policy; None if that is not a module."""
+        """Function that returns the given policy's weights; None if the policy is not a module."""
         source = getattr(self, "_source", getattr(self, "policy", None))
         if not isinstance(source, nn.Module):
             return None
@@ -73,13 +73,13 @@ class CollectorAccess:
 
     @property
     def worker_idx(self) -> int:
-        """Number of the worker that this collector belongs to.
+        """Index of the worker that this collector belongs to.
 
         Raises:
-            RuntimeError: if the collector is not in a worker.
+            RuntimeError: if the collector does not belong to a worker.
         """
         if self.config.worker_idx is None:
-            raise RuntimeError("worker_idx was not set: this collector is no worker of another")
+            raise RuntimeError("worker_idx was not set: this collector does not belong to a worker")
         return self.config.worker_idx
 
     def map_fn(
@@ -117,7 +117,12 @@ class CollectorAccess:
             return [function(*a, **k) for a, k in zip(args, kwargs, strict=True)]
 
     def get_distant_attr(self, attr: str) -> Any:
-        """Returns the attribute at a path: ``"env.batch_size"``, ``"policy.module[0].weight"``."""
+        """Returns the attribute at a path.
+
+        Args:
+            attr: path of the attribute, for example ``"env.batch_size"`` or
+                ``"policy.module[0].weight"``.
+        """
         return get_path(self, attr)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:

@@ -30,10 +30,10 @@ class CollectorArguments(CollectorConfig):
     """The arguments of a :class:`~trawl.collectors.Collector`.
 
     Attributes:
-        backend: where to collect: ``"direct"``, in this process (the default), or in workers:
-            ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
-            ``"distributed"``, ``"submitit"``. With workers, the constructor returns an instance
-            of the backend's collector class, which is not a ``Collector``.
+        backend: place where the collector runs. ``"direct"`` (the default) collects in this
+            process. ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
+            ``"distributed"`` and ``"submitit"`` collect in workers. With workers, the constructor
+            returns an instance of the backend's collector class, which is not a ``Collector``.
         backend_options: options that only the backend's collector class has.
         num_collectors: number of workers, if ``create_env_fn`` is not a list.
         sync: True if all workers together make each batch. By default, each batch comes from one
@@ -57,7 +57,7 @@ class AsyncArguments(MultiConfig):
 
     create_env_fn: EnvSources
     policy: PolicyLike | Sequence[PolicyLike | None] | None = None
-    # Wider types than in the configuration: WorkerSetups splits lists per worker.
+    # These types are wider than in the configuration: WorkerSetups splits lists among workers.
     frames_per_batch: int | Sequence[int] = field(kw_only=True)  # type: ignore[assignment]
     policy_factory: Factory | Sequence[Factory | None] | None = field(  # type: ignore[assignment]
         default=None, kw_only=True

@@ -26,7 +26,7 @@ class BufferSlice:
     """Place in memory for a worker's batch.
 
     Attributes:
-        lease: the memory, or None if the worker sends the batch.
+        lease: the memory; None if the worker sends the batch, or writes it into a replay buffer.
         partition: division of the memory among workers.
         part: index of the worker's part of the memory.
     """
@@ -37,24 +37,24 @@ class BufferSlice:
 
     @property
     def memory(self) -> Any:
-        """The memory, or None."""
+        """The leased memory; None if there is no lease."""
         return None if self.lease is None else self.lease.memory
 
     def batch(self, hidden: frozenset[Key]) -> TensorDictBase:
-        """Returns the batch that a worker has written here, without hidden entries."""
+        """Returns the batch that a worker wrote to this slice, without hidden entries."""
         if self.lease is None or self.partition is None:
-            raise ValueError("there is no batch: it went to a replay buffer")
+            raise ValueError("there is no batch: the worker wrote it into a replay buffer")
         tensors = self.partition.part(self.part, self.lease.tensors)
         return as_batch(Lease(self.partition.layouts[self.part], tensors), hidden, None)
 
 
-#: The worker sends its batch, or writes it into a replay buffer.
+#: Slice without memory, for a worker that sends its batch or writes it into a replay buffer.
 NO_SLICE = BufferSlice()
 
 
 @dataclass(frozen=True)
 class WorkerBatch:
-    """A worker's batch: its place in memory, and the worker's answer to the request."""
+    """A worker's batch, with its place in memory and the worker's answer to the request."""
 
     index: int
     slice: BufferSlice
@@ -62,11 +62,11 @@ class WorkerBatch:
 
     @property
     def sent(self) -> bool:
-        """True if the worker sent the batch instead of writing it to its place."""
+        """True if the worker sent the batch instead of writing it to its slice."""
         return self.answer.batch is not None or self.answer.block is not None
 
     def batch(self, ready: WorkerReady) -> TensorDictBase:
-        """Returns the batch of a worker whose first message was ``ready``."""
+        """Returns the batch; ``ready`` is the first message of the worker that made it."""
         answer = self.answer
         if answer.block is not None and ready.layout is not None:
             block = Lease(ready.layout, tensors_in(ready.layout, answer.block))
@@ -82,12 +82,13 @@ class BatchAssembler:
 
     Args:
         ready: first message of each worker.
-        how: how batches are combined (``cat_results``): ``"stack"``, 0 or -1.
-        allocate: makes memory that workers can write to; None if the backend shares no memory.
+        how: way in which batches are combined (``cat_results``): ``"stack"``, 0 or -1.
+        allocate: function that makes memory to which workers can write; None if the backend
+            shares no memory.
         whole: True if the batch of all workers is one block of memory; False if each worker's
             batch has a block of its own.
         recycle: True to reuse memory.
-        after: True to write versions under ``"next"`` too.
+        after: True to write policy versions under ``"next"`` too.
         masked: True if batches may be incomplete. All batches then have a mask, unless they are
             joined along time.
     """
@@ -109,7 +110,8 @@ class BatchAssembler:
         self._ready = list(ready)
         # Division of a block among all workers, if they can share one.
         self._partition: BatchPartition | None = None
-        # Pools of blocks for one worker's batch, each with the only part of its blocks.
+        # For each worker, a pool of blocks, and their partition. A block holds one batch of the
+        # worker, so the partition has a single part.
         self._own: list[tuple[SlabPool, BatchPartition] | None] = [None] * len(ready)
         layouts = [one.layout for one in ready]
         first = layouts[0]
@@ -119,14 +121,14 @@ class BatchAssembler:
         )
         if not alike and how != "stack" and None not in layouts:
             raise ValueError(
-                f"cat_results={how!r} needs environments of one layout, but those of the workers "
-                f"differ: {[one.batch_size for one in ready]} environments, "
+                f"cat_results={how!r} needs workers whose batches have the same layout, but the "
+                f"layouts differ: batch sizes {[one.batch_size for one in ready]}, "
                 f"{_differing(layouts)}"
             )
         if alike and first is not None:
             self._partition = BatchPartition(first, [one.steps for one in ready], how)
         self._whole: SlabPool | None = None
-        # Memory in which batches that workers sent are combined.
+        # Memory in which the driver combines batches that workers sent.
         self._gathered: SlabPool | None = None
         if whole and self._partition is not None:
             if allocate is None:
@@ -154,35 +156,35 @@ class BatchAssembler:
 
     @property
     def pools(self) -> list[SlabPool]:
-        """The memory pools, each of them once."""
+        """All memory pools, without duplicates."""
         own = (found[0] for found in self._own if found is not None)
         pools = (self._whole, self._gathered, *own)
         return list({id(pool): pool for pool in pools if pool is not None}.values())
 
     def slices(self) -> list[BufferSlice]:
-        """Returns a place for each worker, for one batch of all workers."""
+        """Returns a buffer slice for each worker, for one batch of all workers."""
         if self._whole is not None:
             lease = self._whole.lease()
             return [BufferSlice(lease, self._partition, i) for i in range(len(self._ready))]
         return [self.slice(index) for index in range(len(self._ready))]
 
     def slice(self, index: int) -> BufferSlice:
-        """Returns a place for a batch of one worker."""
+        """Returns a buffer slice for a batch of one worker."""
         own = self._own[index]
         return NO_SLICE if own is None else BufferSlice(own[0].lease(), own[1])
 
     def batch_of(self, part: WorkerBatch) -> TensorDictBase:
-        """Returns the batch of one worker."""
+        """Returns the batch of one worker, with its policy version if versions are tracked."""
         return self._stamped(part.batch(self._ready[part.index]), part.answer.version)
 
     def combine(
         self, batches: Sequence[TensorDictBase], version: int | str | None
     ) -> TensorDictBase:
-        """Combines batches of all workers that are not in this assembler's memory."""
+        """Combines batches from outside this assembler's memory, one of each worker."""
         return self._stamped(self._joined(dict(enumerate(batches))), version)
 
     def assemble(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:
-        """Combines the batches of workers, sorted by worker; some workers may have none."""
+        """Combines batches that are sorted by worker; batches of some workers may be missing."""
         full = len(parts) == len(self._ready) and all(
             part.answer.filled == self._ready[part.index].steps for part in parts
         )
@@ -200,7 +202,7 @@ class BatchAssembler:
     def _copied(
         self, partition: BatchPartition, pool: SlabPool, parts: Sequence[WorkerBatch]
     ) -> TensorDictBase:
-        """Copies the blocks that workers sent into one; faster than joining TensorDicts."""
+        """Copies workers' blocks into a single block, which is faster than joining TensorDicts."""
         lease = pool.lease()
         for part in parts:
             # The order of entries may differ between workers.
@@ -240,10 +242,10 @@ class BatchAssembler:
         return _named(torch.cat(parts, axis))
 
     def _incomplete(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:
-        """Combines batches of which some may be incomplete.
+        """Combines batches, some of which may be incomplete.
 
-        Along time, only the steps that were taken are joined. Otherwise the batch has its full
-        shape, and a mask tells which rows are filled.
+        If the batches are joined along time, the result has only the steps that were taken.
+        Otherwise, the result has its full shape, and a mask shows which rows are filled.
         """
         batches = {part.index: self.batch_of(part) for part in parts}
         steps = {part.index: part.answer.filled for part in parts}
@@ -271,7 +273,7 @@ class BatchAssembler:
 def _pools_of(
     layouts: Sequence[Layout | None], recycle: bool, allocate: Callable[[int], Memory]
 ) -> list[tuple[SlabPool, BatchPartition] | None]:
-    """Returns a memory pool for each worker's batches; workers of one layout share theirs."""
+    """Returns a pool for each worker's batches; workers with the same layout share a pool."""
     # A worker has up to two requests at a time, and the user holds one batch.
     keep = 2 * len(layouts) + 1
     found = {
@@ -295,4 +297,8 @@ def _differing(layouts: Sequence[Layout | None]) -> str:
     known = [layout.leaves for layout in layouts if layout is not None]
     keys = {key for leaves in known for key in leaves}
     found = [key for key in sorted(keys) if len({leaves.get(key) for leaves in known}) > 1]
-    return f"with different {', '.join(map(show_key, found))}" if found else "all entries alike"
+    return (
+        f"with different entries {', '.join(map(show_key, found))}"
+        if found
+        else "with the same entries"
+    )

@@ -1,4 +1,4 @@
-"""Collection in the background, in a thread that fills a replay buffer."""
+"""Collection in a background thread, which fills a replay buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trawl.checks import check_bool
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 
-# Seconds that work under way may still take when the interpreter exits.
+# Seconds that a thread may take to finish its current work when the interpreter exits.
 _AT_EXIT = 10.0
 # Threads to stop at exit: an interpreter that stops a thread inside torch aborts the process.
 _running: WeakSet[Any] = WeakSet()
@@ -23,7 +23,7 @@ _running: WeakSet[Any] = WeakSet()
 
 def _stop_all() -> None:
     for thread in list(_running):
-        # A thread that does not stop in time waits for workers, which are ended after this.
+        # A thread that does not stop in time is waiting for workers. Later exit handlers end them.
         with suppress(Exception):
             thread.stop(_AT_EXIT)
 
@@ -40,14 +40,15 @@ class Background:
     """Calls a method repeatedly in a thread, until the method returns False.
 
     Args:
-        turn: weak reference to the method, which does one piece of work and returns True if there
-            is more. The thread does not keep the method's object alive, and ends when it is gone.
+        turn: weak reference to the method, which does one piece of work, and returns True if more
+            work is left. The thread does not keep the method's object alive, and ends when the
+            object is deleted.
         name: name of the thread.
-        ready: returns True if the next turn may begin; called again after :meth:`wake`. It must
-            not keep the method's object alive.
+        ready: function that returns True if the next turn may begin. The thread calls the function
+            again after :meth:`wake`. The function must not keep the method's object alive.
 
     Attributes:
-        running: True while there is more to do.
+        running: True while work is left.
     """
 
     def __init__(
@@ -71,23 +72,23 @@ class Background:
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """Holds the thread within a ``with`` block; entering waits for the current turn to end.
+        """Pauses the thread within a ``with`` block; entering it waits for the current turn to end.
 
         Blocks may be nested. In the thread itself, the block has no effect.
 
         Args:
-            timeout: seconds to wait for that turn; None to wait as long as it takes.
+            timeout: seconds to wait for the current turn; None to wait as long as it takes.
 
         Raises:
-            TimeoutError: if the turn takes longer.
+            TimeoutError: if the turn takes longer than ``timeout`` seconds.
         """
         if threading.current_thread() is self._thread:
             yield
             return
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            # After a hold, a turn is due first: a caller that holds in a loop would otherwise
-            # keep the thread from working.
+            # After a pause, the thread gets a turn before the next pause. Otherwise a caller that
+            # pauses the thread in a loop would keep it from working.
             self._wait(
                 lambda: not (self._owed and self.running and self._ready()) or self._stopping,
                 deadline,
@@ -107,13 +108,13 @@ class Background:
     def _wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
         if not self._changed.wait_for(condition, left):
-            raise TimeoutError("the batch under way was not finished within the time limit")
+            raise TimeoutError("the current batch was not finished within the time limit")
 
     def stop(self, timeout: float | None = None) -> None:
         """Ends the thread after its current turn.
 
         Raises:
-            TimeoutError: if that takes longer than ``timeout`` seconds.
+            TimeoutError: if the turn takes longer than ``timeout`` seconds.
         """
         self.request_stop()
         if self._thread is threading.current_thread():
@@ -128,13 +129,13 @@ class Background:
             self._changed.notify_all()
 
     def request_stop(self) -> None:
-        """Keeps the thread from beginning another turn; the current turn goes on."""
+        """Keeps the thread from beginning another turn; the current turn continues."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises the error that ended the thread, if there is one; only once."""
+        """Raises the error that ended the thread, if there is one; later calls don't repeat it."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -145,10 +146,10 @@ class Background:
             try:
                 turn = self._turn()
                 more = turn is not None and turn()
-                # Between turns the thread must not keep the collector alive.
+                # Between turns, the thread must not keep the collector alive.
                 del turn
             except BaseException as error:
-                # Printed now, as no caller waits for this thread; the next call raises it.
+                # Printed now, because no caller waits for this thread. The next check() raises it.
                 self._error, self.running = error, False
                 traceback.print_exception(error)
             finally:
@@ -156,7 +157,7 @@ class Background:
 
     def _begin_turn(self) -> bool:
         with self._changed:
-            # Callers that want to hold come first: the thread would win every race for a lock.
+            # Callers that pause come first; otherwise the thread would win every race for the lock.
             self._changed.wait_for(lambda: self._stopping or (not self._holders and self._ready()))
             self._owed = False
             self.running = self._busy = self.running and not self._stopping
@@ -174,7 +175,7 @@ class RateLimiter:
 
     Args:
         ratio: number of samples to draw for each inserted frame.
-        ahead: number of frames that may be inserted before anything is sampled for them.
+        ahead: number of frames that may be inserted before any samples are drawn for them.
 
     Attributes:
         inserted: number of frames inserted so far.
@@ -197,7 +198,7 @@ class CollectorClosed(Exception):
 
 
 class BackgroundCollector:
-    """Collection in the background, into a replay buffer."""
+    """Part of a collector that collects into a replay buffer in the background."""
 
     config: CollectorConfig
     requested_frames_per_batch: int
@@ -218,15 +219,15 @@ class BackgroundCollector:
     def start(self) -> None:
         """Starts collection in the background, into the replay buffer, up to ``total_frames``.
 
-        If it is running already, this does nothing. An error in the background is printed at
-        once, and raised by the next call of ``stats``, ``sample``, ``pause``, ``start``,
-        ``async_shutdown``, or any other method that waits for the current batch.
+        If background collection is already running, this does nothing. An error in the background
+        is printed at once, and is raised by the next call of ``stats``, ``sample``, ``pause``,
+        ``start``, ``async_shutdown``, or any other method that waits for the current batch.
 
         Raises:
             RuntimeError: if there is no replay buffer, or the collector is closed.
         """
         if self.config.replay_buffer is None:
-            raise RuntimeError("start() needs a replay buffer to fill: give replay_buffer=")
+            raise RuntimeError("start() needs a replay buffer to fill: pass replay_buffer=")
         with self._lock:
             if self._background is not None:
                 self._background.check()
@@ -239,26 +240,26 @@ class BackgroundCollector:
             self._background = Background(turn, name, limiter.room if limiter else lambda: True)
 
     def _new_limiter(self) -> RateLimiter | None:
-        """Makes the limit by which background collection waits for the learner; None for none."""
+        """Makes the rate limiter of background collection; None if there is no limit."""
         config = self.config
         if config.samples_per_insert is None:
             return None
         ahead = config.inserts_ahead
         if ahead is None:
             ahead = (config.init_random_frames or 0) + 2 * self._frames_at_a_time
-        # Frames that were inserted before need no samples.
+        # Frames that were inserted before this call need no samples.
         limiter = RateLimiter(config.samples_per_insert, ahead + self._inserted)
         limiter.inserted = self._inserted
         return limiter
 
     @property
     def _inserted(self) -> int:
-        """Frames written to the replay buffer, without those of unfinished trajectories."""
+        """Number of frames written to the replay buffer; unfinished trajectories do not count."""
         return self._frames if self._whole is None else self._whole.written
 
     @property
     def _frames_at_a_time(self) -> int:
-        """Frames of all batches that are collected at the same time."""
+        """Number of frames in all batches that are collected at the same time."""
         return self.requested_frames_per_batch
 
     def _background_turn(self) -> bool:
@@ -281,11 +282,11 @@ class BackgroundCollector:
 
         Raises:
             RuntimeError: if there is no replay buffer.
-            Exception: the error that ended background collection, if there is one; only once.
+            Exception: if an error ended background collection; the error is raised only once.
         """
         buffer = self.config.replay_buffer
         if buffer is None:
-            raise RuntimeError("sample() needs a replay buffer to draw from: give replay_buffer=")
+            raise RuntimeError("sample() needs a replay buffer to draw from: pass replay_buffer=")
         if self._background is not None:
             self._background.check()
         drawn = buffer.sample(*args, **kwargs)
@@ -304,18 +305,21 @@ class BackgroundCollector:
     ) -> AbstractContextManager[None]:
         """Pauses background collection within a ``with`` block.
 
-        Entering waits for the batch that is being collected; no frame is added in the block.
+        Entering the block waits for the batch that is being collected. Within the block, no frame
+        is added.
 
         Args:
-            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            timeout: seconds to wait for the current batch; None to wait as long as it takes.
             resume: True to continue collection after the block. If False, ``start()`` continues it.
 
         Raises:
             RuntimeError: if collection was not started.
-            TimeoutError: on entering, if the batch takes longer.
+            TimeoutError: on entering the block, if the batch takes longer than ``timeout`` seconds.
         """
         if self._background is None:
-            raise RuntimeError("pause() holds what start() began: call start() before")
+            raise RuntimeError(
+                "pause() pauses the collection that start() begins: call start() first"
+            )
         return self._paused(self._background, timeout, resume)
 
     @contextmanager
@@ -332,22 +336,22 @@ class BackgroundCollector:
                     background.stop()
 
     def _settle(self, timeout: float | None) -> None:
-        """Waits for batches that workers still collect while the background thread is held."""
+        """Waits for batches that workers still collect after the background thread has paused."""
 
     def _held(self) -> AbstractContextManager[Any]:
-        """Returns a context in which no other thread collects, or changes policy or environment."""
+        """Returns a context in which no other thread collects or changes policy or environment."""
         return self._lock if self._background is None else self._background.held()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """Ends background collection after the current batch, and shuts the collector down.
 
         Args:
-            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            timeout: seconds to wait for the current batch; None to wait as long as it takes.
             close_env: True to close the environments.
 
         Raises:
-            TimeoutError: if the batch takes longer. Nothing is closed then, and the method can be
-                called again.
+            TimeoutError: if the batch takes longer than ``timeout`` seconds. In this case, nothing
+                is closed, and the method can be called again.
         """
         check_bool("close_env", close_env)
         background = self._background

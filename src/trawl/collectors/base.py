@@ -31,10 +31,10 @@ from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
 from trawl.collectors.torchrl import register_collectors
 from trawl.collectors.trajectory_batcher import STATE, TrajectoryBatcher
-from trawl.collectors.weights import WeightControl
+from trawl.collectors.weight_control import WeightControl
 
-# Open collectors, each with the process that made it. They are closed at exit: a sink makes tensors
-# when it is closed, and making tensors once the interpreter has begun to end aborts the process.
+# Open collectors, each with the process that made it. An exit handler closes them: closing a sink
+# makes tensors, which aborts the process once the interpreter has begun to shut down.
 _living: WeakKeyDictionary[BaseCollector, int] = WeakKeyDictionary()
 
 
@@ -60,7 +60,7 @@ class BaseCollector(
     IterableDataset[Any],
     OptionAttributes,
 ):
-    """Base class of collectors, which are sources of batches of experience.
+    """Base class of all collectors, which produce batches of experience.
 
     A collector is an iterable of TensorDicts::
 
@@ -69,10 +69,10 @@ class BaseCollector(
                 ...  # learn from it
                 collector.update_policy_weights_()
 
-    With a replay buffer, batches are written into the buffer and iteration yields None for each;
-    type checkers see a TensorDict in either case. They also see a ``Collector`` where
-    ``Collector(backend=...)`` returns another class. To use what only that class has, call its
-    own constructor.
+    With a replay buffer, batches are written into the buffer, and iteration yields None for each
+    batch. Type checkers see a TensorDict in either case. If ``Collector(backend=...)`` returns an
+    instance of another class, type checkers still see a ``Collector``. To use attributes that only
+    the other class has, call the constructor of that class.
 
     Each option is also an attribute: ``collector.total_frames``. A subclass collects a batch in
     ``_collect`` and releases its resources in ``_close``. With ``trajs_per_batch``, ``_collect``
@@ -98,7 +98,7 @@ class BaseCollector(
         self._frames = 0
         self._batches = 0
         self._failed = False
-        self._cause = ""  # the error that closed it, as the end of a message
+        self._cause = ""  # the error that closed the collector, as the end of a message
         self._background: Background | None = None
         self._limiter: RateLimiter | None = None
         self._lock = RLock()
@@ -126,14 +126,14 @@ class BaseCollector(
                 return getattr(config, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # --- what a subclass does
+    # --- methods that subclasses implement
 
     @abstractmethod
     def _collect(self) -> Any:
         """Collects a batch, counts it, and returns the value that iteration yields.
 
-        With ``trajs_per_batch`` it adds the batch's frames to the trajectories, counts them, and
-        returns None.
+        With ``trajs_per_batch``, it adds the batch's frames to the trajectories, counts the frames,
+        and returns None.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class BaseCollector(
         """Returns an iterator over batches, which ends when ``total_frames`` are reached.
 
         All iterators of a collector share one count of frames. With a replay buffer, batches are
-        written into the buffer and the iterator yields None for each.
+        written into the buffer, and the iterator yields None for each batch.
 
         Raises:
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
@@ -186,7 +186,7 @@ class BaseCollector(
     def next(self) -> TensorDictBase | None:
         """Returns the next batch, or None if ``total_frames`` are reached.
 
-        With a replay buffer, the batch is written into the buffer and None is returned.
+        With a replay buffer, the batch is written into the buffer, and None is returned.
 
         Raises:
             RuntimeError: if the collector was closed before ``total_frames`` were reached.
@@ -201,13 +201,13 @@ class BaseCollector(
             raise TypeError("an endless collector (total_frames=-1) has no length")
         if self._whole is not None and self.config.replay_buffer is None:
             raise TypeError(
-                "how many batches there will be is not known beforehand: with trajs_per_batch it "
-                "depends on how long trajectories are"
+                "the number of batches is not known in advance: with trajs_per_batch it depends "
+                "on the lengths of the trajectories"
             )
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
     def _has_budget(self, more: int = 0) -> bool:
-        """Returns True if a batch is left to collect once ``more`` frames are delivered."""
+        """Returns True if a batch is left to collect after ``more`` further frames."""
         if self.closed:
             return False
         return self.config.endless or self._frames + more < self.config.total_frames
@@ -221,7 +221,7 @@ class BaseCollector(
         """Collects the next batch; if that fails, shuts the collector down.
 
         Returns:
-            The batch; None if it went to a replay buffer, or if there are no more.
+            The batch; None if it was written into a replay buffer, or if no batch is left.
         """
         try:
             if self._whole is None:
@@ -230,7 +230,7 @@ class BaseCollector(
         except BaseException as error:
             self._failed = True
             if not isinstance(error, CollectorClosed):
-                # The first line only: the text of a worker's error contains a traceback.
+                # Only the first line: the text of a worker's error contains a traceback.
                 self._cause = f" after {type(error).__name__}: {error}".splitlines()[0]
             # The user sees this error, even if closing fails as well.
             self.shutdown(raise_on_error=False)
@@ -241,9 +241,9 @@ class BaseCollector(
             return self._collect()
 
     def _collect_whole(self, whole: TrajectoryBatcher) -> Any:
-        """Delivers whole trajectories, for which it collects as many batches as they need.
+        """Collects batches until there are enough whole trajectories, and delivers these.
 
-        With a replay buffer, it collects one batch and writes the trajectories that are whole.
+        With a replay buffer, it collects one batch, and writes the trajectories that are whole.
         """
         buffer = self.config.replay_buffer
         if buffer is not None:
@@ -266,10 +266,10 @@ class BaseCollector(
         return batch
 
     def _note_whole(self, batch: Any) -> None:
-        """Called with whole trajectories when they are delivered or written; for subclasses."""
+        """Hook for subclasses, called with whole trajectories that are delivered or written."""
 
     def _fake(self, batch: TensorDictBase) -> Any:
-        """Converts a batch of zeros from the form that is collected to the one delivered."""
+        """Converts a batch of zeros from its collected form to the form that is delivered."""
         if self._whole is None:
             return self._delivery.process(batch, batch.shape[-1])
         frames = self._delivery.frames(batch, batch.shape[-1])
@@ -285,12 +285,12 @@ class BaseCollector(
         return {} if self._whole is None else {STATE: self._whole.state_dict()}
 
     def _record(self, batch: Any) -> None:
-        """Writes a batch that is delivered, or put into the replay buffer, to the sink."""
+        """Writes a batch to the sink, when it is delivered or put into the replay buffer."""
         if self.config.sink is not None:
             self.config.sink.write(batch)
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        """Sets the function that is called with each batch as it is delivered; None for none."""
+        """Sets the function that is called with each delivered batch; None removes it."""
         self.post_collect_hook = hook
 
     # --- the end
@@ -310,7 +310,7 @@ class BaseCollector(
             raise_on_error: True to raise errors that occur while closing.
 
         Raises:
-            TimeoutError: if background collection does not end in time; nothing is closed then.
+            TimeoutError: if background collection does not end in time. Nothing is closed then.
             TypeError: if ``close_env`` or ``raise_on_error`` is a string.
         """
         check_bool("close_env", close_env)
@@ -320,7 +320,7 @@ class BaseCollector(
         try:
             if self._background is not None:
                 self._background.stop(timeout)
-            # An error in the background has closed the collector already.
+            # After an error in the background, the collector is closed already.
             if not self.closed:
                 self.closed = True
                 try:
@@ -351,10 +351,10 @@ class BaseCollector(
 
     def _check_open(self, what: str) -> None:
         if self.closed:
-            raise RuntimeError(f"{what} on a collector that was shut down{self._cause}")
+            raise RuntimeError(f"{what} failed because the collector was shut down{self._cause}")
 
     def _check_complete(self, what: str) -> None:
-        """Raises an error if the collector was closed early, which would look like its end."""
+        """Raises an error if the collector was closed before ``total_frames`` were reached."""
         if self._background is not None:
             self._background.check()
         if self.config.endless or self._frames < self.config.total_frames:
@@ -362,9 +362,9 @@ class BaseCollector(
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} can't be pickled or copied, as it owns environments and "
-            "workers: make one where it is needed, from create_env_fn, policy and options, and "
-            "hand its state over by state_dict() and load_state_dict()"
+            f"a {type(self).__name__} can't be pickled or copied, because it owns environments "
+            "and workers: make one where it is needed, from create_env_fn, policy and options, "
+            "and transfer the state with state_dict() and load_state_dict()"
         )
 
     # --- versions
@@ -390,10 +390,12 @@ class BaseCollector(
         """Returns statistics of the collector, as a flat dictionary.
 
         Returns:
-            ``frames`` and ``batches`` delivered, and ``requested_frames_per_batch``. With a limit
-            on frames, ``total_frames`` and ``completed``. ``policy_version``, if it is tracked and
-            a number. With ``trajs_per_batch``, ``trajectories`` delivered, and
-            ``trajectories_waiting``, the whole trajectories that are not delivered yet.
+            A dictionary with the numbers of ``frames`` and ``batches`` delivered so far, and with
+            ``requested_frames_per_batch``. If the number of frames is limited, the dictionary also
+            has ``total_frames`` and ``completed``. If the policy version is tracked and is a
+            number, the dictionary has ``policy_version``. With ``trajs_per_batch``, it has
+            ``trajectories``, the number of trajectories delivered so far, and
+            ``trajectories_waiting``, the number of whole trajectories that are not delivered yet.
         """
         if self._background is not None:
             self._background.check()
@@ -412,36 +414,37 @@ class BaseCollector(
         return facts
 
     def _set_frames_per_batch(self, environments: int) -> int:
-        """Sets ``requested_frames_per_batch``, and returns the frames of each environment."""
+        """Sets ``requested_frames_per_batch``, and returns the frames per environment."""
         wanted = self.config.frames_per_batch
         each = math.ceil(wanted / environments)
         self.requested_frames_per_batch = requested = each * environments
         if requested != wanted:
             warn(
-                f"frames_per_batch={wanted} is not a multiple of the {environments} environments: "
-                f"each batch will have {requested} frames, {each} of each environment"
+                f"frames_per_batch={wanted} is not a multiple of the number of environments, "
+                f"{environments}: each batch will have {requested} frames, {each} from each "
+                "environment"
             )
         self._warn_of_remainders()
         return each
 
     def _warn_of_remainders(self) -> None:
-        """Warns of numbers of frames that are not a multiple of a batch."""
+        """Warns if a number of frames is not a multiple of the frames in a batch."""
         requested, total = self.requested_frames_per_batch, self.config.total_frames
         if total > 0 and total % requested and self.config.extend_buffer:
             batches = math.ceil(total / requested)
             warn(
-                f"total_frames={total} is not a multiple of the {requested} frames of a batch: "
-                f"{batches * requested} frames will be collected, in {batches} batches (up to "
-                f"{total + requested - 1} frames, in more batches, where rows are masked)"
+                f"total_frames={total} is not a multiple of the {requested} frames in a batch: "
+                f"{batches * requested} frames will be collected, in {batches} batches (if rows "
+                f"are masked, up to {total + requested - 1} frames, in more batches)"
             )
         random = self.config.init_random_frames
         if random and random % requested and self.config.extend_buffer:
             warn(
-                f"init_random_frames={random} is not a multiple of the {requested} frames of a "
+                f"init_random_frames={random} is not a multiple of the {requested} frames in a "
                 f"batch: {math.ceil(random / requested) * requested} frames will be random"
             )
 
 
 def module_of(policy: Any) -> nn.Module | None:
-    """Returns the policy if it is a module, with parameters and state; else None."""
+    """Returns the policy if it is a module, and None otherwise."""
     return policy if isinstance(policy, nn.Module) else None

@@ -1,4 +1,4 @@
-"""The collectors, under the module path of TorchRL."""
+"""The collectors, under the same module path as in TorchRL."""
 
 from typing import Any
 

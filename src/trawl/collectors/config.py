@@ -1,4 +1,4 @@
-"""Every option of a collector: its default, its meaning, its check."""
+"""The options of a collector, with their defaults, meanings and checks."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite,
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.weight_update.scheme import WeightSyncScheme
 
-# Pyright takes the members of InteractionType for strings.
+# Pyright treats the members of InteractionType as strings.
 ExplorationKind: TypeAlias = (
     InteractionType | Literal["mode", "median", "mean", "random", "deterministic"]
 )
 
 
 def _total(_: str, value: Any) -> int:
-    """Returns a number of frames; -1 for no limit."""
+    """Returns ``total_frames`` as an integer, which is -1 if there is no limit."""
     endless = value is None or value == math.inf
     number = -1 if endless else check_number("total_frames", value, least=-1)
     if number == 0:
-        raise ValueError("total_frames must be positive, or -1 for endless, but it is 0")
+        raise ValueError("total_frames must be positive, or -1 for no limit, but it is 0")
     return number
 
 
 def _count(name: str, value: Any) -> int:
-    """Returns a number of frames; 0 for none."""
+    """Returns the value as a number of frames; None and -1 become 0."""
     return 0 if value is None else max(check_number(name, value, least=-1), 0)
 
 
@@ -58,7 +58,7 @@ def _policy_factory(name: str, value: Any) -> Any:
     if isinstance(value, nn.Module):
         raise TypeError(
             f"{name} must be a function that makes the policy, but it is a module, "
-            f"{type(value).__name__}; give it as policy"
+            f"{type(value).__name__}: pass it as policy"
         )
     return check_callable(name, value)
 
@@ -66,8 +66,8 @@ def _policy_factory(name: str, value: Any) -> Any:
 def _reset_when_done(name: str, value: Any) -> Any:
     if not value:
         raise ValueError(
-            f"{name}=False is not possible: an episode that ended is always followed by another; "
-            "leave the argument out"
+            f"{name}=False is not possible, because an episode that ended is always followed by "
+            "another one: leave the argument out"
         )
     return value
 
@@ -90,7 +90,7 @@ def _sink(name: str, value: Any) -> Any:
     for needed in ("write", "close"):
         if value is not None and not callable(getattr(value, needed, None)):
             raise TypeError(
-                f"{name} must have a method {needed}(), as trawl.data.MemmapSink has, but "
+                f"{name} must have a method {needed}(), like trawl.data.MemmapSink, but "
                 f"{type(value).__name__} has none"
             )
     return value
@@ -106,8 +106,8 @@ def _ratio(name: str, value: Any) -> Any:
 def _schemes(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, Mapping):
         raise TypeError(
-            f"{name} must map models to weight-sync schemes, as {{'policy': scheme}}, but it is "
-            f"{type(value).__name__}: {value!r}"
+            f"{name} must map models to weight-sync schemes, such as {{'policy': scheme}}, but "
+            f"it is {type(value).__name__}: {value!r}"
         )
     for model, scheme in (value or {}).items():
         if not isinstance(scheme, WeightSyncScheme):
@@ -119,14 +119,14 @@ def _schemes(name: str, value: Any) -> Any:
 
 
 def _exploration(name: str, value: Any) -> InteractionType:
-    """Returns the value as an ``ExplorationType``; its name is accepted, and None for random."""
+    """Returns an ``ExplorationType`` from a member or its name; None becomes ``RANDOM``."""
     kind = value or InteractionType.RANDOM
     with suppress(ValueError):
         if isinstance(kind, str):
             return InteractionType(kind)
     raise TypeError(
-        f"{name} must be an ExplorationType, as trawl.ExplorationType.MEAN (or None for RANDOM), "
-        f"but it is {value!r}"
+        f"{name} must be an ExplorationType, such as trawl.ExplorationType.MEAN (or None for "
+        f"RANDOM), but it is {value!r}"
     )
 
 
@@ -135,77 +135,77 @@ class CollectorConfig:
     """The options of a collector, checked.
 
     Attributes:
-        frames_per_batch: frames in a batch, over all environments of the collector. Rounded up
-            to a multiple of the number of environments.
-        total_frames: frames after which iteration ends. The last batch is not cut short, so up to
-            a batch more may be delivered. -1: no limit.
-        policy_factory: function that makes the policy, in place of ``policy``.
-        device: default of the next three devices.
+        frames_per_batch: number of frames in a batch, from all environments of the collector
+            together. It is rounded up to a multiple of the number of environments.
+        total_frames: number of frames after which iteration ends. The last batch is not cut short,
+            so the total may exceed this number by up to one batch. -1: no limit.
+        policy_factory: function that makes the policy, used instead of ``policy``.
+        device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
         env_device: device of the environment's TensorDicts.
-        policy_device: device on which the policy runs. A policy on another device is copied.
+        policy_device: device on which the policy runs. A policy on another device is copied to it.
         create_env_kwargs: keyword arguments for the function that makes the environment.
         max_frames_per_traj: steps after which an episode is truncated. None, 0 or -1: never.
-        init_random_frames: frames collected with random actions, before the policy acts.
+        init_random_frames: number of frames collected with random actions before the policy acts.
         reset_at_each_iter: True to reset the environment before each batch.
-        reset_when_done: must be True: when an episode ends, another one begins.
+        reset_when_done: must be True, because when an episode ends, another one always begins.
         postproc: function called with each batch; its result is delivered instead.
         split_trajs: True to split each batch into trajectories, padded to the shape
             ``(trajectories, longest)``, with a mask.
-        track_traj_ids: True to write ``("collector", "traj_ids")``.
-        trajs_per_batch: number of whole trajectories in a batch. They are delivered in the order
-            in which they end, and ``frames_per_batch`` are collected at a time until there are
-            enough. At the end, trajectories that are not whole, or too few for a batch, are
-            dropped. None: batches of frames.
-        traj_format: layout of batches of whole trajectories. ``"padded"``: shape
-            ``(trajs_per_batch, longest)``, with zeros at the end, where ``("collector", "mask")``
-            is False. ``"cat"``: one trajectory after the other, shape ``(frames,)``. In a replay
-            buffer it is always ``"cat"``.
-        trajs_per_write: maximum number of whole trajectories by which the replay buffer is
-            extended at a time. None: no maximum.
-        exploration_type: how probabilistic policies act: an ``ExplorationType``, or its name.
+        track_traj_ids: True to write trajectory ids to ``("collector", "traj_ids")``.
+        trajs_per_batch: number of whole trajectories in a batch. Trajectories are delivered in the
+            order in which they end. The collector collects ``frames_per_batch`` frames at a time,
+            until there are enough whole trajectories. At the end, it drops unfinished
+            trajectories, and whole trajectories that are too few for a batch. None: batches have
+            ``frames_per_batch`` frames instead.
+        traj_format: layout of batches of whole trajectories. With ``"padded"``, a batch has the
+            shape ``(trajs_per_batch, longest)``. Shorter trajectories have zeros at the end, where
+            ``("collector", "mask")`` is False. With ``"cat"``, trajectories follow one another in
+            the shape ``(frames,)``. A replay buffer always gets ``"cat"``.
+        trajs_per_write: maximum of whole trajectories in one write to the buffer. None: no maximum.
+        exploration_type: how probabilistic policies choose actions: ``ExplorationType`` or name.
         return_same_td: True to yield the same TensorDict object each time, with new content.
         compact_obs: True to leave the observations out of ``"next"``.
-        interruptor: an object with ``collection_stopped()``, or a function, called before each
-            step but the first. If it returns True, the batch ends early, and rows that were not
-            filled have trajectory id -1.
+        interruptor: a function, or an object with a method ``collection_stopped()``. It is called
+            before each step of a batch except the first. If it returns True, the batch ends early,
+            and rows that were not filled have trajectory id -1.
         set_truncated: True to mark the last step of each batch as truncated.
         use_buffers: True (the default) to reuse the memory of a batch when nothing refers to the
             batch any more.
-        replay_buffer: any object with ``extend`` (with ``extend_buffer=False``: ``add``). Batches
-            are written there, and iteration yields None.
-        sink: writes batches to disk as they are delivered or put into the buffer: a
-            :class:`~trawl.data.Sink`, or any object with ``write(batch)`` and
-            ``close(complete=...)``. The collector closes it on shutdown.
+        replay_buffer: any object with a method ``extend``, or ``add`` if ``extend_buffer=False``.
+            Batches are written into the buffer, and iteration yields None for each batch.
+        sink: object that writes batches to disk when they are delivered or put into the replay
+            buffer: a :class:`~trawl.data.Sink`, or any object with ``write(batch)`` and
+            ``close(complete=...)``. The collector closes the sink on shutdown.
         extend_buffer: True to extend the replay buffer by batches; False to add single steps.
-        samples_per_insert: samples that the learner draws with ``collector.sample`` for each frame
-            that ``start()`` collects. Collection waits while it is ahead. None: it never waits.
-        inserts_ahead: frames that may be collected before the learner has sampled for them. None:
-            ``init_random_frames`` plus two batches (of each worker, if each delivers batches of
-            its own).
-        trust_policy: True to use the policy as it is, as a function of a TensorDict, without
-            looking at its signature.
+        samples_per_insert: number of samples that the learner draws with ``collector.sample`` for
+            each frame that ``start()`` collects. Collection waits while it is ahead of the learner.
+            None: collection never waits.
+        inserts_ahead: number of frames that may be collected before the learner has drawn samples
+            for them. None: ``init_random_frames`` plus two batches, or plus two batches of each
+            worker if each worker delivers its own batches.
+        trust_policy: True to use the policy as a function of a TensorDict, without inspecting it.
         compile_policy: True to compile the policy, or a mapping of arguments for
             ``torch.compile``.
         cudagraph_policy: True to run the policy as a CUDA graph, or a mapping of arguments for
             ``CudaGraphModule``. The policy must be on a CUDA device.
-        no_cuda_sync: has no effect: a step needs its action, so there is no wait to leave out.
+        no_cuda_sync: has no effect, because each step has to wait for its action anyway.
         auto_register_policy_transforms: True to mark the frames that begin an episode
-            (``is_init``). None: only if the policy reads that entry.
+            (``is_init``). None: marks them only if the policy reads that entry.
         track_policy_version: True to write ``"policy_version"`` into each frame, or the
             :class:`~trawl.collectors.PolicyVersion` that counts the versions.
         weight_updater: a weight updater (deprecated), or a class or function that makes one.
-        weight_sync_schemes: the schemes that send new weights, by model (``"policy"``, or a path
-            such as ``"env.transform[0]"``). Default: a scheme that suits where the workers run.
-        weight_recv_schemes: the schemes from which this collector receives new weights, by model.
+        weight_sync_schemes: the schemes that send new weights, keyed by model (``"policy"``, or a
+            path such as ``"env.transform[0]"``). Default: a scheme that suits the backend.
+        weight_recv_schemes: the schemes by which this collector receives new weights, by model.
         on_env_error: reaction to an exception from an environment's ``step``, or from its reset at
-            the end of an episode. ``"raise"`` raises it. ``"restart"`` builds that environment
-            again from its id or function: the episode ends as truncated, the row of the failed
-            step is masked out in ``("collector", "mask")``, and ``stats()["env_restarts"]``
-            counts the restart.
-        worker_idx: number of the worker that this collector belongs to, for nested collectors.
+            the end of an episode. ``"raise"`` raises it. ``"restart"`` rebuilds the environment
+            from its id or function. The episode ends as truncated, the row of the failed step is
+            masked out in ``("collector", "mask")``, and ``stats()["env_restarts"]`` counts the
+            restart.
+        worker_idx: index of the worker that this collector belongs to, for nested collectors.
         pre_collect_hook: function called without arguments before each batch is collected.
-        post_collect_hook: function called with each batch as it is delivered.
+        post_collect_hook: function called with each batch when it is delivered.
     """
 
     frames_per_batch: int = field(
@@ -274,23 +274,25 @@ class CollectorConfig:
             for name in ("traj_format", "trajs_per_write"):
                 if getattr(self, name) is not None:
                     raise ValueError(
-                        f"{name}={getattr(self, name)!r} is for whole trajectories: it needs "
-                        "trajs_per_batch, the number of them in a batch"
+                        f"{name}={getattr(self, name)!r} applies only to whole trajectories: "
+                        "pass trajs_per_batch too, the number of trajectories in a batch"
                     )
             return
         if not self.track_traj_ids:
             raise ValueError(
-                f"trajs_per_batch={count} needs the trajectories' ids, but track_traj_ids=False"
+                f"trajs_per_batch={count} needs trajectory ids, but track_traj_ids=False"
             )
         if self.split_trajs:
             raise ValueError(
-                f"trajs_per_batch={count} and split_trajs=True can't both be given: the first "
-                "delivers whole trajectories, the second cuts each batch where it ends"
+                f"trajs_per_batch={count} and split_trajs=True can't be combined: "
+                "trajs_per_batch delivers whole trajectories, but split_trajs cuts them at the "
+                "end of each batch"
             )
         if self.set_truncated and not self.reset_at_each_iter:
             raise ValueError(
                 f"trajs_per_batch={count} delivers whole trajectories, but set_truncated=True "
-                "marks them as ended while they go on; with reset_at_each_iter=True they do end"
+                "marks trajectories as ended that continue in the next batch. With "
+                "reset_at_each_iter=True, they do end"
             )
         self._check_traj_format()
 
@@ -300,12 +302,12 @@ class CollectorConfig:
             return
         if self.trajs_per_write is not None:
             raise ValueError(
-                f"trajs_per_write={self.trajs_per_write} is for a replay buffer, but none is given"
+                f"trajs_per_write={self.trajs_per_write} needs a replay buffer: pass replay_buffer"
             )
         if self.traj_format is None:
             warn(
-                "trajs_per_batch without traj_format gives 'padded' batches; TorchRL is to change "
-                "that to 'cat'. Say which: traj_format='padded' or traj_format='cat'",
+                "trajs_per_batch without traj_format makes 'padded' batches, but TorchRL will "
+                "change this default to 'cat': pass traj_format='padded' or traj_format='cat'",
                 FutureWarning,
             )
             object.__setattr__(self, "traj_format", "padded")
@@ -316,8 +318,8 @@ class CollectorConfig:
         if not self.track_traj_ids:
             raise ValueError("split_trajs=True requires track_traj_ids=True")
         warn(
-            "split_trajs=True pads trajectories with zeros up to the longest of each batch; "
-            "learners that can use ('collector', 'traj_ids') instead need no padding"
+            "split_trajs=True pads trajectories with zeros to the length of the longest in each "
+            "batch; a learner that uses ('collector', 'traj_ids') instead needs no padding"
         )
 
     def _check_buffer(self) -> None:
@@ -345,13 +347,13 @@ class CollectorConfig:
         ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
         if self.trajs_per_batch is not None and ndim != 1:
             raise ValueError(
-                "whole trajectories are written one behind the other, in one dimension, but the "
-                f"storage of replay_buffer has ndim={ndim}: make it without ndim"
+                "whole trajectories are written one after the other, in one dimension, but the "
+                f"storage of replay_buffer has ndim={ndim}: make the storage without ndim"
             )
 
     def _check_flow(self) -> None:
         if self.samples_per_insert is not None and self.replay_buffer is None:
-            raise ValueError("samples_per_insert needs a replay_buffer that is sampled from")
+            raise ValueError("samples_per_insert needs a replay buffer: pass replay_buffer too")
         if self.inserts_ahead is not None and self.samples_per_insert is None:
             raise ValueError("inserts_ahead needs samples_per_insert")
 
@@ -373,7 +375,7 @@ _muted = False
 def muted() -> Iterator[None]:
     """Suppresses warnings by :func:`warn` within a ``with`` block.
 
-    A worker has the options of its driver, which has warned of them already.
+    A worker uses this, because the driver has already warned about the same options.
     """
     global _muted
     before, _muted = _muted, True
@@ -413,12 +415,12 @@ class Devices:
 def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
     """Resolves the devices of policy, environment and stored batches.
 
-    ``device`` is the default of all three. If that leaves no storing device, and policy and
-    environment are on the same device, batches are stored there.
+    ``device`` is the default for all three. If neither ``device`` nor ``storing_device`` is given,
+    and policy and environment are on the same device, batches are stored on that device.
 
     Args:
         config: the options.
-        own: options that take precedence over those.
+        own: options that take precedence over ``config``.
     """
 
     def given(name: str) -> torch.device | None:
@@ -439,10 +441,10 @@ def _device(name: str, value: torch.device | str | int | None) -> torch.device |
     try:
         device = torch.device(value)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {value!r} is no device: {error}") from None
+        raise ValueError(f"{name} {value!r} is not a device: {error}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{name} is {value!r}, but torch finds no CUDA device")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", 0)
-    # torch takes "cpu:0" and "cpu" for different devices, but there is only one CPU.
+    # torch treats "cpu:0" and "cpu" as different devices, but there is only one CPU.
     return torch.device("cpu") if device.type == "cpu" else device

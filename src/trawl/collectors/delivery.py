@@ -18,12 +18,11 @@ class BatchDelivery:
 
     Args:
         config: the options.
-        storing_device: device on which batches are delivered; None for no particular device.
+        storing_device: device on which batches are delivered; None if they may be on any device.
         truncated_keys: keys of the flags that ``set_truncated`` sets.
 
     Attributes:
-        postproc: the user's function of a batch, moved to the storing device if it has a method
-            ``to``.
+        postproc: the user's ``postproc``, moved to the storing device if it has a method ``to``.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class BatchDelivery:
             move(storing_device)
 
     def process(self, batch: TensorDictBase, filled: int) -> Any:
-        """Applies the options to a batch, of which only the first ``filled`` steps were taken."""
+        """Applies the options to a batch, in which only the first ``filled`` steps were taken."""
         config = self.config
         batch = self._stored_truncated(batch, filled)
         if config.split_trajs or config.replay_buffer is not None:
@@ -63,7 +62,7 @@ class BatchDelivery:
         return drop_private(result) if isinstance(result, TensorDictBase) else result
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:
-        """Returns the result of :meth:`process`, with ``return_same_td`` always in one object."""
+        """Returns the result of :meth:`process`, in one object if ``return_same_td`` is set."""
         return self._as_returned(self.process(batch, filled))
 
     def deliver_whole(self, trajectories: TensorDictBase) -> Any:
@@ -76,7 +75,7 @@ class BatchDelivery:
     def write(self, batch: TensorDictBase) -> None:
         """Writes a processed batch into the replay buffer."""
         buffer = self.config.replay_buffer
-        if self.config.extend_buffer:
+        if self.config.extend_buffer or not hasattr(buffer, "add"):
             buffer.extend(batch)
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
             # A buffer with more than one dimension has a row for each environment.
@@ -91,7 +90,7 @@ class BatchDelivery:
         return self._returned.put(processed) if same else processed
 
     def frames(self, batch: TensorDictBase, filled: int) -> TensorDictBase:
-        """Returns the frames from which trajectories are assembled, in the collected rows."""
+        """Returns the collected rows of a batch, from which whole trajectories are assembled."""
         batch = self._stored_truncated(batch, filled)[..., :filled]
         # The mask is not needed: the rows that it excludes have trajectory id -1.
         return batch.exclude(MASK)
@@ -102,7 +101,7 @@ class BatchDelivery:
         return self.stored(batch)
 
     def stored(self, batch: TensorDictBase) -> TensorDictBase:
-        """Moves the batch to the storing device; without one, clears the batch's device."""
+        """Moves the batch to the storing device, or clears its device if there is none."""
         if batch.device == self.storing_device:
             return batch
         if self.storing_device is None:
@@ -116,17 +115,17 @@ class BatchDelivery:
         for key in self._truncated_keys:
             done_key = "done" if isinstance(key, str) else (*key[:-1], "done")
             for flags in (last.get(key), last.get(done_key)):
-                # Masked rows are no experience: their flags stay as they are.
+                # Masked rows hold no experience, so their flags stay unchanged.
                 flags |= True if mask is None else mask.reshape(_like(mask, flags))
 
 
 def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:
-    """Returns the mask's shape, with trailing dimensions of size 1 up to those of ``flags``."""
+    """Returns the mask's shape, with dimensions of size 1 appended to match ``flags.ndim``."""
     return (*mask.shape, *[1] * (flags.ndim - mask.ndim))
 
 
 def count_frames(batch: TensorDictBase, filled: int) -> int:
-    """Counts the frames of experience in a batch as it was collected."""
+    """Counts the frames in the first ``filled`` steps of a batch, without masked rows."""
     mask = batch.get(MASK, None)
     if mask is not None:
         return int(mask[..., :filled].sum())
@@ -134,20 +133,20 @@ def count_frames(batch: TensorDictBase, filled: int) -> int:
 
 
 def experience(batch: TensorDictBase) -> TensorDictBase:
-    """Removes the steps that are masked out, such as those that an environment spent on a reset.
+    """Removes the steps that are masked out, such as steps that an environment spent on a reset.
 
     The rows that remain differ in length, so the result is flat. A batch without a mask is
-    returned as it is.
+    returned unchanged.
     """
     mask = batch.get(MASK, None)
     return batch if mask is None else batch[mask].exclude(MASK)
 
 
 class SameTensorDict:
-    """Holds the one object that is returned for every batch, with that batch's content.
+    """A single TensorDict object that is returned for every batch, with the batch's content.
 
-    The object's memory stays the same as well, as long as the batches keep their keys, shapes
-    and dtypes.
+    If a batch has the same keys, shapes and dtypes as the previous batch, the object's memory is
+    reused too.
     """
 
     def __init__(self) -> None:
@@ -163,7 +162,7 @@ class SameTensorDict:
         else:
             for key in list(held.keys()):
                 held.del_(key)
-            # A TensorDict takes another batch size while it has no names and no content.
+            # A TensorDict accepts another batch size while it has no names and no content.
             held.names = None
             held.batch_size = batch.batch_size
             held.update(batch.clone())

@@ -1,4 +1,4 @@
-"""Weights of a collector in the process of its caller."""
+"""Weight updates of a collector that runs in its caller's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 from trawl.collectors.base import BaseCollector
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.weak import weak
-from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
+from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.store import Receiver, WeightUpdate
 
 
@@ -35,7 +35,7 @@ class DirectWeights(BaseCollector):
         self._models = LocalModels(weak(self.get_model))
 
     def _connect_schemes(self) -> None:
-        """Makes the schemes of the user those of this collector."""
+        """Connects the user's weight-sync schemes to this collector."""
         for model_id, scheme in (self.config.weight_sync_schemes or {}).items():
             if not scheme.initialized_on_sender:
                 scheme.init_on_sender(model_id=model_id, context=self)
@@ -53,7 +53,7 @@ class DirectWeights(BaseCollector):
         schemes = self._weight_sync_schemes
         if worker_ids is not None and not schemes:
             raise TypeError(
-                f"worker_ids={worker_ids!r} can't be given to a collector without workers"
+                f"worker_ids={worker_ids!r} can't be used, because this collector has no workers"
             )
         prepared = [
             self._prepare_load(model_id, new)
@@ -68,8 +68,8 @@ class DirectWeights(BaseCollector):
         ]
 
         def change() -> None:
-            # If the acting policy is the learner's own, there is nothing to load, and no need to
-            # wait for the batch under way.
+            # If the acting policy is the learner's own object, there is nothing to load, and no
+            # need to wait for the current batch.
             with self._held() if loads else nullcontext():
                 for load in loads:
                     load()
@@ -86,14 +86,14 @@ class DirectWeights(BaseCollector):
         """Checks weights for a model of this collector.
 
         Returns:
-            The function that loads them; None if the model has its weights already.
+            The function that loads the weights; None if the model has them already.
         """
         if new is None and model_id == POLICY and self._copied:
             new = self._source
         if new is None:
             if model_id != POLICY:
                 self._models.live(model_id)  # raises an exception if there is no such model
-                raise ValueError(f"the weights of {model_id!r} have to be given")
+                raise ValueError(f"the weights of {model_id!r} must be passed")
             return None
         return self._models.prepare(model_id, new)
 

@@ -18,8 +18,8 @@ _ARGUMENTS = ("backend", "backend_options", "num_collectors", "sync")
 _PROCESS = ("process", "multiprocessing")
 _RAY = "ray"
 _REMOTE = ("rpc", "distributed", "submitit")
-# The class of each backend's collectors. They are named, not imported: their modules import
-# ``Collector``, which imports this one.
+# The collector class of each backend. The classes are named, not imported, because their modules
+# import ``Collector``, whose module imports this one.
 _CLASSES = {
     "process": "trawl.collectors.multi:MultiCollector",
     _RAY: "trawl.collectors.distributed.ray:RayCollector",
@@ -44,7 +44,7 @@ def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
     given = {name: options.pop(name) for name in _ARGUMENTS if name in options}
     given = {name: value for name, value in given.items() if value is not None}
     if given and not allowed:
-        raise TypeError(f"{', '.join(given)} can be given to Collector itself only")
+        raise TypeError(f"only Collector itself takes {', '.join(given)}")
     count = given.get("num_collectors")
     if count is not None:
         if isinstance(count, bool) or not isinstance(count, int):
@@ -58,7 +58,7 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
     """Returns the backend that the arguments ask for.
 
     Raises:
-        ValueError: if the backend is unknown, or another argument has no meaning with it.
+        ValueError: if the backend is unknown, or another argument can't be used with it.
     """
     count = given.get("num_collectors")
     backend, source = given.get("backend"), ""
@@ -68,33 +68,33 @@ def chosen_backend(given: Mapping[str, Any]) -> str:
         backend = DIRECT if count is None else "process"
     if backend not in (DIRECT, *_PROCESS, *_CLASSES):
         names = ", ".join(map(repr, (DIRECT, *_CLASSES)))
-        raise ValueError(f"backend {backend!r}{source} is unknown; there are {names}")
+        raise ValueError(f"unknown backend {backend!r}{source}: the backends are {names}")
     if backend != DIRECT:
         return "process" if backend in _PROCESS else str(backend)
     if count is not None and count > 1:
         raise ValueError(f"backend 'direct'{source} takes at most one collector, not {count}")
     for name in ("sync", "backend_options"):
         if name in given:
-            raise ValueError(f"{name} has no meaning with backend 'direct'{source}")
+            raise ValueError(f"{name} can't be used with backend 'direct'{source}")
     return DIRECT
 
 
 def _backend_of_context() -> str | None:
     """Returns the backend that an enclosing ``torchrl.service_backend`` chooses, or None.
 
-    TorchRL has no public function for this. Its context variable is found by name, and exists
-    only if TorchRL was imported.
+    TorchRL has no public function that returns the backend. TorchRL's context variable is found by
+    name, and exists only if TorchRL was imported.
     """
     for variable, value in copy_context().items():
         if variable.name == "torchrl_service_backend" and value is not None:
             process, backend = value
-            # A forked process inherits the variable, but not the choice.
+            # A forked process inherits the variable, but the choice is only for the parent process.
             return str(backend) if process == os.getpid() else None
     return None
 
 
 def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Makes the collector with workers that the arguments ask for; None without workers.
+    """Makes a collector with workers if the arguments ask for one; otherwise returns None.
 
     Raises:
         TypeError, ValueError: if the arguments are invalid, or contradict each other.
@@ -106,19 +106,22 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         return None
     if len(args) > 2:
         raise TypeError(
-            f"Collector takes at most 2 positional arguments (create_env_fn, policy), but got "
-            f"{len(args)}; give the others by name"
+            "Collector takes at most 2 positional arguments (create_env_fn, policy), but got "
+            f"{len(args)}: pass the others by name"
         )
     named = dict(zip(("create_env_fn", "policy"), args, strict=False))
     for name, value in named.items():
         if own.setdefault(name, value) is not value:
-            raise ValueError(f"{name} was given twice")
+            raise ValueError(f"{name} was passed twice")
     extra = given.get("backend_options", {})
     if not isinstance(extra, Mapping):
         raise TypeError(f"backend_options must be a mapping, but it is {extra!r}")
     extra = dict(extra)
     if "num_workers" in own:
-        raise TypeError(f"num_workers={own['num_workers']}: with backend, give num_collectors")
+        raise TypeError(
+            "Collector takes num_collectors instead of num_workers: pass "
+            f"num_collectors={own['num_workers']}"
+        )
     _check_extra(extra, own)
     own = {name: value for name, value in own.items() if not _is_default(name, value)}
     if "create_env_fn" not in own:
@@ -127,7 +130,7 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     check_bool("sync", given.get("sync"))
     sync = bool(given.get("sync", False))
     if backend in _REMOTE:
-        # By default workers run on this machine, except with submitit.
+        # By default, workers run on this machine, except with submitit.
         own_launcher = "submitit" if backend == "submitit" else "mp"
         if extra.setdefault("launcher", own_launcher) != own_launcher == "submitit":
             raise ValueError(
@@ -142,14 +145,17 @@ def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     for name in extra:
         if name in _RESERVED:
             raise ValueError(
-                f"backend_options holds {name!r}, which is reserved: give it to Collector itself"
+                f"backend_options contains {name!r}, which is reserved: pass it to Collector itself"
             )
         if name in options:
-            raise ValueError(f"duplicate argument {name!r}: it is in backend_options as well")
+            raise ValueError(f"duplicate argument {name!r}: it is also in backend_options")
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Returns True if the value is the option's default: the backend may not have the option."""
+    """Returns True if the value is the option's default.
+
+    Defaults are not passed to the backend's class, which may not have the option.
+    """
     default = {field.name: field.default for field in fields(CollectorConfig)}
     return name in default and (value is default[name])
 
@@ -161,7 +167,7 @@ def _factories(create_env_fn: Any, count: int | None) -> list[Any]:
         if count not in (None, len(create_env_fn)):
             raise ValueError(
                 f"num_collectors={count} does not match create_env_fn, a list of "
-                f"{len(create_env_fn)}"
+                f"{len(create_env_fn)} entries"
             )
         return list(create_env_fn)
     return [create_env_fn] * (count or 1)

@@ -1,4 +1,4 @@
-"""Method calls that a worker's handle forwards to its collector."""
+"""Method calls that a worker's handle forwards to the worker's collector."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _UPDATE = "update_policy_weights_"
 _COLLECT = frozenset({"next", "rollout"})
 # Methods that have no meaning in a worker, and what to do instead.
 _REFUSED = {
-    "async_shutdown": "call that of the collector, or ray.kill(handle) to end this worker",
+    "async_shutdown": "call it on the collector, or end this worker with ray.kill(handle)",
     "deliver_weights": "call update_policy_weights_()",
-    "increment_version": "call that of the collector",
+    "increment_version": "call it on the collector",
     "iterator": "an iterator can't be sent: call next() for each batch",
-    "pause": "call that of the collector",
-    "register_scheme_receiver": "give weight_sync_schemes or weight_recv_schemes to the collector",
-    "start": "call that of the collector",
+    "pause": "call it on the collector",
+    "register_scheme_receiver": "pass weight_sync_schemes or weight_recv_schemes to the collector",
+    "start": "call it on the collector",
 }
 
 
 def methods_of(kind: type) -> list[str]:
-    """Returns the names of the public methods of a class of collectors."""
+    """Returns the names of the public methods of a collector class."""
     found = inspect.getmembers(kind, inspect.isfunction)
     return [name for name, _ in found if not name.startswith("_")]
 
 
 class HandleCalls(ABC):
-    """Part of a worker that answers calls of its handle.
+    """Part of a worker that answers calls through the worker's handle.
 
     Attributes:
         collector: the worker's collector.
@@ -58,15 +58,18 @@ class HandleCalls(ABC):
         """Carries out a call, and sets its answer.
 
         Raises:
-            Exception: the exception of the call, if it closed the collector.
+            Exception: the exception that the call raised, if it closed the collector.
         """
         try:
-            # Pickled at once: objects in the result may change before Ray sends it.
+            # Pickled at once, because objects in the result may change before Ray sends it.
             value = cloudpickle.dumps(self._called(asked.name, asked.args, dict(asked.kwargs)))
         except Exception as error:
             if asked.name == _UPDATE:
                 # Updaters such as TorchRL's ignore the result, so a warning reports the error.
-                text = f"{_UPDATE}() of a handle changed nothing: {type(error).__name__}: {error}"
+                text = (
+                    f"{_UPDATE}() through a worker's handle changed nothing: "
+                    f"{type(error).__name__}: {error}"
+                )
                 self._port.send(WorkerWarning(text, RuntimeWarning))
             asked.answer.set_exception(error)
             if self.collector.closed:
@@ -76,15 +79,17 @@ class HandleCalls(ABC):
 
     def _called(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in _REFUSED:
-            raise RuntimeError(f"{name}() can't be called by a worker's handle: {_REFUSED[name]}")
+            raise RuntimeError(
+                f"{name}() can't be called through a worker's handle: {_REFUSED[name]}"
+            )
         self._check_apart(name)
         if name == "receive_weights" and (args or kwargs):
-            # A worker's scheme receives weights, so receive_weights() would refuse given ones.
+            # A worker receives weights from its scheme, so receive_weights() refuses arguments.
             name = _UPDATE
         if name == _UPDATE and "policy_weights" in kwargs:
             if args or "policy_or_weights" in kwargs:
                 raise ValueError(
-                    f"{_UPDATE}() takes weights once: policy_weights is the older name of "
+                    f"{_UPDATE}() got weights twice: policy_weights is the older name of "
                     "policy_or_weights"
                 )
             kwargs["policy_or_weights"] = kwargs.pop("policy_weights")
@@ -104,17 +109,17 @@ class HandleCalls(ABC):
         """Refuses calls that would leave gaps in the driver's trajectories or counts."""
         why = ""
         if self._whole and name in _COLLECT | {"load_state_dict"}:
-            why = "the collector puts whole trajectories together (trajs_per_batch)"
+            why = "the collector assembles whole trajectories (trajs_per_batch)"
         elif name in _COLLECT and self.collector.config.replay_buffer is not None:
             why = "workers write into the replay buffer, and the collector counts what they write"
         if why:
             raise RuntimeError(
-                f"{name}() can't be called by a worker's handle, as {why}: call that of the "
-                "collector"
+                f"{name}() can't be called through a worker's handle, because {why}: call it on "
+                "the collector"
             )
 
     def _report(self, env_state: Any = None) -> None:
-        """Sends new weights to the driver, which gives them to a replacement of this worker."""
+        """Sends weights and state to the driver, which passes them to a replacement worker."""
         weights = self._policy_weights()
         self._port.send(
             StateChanged(
@@ -126,7 +131,7 @@ class HandleCalls(ABC):
         )
 
     def _next_apart(self) -> Any:
-        """Returns a batch to the caller of the handle; the driver does not see it."""
+        """Returns a batch for the caller of the handle; the driver does not see the batch."""
         return self.collector.next()
 
     def _policy_weights(self) -> Any:

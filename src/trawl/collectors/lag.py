@@ -7,22 +7,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-# Number of latest batches for which the number of updates before each is remembered.
+# Number of recent batches for which a LagBound remembers how many updates came before.
 _REMEMBERED = 256
 
 
 class Lags:
-    """Counts delivered frames by lag: the updates sent to their worker since the batch began."""
+    """Counts delivered frames by policy lag.
+
+    The lag is the number of updates that were sent to the worker since it began the batch.
+    """
 
     def __init__(self) -> None:
         self._frames: Counter[int] = Counter()
 
     def add(self, lag: int, frames: int) -> None:
-        """Counts frames that were delivered."""
+        """Counts delivered frames with the given lag."""
         self._frames[lag] += frames
 
     def stats(self) -> dict[str, Any]:
-        """Returns ``policy_lag_mean``, ``policy_lag_max``, and ``policy_lag_0``, … (frames)."""
+        """Returns the mean and the maximum lag, and the number of frames with each lag.
+
+        The keys are ``policy_lag_mean``, ``policy_lag_max``, and ``policy_lag_0``, … for each lag.
+        """
         total = sum(self._frames.values())
         if not total:
             return {}
@@ -34,14 +40,15 @@ class Lags:
 class LagBound:
     """Delays requests so that each batch can be delivered before its policy is too old.
 
-    A new batch is delivered after the batches that are already under way. The bound assumes that
-    the learner sends no more updates between the next deliveries than it sent between any two of
-    the latest ones. Until the learner has sent updates, it assumes ``most`` of them (at least
-    one). If the new batch could become too old under this assumption, its request has to wait.
+    A new batch is delivered after the batches that are already under way. The bound counts the
+    updates between recent deliveries, and assumes that the learner will not send more than the
+    largest of these counts between two deliveries. Until the learner has sent updates, the bound
+    assumes ``most`` updates, but at least one. If the new batch could become too old under this
+    assumption, its request has to wait.
 
     Args:
-        most: maximum number of updates that a batch may be behind.
-        newest: returns the number of updates that were sent to a worker.
+        most: maximum number of updates by which a batch may be behind.
+        newest: function that returns the number of updates that were sent to a worker.
     """
 
     def __init__(self, most: int, newest: Callable[[int], int]) -> None:
@@ -51,8 +58,8 @@ class LagBound:
         self._seen = deque([0], maxlen=_REMEMBERED)
         self._before: list[int] = []
         self._refused = 0
-        # For each batch under way, its worker and the updates sent to that worker before the batch
-        # began; until the batch is made, the updates sent before it was requested.
+        # For each batch under way, its worker, and the number of updates sent to the worker before
+        # the batch began. Until the batch is made, the number before its request is used.
         self._since: dict[int, tuple[int, int]] = {}
 
     def grow(self, workers: Iterable[int]) -> None:
@@ -60,10 +67,10 @@ class LagBound:
         self._before += [self._newest(index) for index in workers]
 
     def begin(self) -> None:
-        """Notes the number of updates since the last call; called before each batch."""
+        """Records the number of updates since the last call; must be called before each batch."""
         now = [self._newest(index) for index in range(len(self._before))]
         steps = [b - a for a, b in zip(self._before, now, strict=True)]
-        # If no batch was under way, as before the first one, these updates made none older.
+        # If no batch was under way (before the first one, for example), no batch became older.
         if self._since:
             self._seen.append(max(*steps, self._refused))
         self._before, self._refused = now, 0
@@ -76,22 +83,25 @@ class LagBound:
         """Returns True if another batch may be requested.
 
         Args:
-            later: whether another batch is being delivered now, so that the new one is delivered
-                at the next delivery or later.
+            later: True if another batch is being delivered now, so that the new batch can't be
+                delivered before the next delivery.
         """
         return (len(self._since) + later) * self._step <= self.most
 
     def ordered(self, number: int, index: int) -> None:
-        """Notes a request. Batches of random actions are not noted: they have no policy to age."""
+        """Records the request of a batch.
+
+        Batches of random actions are not recorded: without a policy, they can't become too old.
+        """
         self._since[number] = index, self._newest(index)
 
     def made(self, number: int, weights: int) -> None:
-        """Notes that a batch was made, by a policy after ``weights`` updates."""
+        """Records that a batch was made with the weights after ``weights`` updates."""
         if number in self._since:
             self._since[number] = self._since[number][0], weights
 
     def delivered(self, number: int) -> None:
-        """Notes that a batch is delivered."""
+        """Records that a batch is delivered."""
         self._since.pop(number, None)
 
     def choose(self, ready: Iterable[int]) -> int | None:
@@ -132,20 +142,20 @@ class LagBound:
         held: Callable[[], AbstractContextManager[Any]],
         batches: Callable[[], int],
     ) -> Iterator[None]:
-        """Waits until an update of these workers is possible, and holds other threads meanwhile.
+        """Waits until these workers may be updated; other threads are paused within the block.
 
         Args:
-            workers: numbers of the workers.
-            held: returns a context in which no other thread takes batches.
-            batches: returns the number of batches that were taken.
+            workers: indices of the workers.
+            held: function that returns a context in which no other thread takes batches.
+            batches: function that returns the number of batches taken so far.
 
         Raises:
-            RuntimeError: if the update would make a batch under way too old, and no background
-                thread takes batches, so that waiting is no use.
+            RuntimeError: if the update would make a batch under way too old, and waiting would not
+                help because no background thread takes batches.
         """
         before = -1
         while True:
-            # With background collection, each try waits until the thread has taken a batch.
+            # With background collection, each attempt waits until the thread has taken a batch.
             with held():
                 if not self.broken_by_update(workers):
                     yield
@@ -154,8 +164,8 @@ class LagBound:
                     break
                 before = batches()
         raise RuntimeError(
-            f"after this update a batch that is under way would be {self.most + 1} updates old, "
-            f"but max_policy_lag={self.most}. Take a batch (next()) before the next update, or "
-            "allow for more. The bound assumes that the learner updates no more often between "
-            "the next two batches than it did so far"
+            f"after this update, a batch that is being collected would be {self.most + 1} "
+            f"updates old, but max_policy_lag={self.most}. Take a batch with next() before the "
+            "next update, or raise max_policy_lag. The bound assumes that the learner updates no "
+            "more often between the next two batches than it did so far"
         )

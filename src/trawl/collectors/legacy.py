@@ -28,10 +28,10 @@ def lookup(
     Args:
         name: the older name.
         aliases: the classes, by older name.
-        module: the module that was asked for the name.
+        module: name of the module in which the older name was looked up.
 
     Raises:
-        AttributeError: if there is no such older name.
+        AttributeError: if ``name`` is not an older name of a collector.
     """
     if name not in aliases:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -39,7 +39,7 @@ def lookup(
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"{name} is an older name of {target.__name__}: use that",
+            f"{name} is an older name of {target.__name__}: use the new name",
             DeprecationWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Collectors whose workers are processes of this machine."""
+"""Collectors whose workers are processes on this machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from trawl.collectors.arguments import (
 )
 from trawl.collectors.worker_collector import WorkerCollector
 
-# For each open collector, its workers and the threads it asked for (None: one less per worker).
+# For each open collector, the number of its workers, and its request for torch threads in this
+# process. None requests one thread less for each worker.
 _open: dict[int, tuple[int, int | None]] = {}
 _before: list[int] = []
 
 
 def _take_threads(owner: object, workers: int, threads: int | None) -> None:
-    """Leaves cores to the workers of a collector, until :func:`_give_threads_back`.
+    """Sets the number of torch threads in this process, to leave cores to a collector's workers.
+
+    :func:`_give_threads_back` undoes this.
 
     Args:
         owner: the collector.
         workers: number of its workers.
-        threads: number of threads for this process; None for one less for each worker.
+        threads: number of threads for this process; None for one thread less for each worker.
     """
     if not _open:
         _before[:] = [torch.get_num_threads()]
@@ -39,13 +42,13 @@ def _take_threads(owner: object, workers: int, threads: int | None) -> None:
 
 
 def _give_threads_back(owner: object) -> None:
-    """Takes back the cores of a collector whose workers have ended."""
+    """Undoes :func:`_take_threads` for a collector whose workers have ended."""
     if _open.pop(id(owner), None) is not None:
         _apply()
 
 
 def _apply() -> None:
-    """Applies the request of the newest open collector; without any, the original number."""
+    """Applies the newest open collector's request for threads, or restores the original number."""
     left = _before[0] - sum(workers for workers, _ in _open.values())
     asked = [threads for _, threads in _open.values()]
     torch.set_num_threads(max(1, left) if not asked or asked[-1] is None else asked[-1])
@@ -59,18 +62,19 @@ class MultiCollector(WorkerCollector):
     contribute to each batch. ``sync=False`` creates a :class:`MultiAsyncCollector`, in which each
     batch comes from one worker, and batches are delivered in the order in which they are finished.
 
-    A worker that dies is replaced, up to ``max_restarts`` times. No frame is lost, duplicated or
-    mixed up by its death.
+    A worker that dies is replaced, up to ``max_restarts`` times. Its death doesn't cause any frame
+    to be lost, duplicated or mixed up.
 
     Args:
         create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
+            :class:`~trawl.collectors.Collector` accepts; or one environment for all
+            ``num_workers`` workers.
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
     Raises:
-        TypeError: for an unknown argument or one of a wrong type, or if ``sync`` is missing.
+        TypeError: for an unknown argument, an argument of the wrong type, or a missing ``sync``.
         ValueError: for a value that is out of range, or arguments that contradict each other.
         WorkerError: if a worker can't make its environment or policy. It is also an instance of
             the original exception's type.
@@ -84,8 +88,8 @@ class MultiCollector(WorkerCollector):
                 return super().__new__(cls)
             if not isinstance(sync, bool):
                 raise TypeError(
-                    "MultiCollector needs sync=True (batches of all workers together) or "
-                    f"sync=False (of each as it comes), but it is {sync!r}"
+                    "MultiCollector needs sync=True (each batch comes from all workers together) "
+                    f"or sync=False (each batch comes from one worker), but sync is {sync!r}"
                 )
             return super().__new__(MultiSyncCollector if sync else MultiAsyncCollector)
 
@@ -99,7 +103,9 @@ class MultiCollector(WorkerCollector):
         **options: Any,
     ) -> None:
         if sync not in (None, self.sync):
-            raise ValueError(f"{type(self).__name__} has sync={self.sync}, but it is {sync!r}")
+            raise ValueError(
+                f"{type(self).__name__} always has sync={self.sync}, but sync={sync!r} was passed"
+            )
         super().__init__(create_env_fn, policy, *more, **options)
 
     @override
@@ -125,19 +131,20 @@ class MultiCollector(WorkerCollector):
 class MultiSyncCollector(MultiCollector):
     """Collects batches to which all workers contribute, each in its own process.
 
-    With ``n`` workers a batch has the shape ``(n, *B, frames_per_batch / n / prod(B))``, where
+    With ``n`` workers, a batch has the shape ``(n, *B, frames_per_batch / n / prod(B))``, where
     ``B`` is the batch size of a worker's environment. Row ``i`` comes from worker ``i``.
     ``cat_results=0`` and ``-1`` concatenate the workers' parts instead. Workers write into the
     memory of the delivered batch, so that usually nothing is copied.
 
-    Workers wait until the next batch is requested. A policy that was updated in between collects
-    the whole next batch.
+    Workers wait until the next batch is requested. If the policy is updated in between, the whole
+    next batch is collected with the new weights.
 
     Args:
         create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
+            :class:`~trawl.collectors.Collector` accepts; or one environment for all
+            ``num_workers`` workers.
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` is divided among the workers.
 
@@ -160,18 +167,19 @@ class MultiSyncCollector(MultiCollector):
 
 @describe(MultiArguments)
 class MultiAsyncCollector(MultiCollector):
-    """Collects batches of one worker each, in the order in which they are finished.
+    """Collects batches that come from one worker each, in the order in which they are finished.
 
     A batch has the shape ``(*B, frames_per_batch / prod(B))``, where ``B`` is the batch size of a
-    worker's environment. Workers continue while the learner works: at most one finished batch of
-    each worker waits while the worker makes the next one, and no step is thrown away. After an
+    worker's environment. Workers continue while the learner works, and no step is thrown away. At
+    most one finished batch of each worker waits while the worker makes the next one. After an
     update, each worker uses the new weights from the next batch that it begins.
 
     Args:
         create_env_fn: a list with the environment of each worker, in any form that
-            :class:`~trawl.collectors.Collector` takes; or one environment for all
-            ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
+            :class:`~trawl.collectors.Collector` accepts; or one environment for all
+            ``num_workers`` workers.
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
             ``frames_per_batch`` counts the frames of one worker's batch.
 
@@ -198,7 +206,7 @@ class AsyncCollector(MultiAsyncCollector):
 
     Args:
         create_env_fn: the environment of the worker, in any form that
-            :class:`~trawl.collectors.Collector` takes.
+            :class:`~trawl.collectors.Collector` accepts.
         policy: the policy; the worker gets a copy.
         **options: the attributes of :class:`~trawl.collectors.multi_config.MultiConfig`.
 
@@ -214,8 +222,8 @@ class AsyncCollector(MultiAsyncCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("num_workers") not in (None, 1):
             raise ValueError(
-                f"AsyncCollector has one worker, but num_workers={options['num_workers']}; "
-                "MultiAsyncCollector has several"
+                f"AsyncCollector has one worker, but num_workers={options['num_workers']}: use "
+                "MultiAsyncCollector for several workers"
             )
         # A list from the user is a batch of environments for the one worker.
         super().__init__([create_env_fn], policy, *more, **options)

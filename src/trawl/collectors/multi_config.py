@@ -21,7 +21,7 @@ from trawl.collectors.options import (
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list
 
-# "inline" is for tests and debuggers: workers are objects of this process, and take turns.
+# "inline" is for tests and debuggers: workers are objects in this process, and take turns.
 METHODS = (*START_METHODS, "inline")
 
 
@@ -43,29 +43,31 @@ class MultiConfig(CollectorConfig):
 
     Attributes:
         num_workers: number of workers, if ``create_env_fn`` is not a list.
-        collector_class: what a worker is: a subclass of ``Collector``.
-        cat_results: ``"stack"`` (the default) gives batches of shape ``(workers, *B, T)``. 0
-            concatenates the workers' batches along the first dimension, -1 along time.
-        preemptive_threshold: share of the workers, from 0 to 1, that a batch waits for. The other
-            workers are then interrupted at their next step. None, 1: a batch waits for all.
-        update_at_each_batch: calls ``update_policy_weights_()`` before each batch.
-        max_policy_lag: for asynchronous collectors, the number of weight updates that a batch may
-            be behind when it is delivered. To keep this limit, workers are held back; no frame is
-            thrown away. None: no limit.
-        num_threads: number of torch threads of this process while workers live. Default: the
-            current number, less one for each worker.
-        num_sub_threads: number of torch threads of each worker.
+        collector_class: class of the workers' collectors: a subclass of ``Collector``.
+        cat_results: ``"stack"`` (the default) makes batches of shape ``(workers, *B, T)``. 0
+            concatenates the workers' batches along the first dimension, and -1 along time.
+        preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits. The other
+            workers are then interrupted at their next step. None or 1: a batch waits for all
+            workers.
+        update_at_each_batch: True to call ``update_policy_weights_()`` before each batch.
+        max_policy_lag: for asynchronous collectors, the maximum number of weight updates by which
+            a batch may be behind when it is delivered. To keep to this limit, the collector delays
+            requests to workers, but throws no frame away. None: no limit.
+        num_threads: number of torch threads in this process while workers are running. Default:
+            the current number, less one for each worker.
+        num_sub_threads: number of torch threads in each worker.
         init_fn: function that is called in each worker before anything else.
         max_restarts: maximum number of times that any one worker is replaced after its death.
             0: never.
         max_total_restarts: maximum number of replacements of all workers together.
-        worker_timeout: seconds without an answer after which a worker counts as dead; must be
-            more than a batch takes. None: no limit.
-        start_method: ``"forkserver"`` or ``"spawn"``; or ``"inline"``, which runs the workers in
-            this process, where a debugger can follow them.
+        worker_timeout: seconds without an answer after which a worker counts as dead. The timeout
+            must be longer than a batch takes. None: no limit.
+        start_method: way in which worker processes are started, ``"forkserver"`` or ``"spawn"``;
+            or ``"inline"``, which runs the workers in this process, where a debugger can follow
+            them.
     """
 
-    # Only a collector that has an environment of its own takes these.
+    # Only a collector that has its own environment accepts these options.
     interruptor: None = field(default=None, init=False)
     return_same_td: bool = field(default=False, init=False)
 
@@ -85,11 +87,11 @@ class MultiConfig(CollectorConfig):
 
     @property
     def workers_can_write(self) -> bool:
-        """True if each frame reaches the replay buffer exactly once even if workers write it."""
-        # If a worker adds frames one by one and dies, its frames can't be told from those of its
-        # replacement; nor can those of a late worker from frames that come after the end.
-        # Trajectories that a worker has finished would be lost when it dies, or written again by
-        # its replacement.
+        """True if each frame reaches the replay buffer exactly once when workers write frames."""
+        # If a worker adds frames one by one and dies, its frames can't be distinguished from the
+        # frames of its replacement. The frames of a late worker can't be distinguished from frames
+        # that come after the end. Finished trajectories would be lost when their worker dies, or
+        # written again by its replacement.
         exact = self.extend_buffer and self.preemptive_threshold in (None, 1)
         return exact and self.trajs_per_batch is None
 
@@ -97,23 +99,23 @@ class MultiConfig(CollectorConfig):
         """Checks the options that depend on whether all workers contribute to each batch.
 
         Raises:
-            ValueError: if an option has no meaning, or contradicts another.
+            ValueError: if an option has no meaning with ``sync``, or contradicts another option.
             RuntimeError: if ``cat_results`` is given without buffers.
         """
         if not sync and self.cat_results not in (None, "stack"):
             raise ValueError(
-                f"cat_results={self.cat_results!r} is for batches of all workers together "
-                "(sync=True); these are each of one worker"
+                f"cat_results={self.cat_results!r} needs sync=True: with sync=False each batch "
+                "comes from one worker"
             )
         if not sync and self.preemptive_threshold not in (None, 1):
             warn(
-                f"preemptive_threshold={self.preemptive_threshold} has no effect with sync=False:"
-                " no worker waits for others"
+                f"preemptive_threshold={self.preemptive_threshold} has no effect with "
+                "sync=False, where no worker waits for others"
             )
         if sync and self.max_policy_lag is not None:
             raise ValueError(
-                f"max_policy_lag={self.max_policy_lag} is for sync=False: here all workers wait "
-                "for the next batch, which is made with the newest weights"
+                f"max_policy_lag={self.max_policy_lag} needs sync=False: with sync=True all "
+                "workers wait for the next batch, which is collected with the newest weights"
             )
         if self.use_buffers is False and self.cat_results not in (None, "stack"):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
@@ -127,8 +129,8 @@ def check_names(kind: str, options: Mapping[str, Any]) -> None:
     """Refuses options that a collector with workers doesn't have.
 
     Raises:
-        TypeError: for unknown options, with similar names that may have been meant; or if
-            ``frames_per_batch`` is missing.
+        TypeError: for unknown options, or if ``frames_per_batch`` is missing. For unknown options,
+            the message suggests similar names.
     """
     known = {one.name for one in fields(MultiConfig)} - NOT_HERE
     unknown = sorted(set(options) - known)
@@ -146,7 +148,7 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
     If several workers are given the same environment object, all but the first get copies.
 
     Raises:
-        ValueError: if the numbers don't match, or there are no workers.
+        ValueError: if ``num_workers`` does not match the list, or there are no workers.
         TypeError: if ``num_workers`` is not an integer, or ``create_env_fn`` is a policy.
     """
     refuse_policy(create_env_fn)
@@ -158,7 +160,7 @@ def sources(create_env_fn: Any, num_workers: int | None) -> list[Any]:
         if num_workers not in (None, len(create_env_fn)):
             raise ValueError(
                 f"num_workers={num_workers} does not match create_env_fn, a list of "
-                f"{len(create_env_fn)}: it has an entry for each worker"
+                f"{len(create_env_fn)} entries: the list needs one entry for each worker"
             )
         found = list(create_env_fn)
     else:

@@ -1,4 +1,4 @@
-"""Declaration of options: each with its default, its check, and who acts on it."""
+"""Declares options, each with its default, its check, and tags for collectors with workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any, Final
 from trawl.checks import check_bool, check_number
 from trawl.envs.types import is_list
 
-#: Returns the value of an option, perhaps converted. Takes the option's name and the given value.
+#: Function that checks the value of an option. It is called with the option's name and the given
+#: value, and returns the value, possibly converted.
 Check = Callable[[str, Any], Any]
 
-# Tags of an option, which say how collectors with workers treat it.
+# Tags of an option, which determine how collectors with workers treat the option.
 DRIVER: Final = "only the driver acts on it; workers' collectors don't get it"
 EACH: Final = "a worker acts on it by itself, so collector_kwargs may differ between workers"
 LIST: Final = "it may be a list, with an entry for each worker"
@@ -23,11 +24,11 @@ WHOLE: Final = "it concerns all workers together, so collector_kwargs can't have
 
 
 def option(default: Any, check: Check | None = None, *tags: str) -> Any:
-    """Declares an option, a field of a dataclass that calls :func:`validate`.
+    """Declares an option, which is a field of a dataclass that calls :func:`validate`.
 
     Args:
-        default: its default.
-        check: checks a given value, and may convert it.
+        default: default value of the option.
+        check: function that checks a given value, and may convert it.
         *tags: :data:`DRIVER`, :data:`EACH`, :data:`LIST` or :data:`WHOLE`.
     """
     return field(default=default, metadata={"check": check, "tags": tags})
@@ -37,8 +38,8 @@ def validate(options: Any) -> None:
     """Checks and converts each option of a dataclass.
 
     Raises:
-        TypeError: for a value of a wrong type, such as a string for a bool, which would count as
-            True.
+        TypeError: for a value of the wrong type. For example, a string is refused in place of a
+            bool, because it would count as True.
         ValueError: for a value that is out of range.
     """
     for one in fields(options):
@@ -58,7 +59,7 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Suggests options with names close to unknown ones, for the end of an error message."""
+    """Returns the end of an error message, which suggests similar names that are known."""
     close = [get_close_matches(name, sorted(known), 1) for name in unknown]
     found = [name for names in close for name in names]
     return f"; did you mean {', '.join(found)}?" if found else ""
@@ -68,7 +69,7 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """Returns the value as a number of seconds."""
+    """Returns a number of seconds as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
     return float(value)
@@ -86,7 +87,7 @@ def check_env_kwargs(name: str, value: Any) -> Any:
     for one in value if is_list(value) else [value]:
         if one is not None and not isinstance(one, Mapping):
             raise TypeError(
-                f"{name} must be a mapping of keyword arguments, or a list of such, but there is "
+                f"{name} must be a mapping of keyword arguments, or a list of mappings, but got "
                 f"{type(one).__name__}: {one!r}"
             )
     return value
@@ -103,19 +104,19 @@ def check_switch(name: str, value: Any) -> Any:
 
 
 def at_least(least: int) -> Check:
-    """Returns a check for an integer that is at least ``least``, or None."""
+    """Returns a check that accepts None, and integers that are at least ``least``."""
     return lambda name, value: None if value is None else check_number(name, value, least)
 
 
 def seconds_above_zero(name: str, value: Any) -> Any:
     """Returns the value, which must be None or a number of seconds above 0."""
     if value is not None and not check_seconds(name, value) > 0:
-        raise ValueError(f"{name} must be seconds above 0, but it is {value!r}")
+        raise ValueError(f"{name} must be a number of seconds above 0, but it is {value!r}")
     return value
 
 
 def one_of(*choices: Any) -> Check:
-    """Returns a check for one of some values."""
+    """Returns a check that accepts only the given values."""
 
     def check(name: str, value: Any) -> Any:
         if value in choices and not isinstance(value, bool):
@@ -129,13 +130,13 @@ def one_of(*choices: Any) -> Check:
 
 
 def check_instance(name: str, value: Any, method: str) -> Any:
-    """Raises a ``TypeError`` for a class in place of an object.
+    """Returns the value; raises a ``TypeError`` for a class in place of an object.
 
-    A class is accepted if its method can be called without an instance.
+    A class is accepted if ``method`` can be called without an instance.
     """
     if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
         raise TypeError(
-            f"{name} must be an object, but it is the class {value.__name__}: make one, "
+            f"{name} must be an object, but it is the class {value.__name__}: pass an instance, "
             f"{name}={value.__name__}(...)"
         )
     return value

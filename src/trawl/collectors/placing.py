@@ -1,4 +1,4 @@
-"""Placement of the policy on its device, and its compilation."""
+"""Placement of a policy on its device, and compilation of the policy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def on_device(policy: Any, device: torch.device | None) -> Any:
-    """Returns the policy on ``device``: itself if it is there already, else a copy."""
+    """Returns the policy, or a copy of it on ``device`` if the policy is on another device."""
     if device is None or all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     return copy.deepcopy(policy).to(device)
 
 
 def tensors_of(policy: Any) -> list[Tensor]:
-    """Returns the parameters and buffers of a policy; none if it is not a module."""
+    """Returns the parameters and buffers of a policy; an empty list if it is not a module."""
     if not isinstance(policy, nn.Module):
         return []
     return [*policy.parameters(), *policy.buffers()]
@@ -31,15 +31,16 @@ def compiler(
     cudagraph_policy: bool | Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> Transform | None:
-    """Returns the function that compiles the policy's function, or None if nothing is asked for.
+    """Returns a function that compiles or captures the policy, or None if neither is requested.
 
     Args:
-        compile_policy: whether to compile it, or arguments of ``torch.compile``.
-        cudagraph_policy: whether to run it as a CUDA graph, or arguments of ``CudaGraphModule``.
+        compile_policy: whether to compile the policy, or arguments of ``torch.compile``.
+        cudagraph_policy: whether to run the policy as a CUDA graph, or arguments of
+            ``CudaGraphModule``.
         device: device that the policy runs on.
 
     Raises:
-        ValueError: for a CUDA graph on a device that is not a CUDA device.
+        ValueError: if a CUDA graph is requested, but ``device`` is not a CUDA device.
     """
     if cudagraph_policy not in (None, False):
         if device is None or device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Versions of the policy: their count, and the version of each frame."""
+"""Counter of policy versions, and functions that write the version into frames."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PolicyVersion:
             random identifiers.
 
     Attributes:
-        version: the current version; may be set.
-        version_history: the versions so far, the current one last.
+        version: the current version; it can be assigned.
+        version_history: all versions so far, ending with the current one.
 
     Example:
         >>> from trawl.collectors import PolicyVersion
@@ -58,7 +58,10 @@ class PolicyVersion:
 
 
 def version_tracker(option: Any) -> Any:
-    """Returns the version counter, or None. TorchRL's ``PolicyVersion`` is accepted, too."""
+    """Returns the version counter that an option asks for, or None.
+
+    TorchRL's ``PolicyVersion`` is accepted, too.
+    """
     if isinstance(option, bool) or option is None:
         return PolicyVersion() if option else None
     if not (hasattr(option, "increment_version") and hasattr(option, "version")):
@@ -71,7 +74,7 @@ def version_tracker(option: Any) -> Any:
 
 @contextmanager
 def next_version(tracker: PolicyVersion | None) -> Iterator[None]:
-    """Context that advances the version of a policy, and restores it after an exception."""
+    """Context that advances a policy's version, and restores the old version after an exception."""
     if tracker is None:
         yield
         return
@@ -88,9 +91,9 @@ def stamp(batch: TensorDictBase, version: int | str, after: bool = True) -> None
     """Writes the version into every frame of ``batch``.
 
     Args:
-        batch: frames that one version made.
+        batch: frames that were all collected with this version.
         version: the version.
-        after: whether to write it under ``"next"`` too.
+        after: whether to write the version under ``"next"`` too.
     """
     for place in (batch, batch.get("next") if after else None):
         if place is not None:

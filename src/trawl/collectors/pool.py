@@ -2,7 +2,7 @@
 
 The pool knows neither what is collected nor where the workers run. It guarantees that each request
 to collect brings one batch: when a worker dies, its pending requests are sent again to its
-replacement. Pending calls are sent again as well, even if such a call made the worker die.
+replacement. Pending calls are sent again as well, even if a call caused the worker's death.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _living: WeakSet[WorkerPool] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     for pool in list(_living):
-        with contextlib.suppress(WorkerError):  # at exit nothing can handle it: go on with the next
+        with contextlib.suppress(WorkerError):  # at exit nothing can handle the error
             pool.close()
 
 
@@ -45,11 +45,11 @@ class WorkerPool:
 
     Args:
         backend: place where the workers run; the pool closes it.
-        specify: returns the current specification of a slot's worker; called again for a
-            replacement.
+        specify: function that returns the current specification of a slot's worker; called again
+            for a replacement.
         limits: limits on restarts and silence.
-        note: called with a worker's number and the change, after a call through the worker's
-            handle changed the worker.
+        note: function that is called with a worker's number and the change, after a call through
+            the worker's handle changed the worker's state.
 
     Attributes:
         slots: the slots of the workers, by number.
@@ -99,14 +99,13 @@ class WorkerPool:
         slot.fill(self.backend.launch(slot.index, self._specify(slot)))
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends all workers: they close their environments, or are killed if that takes too long.
+        """Ends all workers, after they have closed their environments.
 
         Args:
-            timeout: seconds before workers are killed; None for a default of a few seconds.
+            timeout: seconds after which running workers are killed; None for a few seconds.
 
         Raises:
-            WorkerError: if an environment could not be closed; the error is also of the type of
-                the original.
+            WorkerError: if an environment failed to close; also of the original exception's type.
         """
         if self._closing or self._owner != os.getpid():
             return
@@ -122,7 +121,7 @@ class WorkerPool:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                # Events that an error left unhandled may include deaths.
+                # After an error, events may be left unhandled, and some of them may be deaths.
                 events, self._events = self._events or self.backend.wait(left), deque()
                 for event in events:
                     self._handle_last(event, failed)
@@ -159,15 +158,15 @@ class WorkerPool:
 
     @property
     def restarts(self) -> int:
-        """Number of replacements of workers so far."""
+        """Number of times that workers have been replaced so far."""
         return sum(slot.restarts for slot in self.slots)
 
     def _check_owner(self) -> None:
         """Raises an error in a forked process, which does not own the workers."""
         if self._owner != os.getpid():
             raise RuntimeError(
-                "this collector belongs to another process, which this one was forked from: make "
-                "one here"
+                "this collector belongs to the process that this process was forked from: make "
+                "another collector here"
             )
 
     # --- requests
@@ -188,7 +187,7 @@ class WorkerPool:
 
         Args:
             index: number of the worker.
-            place: place in memory for the batch.
+            place: buffer slice that the batch is written into.
             random: True for random actions.
             breakable: True if :meth:`interrupt` may end the batch early.
 
@@ -214,13 +213,13 @@ class WorkerPool:
         return number
 
     def interrupt(self, index: int) -> None:
-        """Interrupts those of a worker's pending requests that are breakable."""
+        """Interrupts each breakable request that is pending for a worker."""
         worker = self.slots[index].worker
         if worker is not None:
             worker.interrupt(self._number)
 
     def queue_message(self, index: int, content: Any) -> None:
-        """Queues a message that brings no answer; it is not sent again to a replacement.
+        """Queues a message that needs no answer and is not sent again to a replacement.
 
         Any thread may call this. The message is sent before the next request, or by
         :meth:`send_messages`.
@@ -275,10 +274,10 @@ class WorkerPool:
         """Returns the next batch that a worker has collected.
 
         Args:
-            timeout: seconds after which None is returned; None to wait as long as it takes.
+            timeout: seconds after which None is returned; None for no limit.
 
         Raises:
-            WorkerError: if a worker failed; the error is also of the type of the original.
+            WorkerError: if a worker failed; also an instance of the original exception's type.
             WorkerDied: if a worker died and may not be replaced.
         """
         if timeout is None:
@@ -290,7 +289,7 @@ class WorkerPool:
     def pop_batch(self) -> WorkerBatch | None:
         """Returns the next batch without waiting; None if there is none.
 
-        It may also be called after :meth:`close`.
+        The method can also be called after :meth:`close`.
         """
         if not self._batches:
             return None
@@ -304,10 +303,10 @@ class WorkerPool:
         """Waits until no request is pending.
 
         Args:
-            timeout: seconds to wait; None to wait as long as it takes.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: if it takes longer.
+            TimeoutError: if requests are still pending after ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while any(slot.pending for slot in self.slots):
@@ -323,7 +322,10 @@ class WorkerPool:
             self._pump(None)
 
     def _pump(self, timeout: float | None) -> None:
-        """Handles the next events. After an error in a worker, each later call raises it again."""
+        """Handles the next events, after at most ``timeout`` seconds.
+
+        If a worker has failed, each later call raises its error again.
+        """
         if self._error is not None:
             raise self._error
         self._check_owner()
@@ -346,11 +348,11 @@ class WorkerPool:
         now = time.monotonic()
         for event in self._events:
             self.slots[event.worker.index].heard = now
-        # Only now: a worker whose message has just been read is not silent.
+        # The check comes last, because a worker whose message has just been read is not silent.
         self._limits.kill_silent(self.slots, now)
 
     def _listen(self, limit: float | None) -> list[Event]:
-        """Returns the next events of workers, after ``limit`` seconds at most.
+        """Waits at most ``limit`` seconds for events of workers, and returns them.
 
         Raises:
             CollectorClosed: if another thread or a signal handler closed the pool meanwhile.
@@ -359,7 +361,7 @@ class WorkerPool:
             raise CollectorClosed
         self._waiter = threading.get_ident()
         try:
-            # If the time passed because this process was held up, messages may be there by now.
+            # If this process was suspended while it waited, messages may have arrived meanwhile.
             events = self.backend.wait(limit) or self.backend.wait(0)
         except (OSError, RuntimeError, ValueError):
             if self._closing:
@@ -403,7 +405,7 @@ class WorkerPool:
             case requests.CallReturned() | requests.RequestFailed():
                 self._handle_result(slot, content)
             case requests.CloseFailed():
-                pass  # another event ended the worker, and tells the reason
+                pass  # another event has the reason why the worker ended
 
     def _handle_result(
         self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed
@@ -425,14 +427,14 @@ class WorkerPool:
             self._batches.append(slot.finish(slot.written))
         slot.forget_worker()
         if slot.silent is not None:
-            reason = f"gave no answer for {slot.silent:g} s (worker_timeout), and was ended"
+            reason = f"did not respond for {slot.silent:g} s (worker_timeout) and was killed"
             slot.silent = None
         what = f"worker {slot.index} {reason}"
         if slot.writing:
             raise WorkerDied(
-                f"{what} while it wrote into the replay buffer, which may be locked for good: it "
-                "is not to be used any more. Into a buffer that was not made shared by share() "
-                "this process writes, and the death of a worker does no harm to it"
+                f"{what} while it wrote into the replay buffer, which may stay locked forever: "
+                "don't use this buffer any more. If share() is not called on a buffer, this "
+                "process writes into it, and the death of a worker does it no harm"
             )
         self._limits.check(slot, self.restarts, what)
         slot.restarts += 1
@@ -442,7 +444,7 @@ class WorkerPool:
             self._error = WorkerDied(f"{what}, and could not be replaced: {error!r}")
             raise
         warn(
-            f"{what}; another takes its place (restart {slot.restarts} of {self._limits.each}), "
-            "and what it was collecting is collected again",
+            f"{what}; a new worker takes its place (restart {slot.restarts} of "
+            f"{self._limits.each}), and the frames that it was collecting are collected again",
             RuntimeWarning,
         )

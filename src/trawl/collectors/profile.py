@@ -1,4 +1,4 @@
-"""Profiles of collection, by ``torch.profiler``."""
+"""Profiling of collection with ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ class ProfileConfig:
     """Options of a profile.
 
     Attributes:
-        workers: numbers of the workers to profile; a collector that is no worker is number 0.
-        num_rollouts: batches after which profiling ends, warm-up included.
-        warmup_rollouts: batches before it begins.
-        save_path: file for the Chrome trace; ``"{worker_idx}"`` in it becomes the worker's
-            number. Default ``./collector_profile_{worker_idx}.json``.
-        activities: ``"cpu"`` and ``"cuda"``; activities that the machine lacks are left out.
-        record_shapes: whether shapes of operators' inputs are recorded.
-        profile_memory: whether allocations are recorded.
-        with_stack: whether source lines are recorded.
-        with_flops: whether floating-point operations are counted.
-        on_trace_ready: called with the profiler at the end, instead of saving.
+        workers: numbers of the workers to profile. A collector without workers has the number 0.
+        num_rollouts: number of batches after which profiling ends, including the warm-up.
+        warmup_rollouts: number of batches before profiling begins.
+        save_path: file for the Chrome trace. ``"{worker_idx}"`` in the path is replaced by the
+            worker's number. Default: ``./collector_profile_{worker_idx}.json``.
+        activities: activities to record: ``"cpu"``, ``"cuda"`` or both. Activities that the
+            machine doesn't support are left out.
+        record_shapes: whether to record the shapes of operators' inputs.
+        profile_memory: whether to record allocations.
+        with_stack: whether to record source lines.
+        with_flops: whether to count floating-point operations.
+        on_trace_ready: function that is called with the profiler at the end, in place of saving
+            the trace.
 
     Raises:
-        ValueError: if nothing would be left to profile, or an activity is unknown.
+        ValueError: if the options leave no batch to profile, or an activity is unknown.
     """
 
     workers: list[int] = field(default_factory=lambda: [0])
@@ -57,29 +59,31 @@ class ProfileConfig:
             )
         unknown = set(self.activities) - {"cpu", "cuda"}
         if unknown:
-            raise ValueError(f"activities must be 'cpu' or 'cuda', but there is {sorted(unknown)}")
+            raise ValueError(
+                f"activities must be 'cpu' or 'cuda', but they include {sorted(unknown)}"
+            )
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Returns True if a worker is among those to profile."""
+        """Returns True if a worker is to be profiled."""
         return worker_idx in self.workers
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Returns the file for the trace of a worker."""
+        """Returns the path of the file for a worker's trace."""
         template = self.save_path or "./collector_profile_{worker_idx}.json"
         return Path(str(template).replace("{worker_idx}", str(worker_idx)))
 
     def get_activities(self) -> list[profiler.ProfilerActivity]:
-        """Returns those of ``activities`` that ``torch.profiler`` supports on this machine."""
+        """Returns the requested activities that ``torch.profiler`` supports on this machine."""
         wanted = [getattr(profiler.ProfilerActivity, name.upper()) for name in self.activities]
         possible = profiler.supported_activities()
         return [activity for activity in wanted if activity in possible]
 
 
 class RolloutProfiler:
-    """Profiles the batches that a :class:`ProfileConfig` names.
+    """Profiles the batches that a :class:`ProfileConfig` selects.
 
     Args:
-        config: what to profile.
+        config: options of the profile.
         worker: number of this worker.
     """
 
@@ -91,7 +95,7 @@ class RolloutProfiler:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Context for the collection of each batch; begins and ends the profile when due."""
+        """Context in which one batch is collected; it begins or ends the profile when due."""
         if self._seen == self.config.warmup_rollouts:
             self._profile = self._new()
             self._profile.start()
@@ -103,7 +107,7 @@ class RolloutProfiler:
                 self.finish()
 
     def finish(self) -> None:
-        """Ends the profile, if it runs, and saves its trace."""
+        """Ends the profile if one is running, and saves its trace."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -127,7 +131,7 @@ class RolloutProfiler:
 
 
 class ProfiledCollector:
-    """Profiles of a collector's batches."""
+    """The part of a collector that profiles its batches."""
 
     config: CollectorConfig
     _batches: int
@@ -154,22 +158,22 @@ class ProfiledCollector:
         """Profiles the first batches with ``torch.profiler``.
 
         Args:
-            workers: numbers of the workers to profile; the first by default. A collector in
-                this process is number 0.
-            num_rollouts: batches after which profiling ends, warm-up included.
-            warmup_rollouts: batches before profiling begins.
-            save_path: file for the Chrome trace, as
-                :class:`~trawl.collectors.ProfileConfig` takes it.
-            activities: ``"cpu"`` and ``"cuda"``; both by default.
+            workers: numbers of the workers to profile; the first by default. A collector without
+                workers has the number 0.
+            num_rollouts: number of batches after which profiling ends, including the warm-up.
+            warmup_rollouts: number of batches before profiling begins.
+            save_path: file for the Chrome trace (see :class:`~trawl.collectors.ProfileConfig`).
+            activities: activities to record: ``"cpu"``, ``"cuda"`` or both; both by default.
             record_shapes: True to record the shapes of operators' inputs.
             profile_memory: True to record allocations.
             with_stack: True to record source lines.
             with_flops: True to count floating-point operations.
-            on_trace_ready: function called with the profiler at the end, instead of saving.
+            on_trace_ready: function that is called with the profiler at the end, in place of
+                saving the trace.
 
         Raises:
-            RuntimeError: if batches were collected already, or the collector is closed.
-            ValueError: if the options leave nothing to profile, or an activity is unknown.
+            RuntimeError: if the collector has already collected batches, or is closed.
+            ValueError: if the options leave no batch to profile, or an activity is unknown.
         """
         config = ProfileConfig(
             [0] if workers is None else list(workers),
@@ -196,7 +200,7 @@ class ProfiledCollector:
         self._profiler = RolloutProfiler(config, worker) if profiled else None
 
     def disable_profile(self) -> None:
-        """Ends the profile that :meth:`enable_profile` began, and saves what was recorded."""
+        """Ends the profile that :meth:`enable_profile` began, and saves its trace."""
         profiler, self._profiler, self._profile_config = self._profiler, None, None
         if profiler is not None:
             profiler.finish()

@@ -18,7 +18,7 @@ class CollectRequest:
     """Request to collect a batch.
 
     Attributes:
-        number: number of the request; it grows from one request of a worker to the next.
+        number: number of the request; it increases with each request to a worker.
         random: whether the actions are random.
         memory: name of the memory to write the batch into; None to send the batch.
         partition: name of the partition that divides the memory among workers.
@@ -36,7 +36,7 @@ class CollectRequest:
 
 @dataclass(frozen=True)
 class MapBuffer:
-    """Defines a partition of memory, which later requests refer to by its name."""
+    """Message that defines a partition of memory, to which later requests refer by name."""
 
     name: int
     partition: BatchPartition
@@ -44,7 +44,7 @@ class MapBuffer:
 
 @dataclass(frozen=True)
 class UnmapBuffer:
-    """Releases memory or a partition that no later request refers to."""
+    """Message that releases memory or a partition to which no later request refers."""
 
     name: int
 
@@ -53,7 +53,7 @@ class UnmapBuffer:
 class NewWeights:
     """New weights of a model, for a worker that shares no memory with the driver.
 
-    They get no answer.
+    The worker doesn't answer this message.
     """
 
     model_id: str
@@ -75,7 +75,7 @@ class CallRequest:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """First message of a worker: its collector is made.
+    """First message of a worker, sent when its collector has been made.
 
     Attributes:
         layout: memory layout of the worker's batches, or None if it is not fixed.
@@ -83,9 +83,9 @@ class WorkerReady:
         num_envs: number of environments in a batch.
         steps: number of steps of each environment in a batch.
         batch_size: batch size of the environment.
-        trajectory: id of the next trajectory that begins.
+        trajectory: id of the next trajectory to begin.
         weight_layouts: memory layouts of the models' weights, by model.
-        warnings: possible problems with the environment and the policy, which the driver warns of.
+        warnings: warnings about the environment and the policy, which the driver shows.
     """
 
     layout: Layout | None
@@ -107,13 +107,13 @@ class BatchReady:
         frames: number of frames of experience in the batch.
         filled: number of steps in the batch; later rows are empty.
         version: version of the policy that made the batch.
-        weights: number of weight updates sent to the worker, up to the weights it used.
-        trajectory: id of the next trajectory that begins.
+        weights: number of weight updates sent to the worker, up to the one whose weights it used.
+        trajectory: id of the next trajectory to begin.
         batch: the pickled batch; None if it is in ``block``, in the memory that the request
             named, or in a replay buffer.
         buffers: memory of large tensors of the pickled batch, which are not in the pickle.
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
-        facts: figures for ``stats()``.
+        facts: the worker's statistics, for ``stats()``.
         random: whether the actions were random.
     """
 
@@ -142,7 +142,7 @@ class WriteEnded:
     The batch counts even if the worker dies before it answers the request.
 
     Attributes:
-        answer: the answer to the request, as of this moment.
+        answer: answer to the request, for use if the worker dies before it answers.
     """
 
     answer: BatchReady
@@ -153,11 +153,11 @@ class StateChanged:
     """Notice that a call through the worker's handle changed state that a replacement needs.
 
     Attributes:
-        weights: all weights of the policy, if they are new; or None.
-        count: number of weight updates from the driver that came before.
+        weights: all weights of the policy; None if the call didn't change them.
+        count: number of weight updates that the worker had received from the driver before.
         version: version of the weights.
-        seed: the new seed, and whether all environments share it; or None.
-        env_state: the state that was loaded into the environment, or None.
+        seed: the new seed, and whether all environments share it; None if the call set no seed.
+        env_state: state that the call loaded into the environment, or None.
     """
 
     weights: Any = None
@@ -169,7 +169,7 @@ class StateChanged:
 
 @dataclass(frozen=True)
 class WorkerWarning:
-    """Warning from the worker, which the driver shows."""
+    """Warning from a worker, which the driver shows."""
 
     text: str
     category: type[Warning]
@@ -193,7 +193,7 @@ class RequestFailed:
 
 @dataclass(frozen=True)
 class CloseFailed:
-    """Notice that the worker ends, and its collector raised an exception while closing."""
+    """Notice that a worker's collector raised an exception while it was being closed."""
 
     failure: Failure
 

@@ -1,4 +1,4 @@
-"""Collecting in the process of the caller."""
+"""Collection of batches in the caller's process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RolloutCollector(DirectWeights):
         super().__init__(config)
         self._at_start = True
         self._in_turn = False
-        # What the driver of a worker decided for a batch: random actions, and when to stop.
+        # In a worker, the driver's decisions for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
-        # Makes the context of writing a batch to the replay buffer, from its number of frames.
+        # Returns the context in which a batch with a number of frames is written to the buffer.
         self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
 
     @property
@@ -48,9 +48,10 @@ class RolloutCollector(DirectWeights):
         """Collects a batch, without processing or counting it.
 
         Iteration, background collection and workers get their batches from this method, so a
-        subclass can override it to change how a batch is collected. The override returns the
-        batch; its last dimension is time, and may have any length. With ``extend_buffer=False``
-        iteration adds each step to the replay buffer within this call, which then returns None.
+        subclass can override it to change how a batch is collected. An override must return a
+        batch whose last dimension is time; this dimension may have any length. During iteration
+        with ``extend_buffer=False``, this method adds each step to the replay buffer and returns
+        None.
         """
         self._check_open("rollout()")
         with self._held():
@@ -90,7 +91,7 @@ class RolloutCollector(DirectWeights):
         return batch
 
     def _prepare(self) -> None:
-        """Takes new weights; calls the hook and resets if the options ask for these."""
+        """Loads new weights; calls the hook and resets the environment if the options say so."""
         self._load_new_weights()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
@@ -102,7 +103,7 @@ class RolloutCollector(DirectWeights):
         self._at_start = mask is None
 
     def _run(self) -> TensorDictBase:
-        # The batch has the version of its start, even if another thread advances it meanwhile.
+        # A batch has the version at its start, even if another thread advances the version later.
         version = None if self._version is None else self._version.version
         self._at_start = False
         random, stopped = self._ordered or (self._is_random(), self._stopped())
@@ -162,7 +163,7 @@ class RolloutCollector(DirectWeights):
         batch = self._delivery.deliver(batch, filled)
         if self.config.replay_buffer is not None:
             with self._writing(delivered):
-                self._write(batch)
+                self._delivery.write(batch)
         self._frames += delivered
         self._batches += 1
         self._record(batch)
@@ -170,22 +171,17 @@ class RolloutCollector(DirectWeights):
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
 
-    def _write(self, batch: TensorDictBase) -> None:
-        """Writes a batch into the replay buffer, frame by frame if it has no ``extend()``."""
-        buffer = self.config.replay_buffer
-        if hasattr(buffer, "extend"):
-            buffer.extend(batch)
-        else:
-            for frame in batch:
-                buffer.add(frame)
-
     @override
     def _note_whole(self, batch: Any) -> None:
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
 
     def _collect_steps(self) -> Any:
-        """Adds single steps to the buffer, until the batch or the budget ends, or it is stopped."""
+        """Adds single steps to the replay buffer.
+
+        The method returns when the batch is complete, the budget of frames is used up, or the
+        interruptor stops collection.
+        """
         stopped = self._stopped() or (lambda: False)
         last = False
         for t in range(self.frames_per_batch):

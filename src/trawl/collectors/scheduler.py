@@ -12,10 +12,10 @@ from trawl.collectors.assembler import NO_SLICE, BatchAssembler, BufferSlice, Wo
 from trawl.collectors.lag import LagBound
 from trawl.collectors.pool import WorkerPool
 
-# Time that a batch waits for interrupted workers, as a share of the time it has taken so far. A
-# worker in the middle of a longer step delivers with the next batch.
+# Time that a batch waits for interrupted workers, as a share of the time that the batch has taken
+# so far. A worker in the middle of a longer step delivers with the next batch.
 _GRACE = 0.05
-# Requests that a worker has at a time: one under way, and the one that follows it.
+# Number of requests that a worker has at a time: the current request and the next one.
 _AHEAD = 2
 
 
@@ -26,8 +26,8 @@ class Scheduler(ABC):
         pool: the pool of workers.
 
     Attributes:
-        frames: number of frames in a batch of each worker.
-        frames_under_way: number of frames that were requested and are not delivered yet.
+        frames: number of frames in the batches of each worker.
+        frames_under_way: number of frames that have been requested but not yet delivered.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -35,7 +35,7 @@ class Scheduler(ABC):
         self.assembler: BatchAssembler | None = None
         self.frames: list[int] = []
         self.frames_under_way = 0
-        # Number of batches of each worker that were requested and not taken yet.
+        # Number of batches that have been requested from each worker but have not arrived yet.
         self._requested: list[int] = []
 
     @abstractmethod
@@ -43,23 +43,23 @@ class Scheduler(ABC):
         """Collects the workers' parts of a batch, sorted by worker.
 
         Args:
-            wanted: returns True if more frames are wanted than are under way.
-            random: returns True if a batch that is requested now has random actions.
+            wanted: function that returns True if more frames are wanted than are under way.
+            random: function that returns True if the actions of a batch requested now are random.
         """
 
     def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
-        """Sets the workers, or adds workers.
+        """Sets the workers, or adds new ones.
 
         Args:
-            assembler: provides the memory of the workers' batches; None if these go to a replay
-                buffer.
-            frames: number of frames in a batch of each worker, old and new.
+            assembler: object that provides the memory of the workers' batches; None if the batches
+                go to a replay buffer.
+            frames: number of frames in the batches of each worker, old and new.
         """
         self.assembler, self.frames = assembler, frames
         self._requested += [0] * (len(frames) - len(self._requested))
 
     def pop_finished(self) -> list[WorkerBatch]:
-        """Removes and returns the batches that were made and are not delivered yet."""
+        """Removes and returns the batches that are finished but not yet delivered."""
         parts = []
         while (part := self._counted(self.pool.pop_batch())) is not None:
             parts.append(part)
@@ -68,7 +68,7 @@ class Scheduler(ABC):
     def _request(
         self, index: int, place: BufferSlice, random: bool, breakable: bool = False
     ) -> int:
-        # Noted before it is sent: an interrupt (Ctrl-C) may come right after the request.
+        # Counted before the request is sent, because an interrupt (Ctrl-C) may come right after.
         self._requested[index] += 1
         self.frames_under_way += self.frames[index]
         return self.pool.request_batch(index, place, random, breakable)
@@ -87,12 +87,12 @@ class Scheduler(ABC):
 
 
 class SyncScheduler(Scheduler):
-    """Has all workers contribute to each batch; they then wait for the next request.
+    """Gathers each batch from all workers, which then wait for their next requests.
 
     Args:
         pool: the pool of workers.
-        threshold: share of the workers that a batch waits for, before the others are interrupted;
-            None or 1: it waits for all.
+        threshold: share of the workers that a batch waits for before the other workers are
+            interrupted; None or 1 to wait for all workers.
     """
 
     def __init__(self, pool: WorkerPool, threshold: float | None = None) -> None:
@@ -127,7 +127,7 @@ class SyncScheduler(Scheduler):
         return set(fresh)
 
     def _gather(self, fresh: set[int]) -> None:
-        """Waits for the batches of all workers, or of as many as the threshold asks for."""
+        """Waits for the batches of all workers, or of as many workers as the threshold requires."""
         began = time.monotonic()
         count = len(self.frames)
         parts = self._made
@@ -159,11 +159,11 @@ class SyncScheduler(Scheduler):
 
 
 class AsyncScheduler(Scheduler):
-    """Takes each batch from one worker, which begins its next batch at once.
+    """Gets each batch from one worker, which begins its next batch at once.
 
     Args:
         pool: the pool of workers.
-        bound: delays requests so that no batch becomes too old; None for no limit.
+        bound: object that delays requests so that no batch becomes too old; None for no limit.
     """
 
     def __init__(self, pool: WorkerPool, bound: LagBound | None = None) -> None:
@@ -184,7 +184,7 @@ class AsyncScheduler(Scheduler):
         part = self._choose()
         if self.bound is not None:
             self.bound.delivered(part.answer.number)
-        # The frames of this part still count as under way here: the caller has not counted them.
+        # The frames of this part still count as under way, because the caller counts them later.
         self._keep_busy(part.index, wanted, random, later=True)
         self._made = [one for one in self._made if one is not part]
         self.frames_under_way -= part.answer.frames
@@ -208,14 +208,14 @@ class AsyncScheduler(Scheduler):
             self.bound.grow(added)
 
     def _by_turn(self) -> list[int]:
-        """Returns the workers, those with the oldest last request first.
+        """Returns the workers, sorted by the age of their last requests, oldest first.
 
-        If not all may get a request, the workers that have waited longest get one.
+        If only some workers may get a request, those that have waited longest get one.
         """
         return sorted(range(len(self.frames)), key=self._last.__getitem__)
 
     def _choose(self) -> WorkerBatch:
-        """Waits for the next batch to deliver, and returns it; it stays in ``_made``."""
+        """Waits for the next batch to deliver, and returns it but keeps it in ``_made``."""
         while True:
             if self._made:
                 if self.bound is None:
@@ -238,11 +238,11 @@ class AsyncScheduler(Scheduler):
         random: Callable[[], bool],
         later: bool = False,
     ) -> None:
-        """Sends a worker another request, if it has too few and more frames are wanted."""
+        """Sends a worker another request if the worker has too few and more frames are wanted."""
         if self._requested[index] >= _AHEAD or not wanted():
             return
         at_random = random()
-        # No update makes a batch of random actions too old.
+        # A batch of random actions can't become too old.
         bound = None if at_random else self.bound
         if bound is not None and not bound.room(later):
             return

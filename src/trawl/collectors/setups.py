@@ -23,7 +23,7 @@ from trawl.collectors.requests import WorkerReady
 from trawl.collectors.worker import WorkerSpec
 from trawl.envs.types import is_list
 
-# Each worker that is added later has a range of 2**40 trajectory ids of its own.
+# Each worker that is added later has its own range of 2**40 trajectory ids.
 _ID_BITS = 40
 
 
@@ -32,16 +32,17 @@ class WorkerSetup:
     """Parts of a worker, and the state that a replacement begins with.
 
     Attributes:
-        create_env_fn: source of its environment.
-        policy: its policy; None if it makes one.
-        packed: pickled copy of the policy, from when this was made; None if there is no policy.
-        options: values of its own, of options that were given as lists.
-        devices: its devices.
-        frames: number of frames that it is asked for at a time.
-        kwargs: options that only its own collector gets.
-        environments: number of copies of its environment.
-        seed: the seed it was given last, and whether all environments share it; or None.
-        env_state: the state that was loaded into its environment last, or None.
+        create_env_fn: source of the worker's environment.
+        policy: the worker's policy; None if the worker makes one.
+        packed: copy of the policy, pickled when this setup was made; None if there is no policy.
+        options: the worker's own values of options that were given as lists.
+        devices: the worker's devices.
+        frames: number of frames in one request to the worker.
+        kwargs: options that only this worker's collector gets.
+        environments: number of copies of the worker's environment.
+        seed: the last seed that was set, and whether all environments share it; None if no seed
+            was set.
+        env_state: the last state that was loaded into the worker's environment, or None.
     """
 
     create_env_fn: Any
@@ -57,7 +58,7 @@ class WorkerSetup:
 
     @property
     def policy_device(self) -> torch.device:
-        """Device of the policy; by default, that of the given policy."""
+        """Device of the policy; by default, the device that the given policy is on."""
         given = next((tensor.device for tensor in tensors_of(self.policy)), torch.device("cpu"))
         return self.devices.policy or given
 
@@ -71,14 +72,14 @@ class WorkerSetups:
         options: the user's options. Options that differ from worker to worker are lists.
 
     Attributes:
-        config: the options, with the sum of ``frames_per_batch`` if that was given as a list.
-        given: values of the options that were given as lists, by worker.
+        config: the options; ``frames_per_batch`` is the sum of its entries if it was a list.
+        given: values of the options that were given as lists, by name; one for each worker.
         policies: the policy of each worker.
         hooks: the hooks of all workers' collectors.
 
     Raises:
-        ValueError: if a list does not have an entry for each worker.
-        Exception: the errors of :class:`~trawl.collectors.MultiConfig`.
+        ValueError: if a list does not have exactly one entry for each worker.
+        Exception: any error that :class:`~trawl.collectors.MultiConfig` raises.
     """
 
     def __init__(self, sources: list[Any], policy: Any, options: dict[str, Any]) -> None:
@@ -164,7 +165,7 @@ class WorkerSetups:
         ]
 
     def _frames_of_workers(self, sync: bool) -> list[int]:
-        """Returns the frames that each worker is asked for; warns if they have to be rounded up."""
+        """Returns the number of frames to request from each worker; warns if it is rounded up."""
         wanted, count = self.config.frames_per_batch, self.count
         if not sync:
             return [wanted] * count
@@ -173,19 +174,19 @@ class WorkerSetups:
         each = math.ceil(wanted / count)
         if each * count != wanted:
             warn(
-                f"frames_per_batch={wanted} is not a multiple of the {count} workers: each will "
-                f"collect {each} frames, {each * count} in all"
+                f"frames_per_batch={wanted} is not a multiple of the number of workers, {count}: "
+                f"each worker will collect {each} frames, {each * count} in total"
             )
         return [each] * count
 
     def add(self, source: Any, policy: Any, kwargs: dict[str, Any], environments: int) -> None:
-        """Adds a worker, with the options of the first.
+        """Adds a worker with the options of the first worker.
 
         Args:
-            source: source of its environment.
-            policy: its policy; None for that of the first worker.
-            kwargs: options that only its own collector gets.
-            environments: number of copies of its environment.
+            source: source of the worker's environment.
+            policy: the worker's policy; None for the first worker's policy.
+            kwargs: options that only this worker's collector gets.
+            environments: number of copies of the worker's environment.
         """
         first, index = self._setups[0], self.count
         self.count += 1
@@ -224,14 +225,14 @@ class WorkerSetups:
         return found | self.hooks | setup.kwargs
 
     def warn_of_rounding(self, ready: Iterable[WorkerReady]) -> None:
-        """Warns if workers with these first messages collect more than they are asked for."""
+        """Warns if a first message shows that a worker will collect more frames than requested."""
         for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
             got = one.num_envs * one.steps
             if setup.frames != got:
                 warn(
                     f"the {setup.frames} frames of worker {index} are not a multiple of its "
-                    f"{one.num_envs} environments: it will collect {got} at a time, {one.steps} of "
-                    "each environment"
+                    f"number of environments, {one.num_envs}: it will collect {got} frames at a "
+                    f"time, {one.steps} from each environment"
                 )
                 return
 
@@ -240,20 +241,20 @@ class WorkerSetups:
 
         Args:
             index: number of the worker.
-            restarts: number of workers before it in the same slot.
-            next_id: id of the next trajectory to begin, as far as is known.
+            restarts: number of earlier workers in the same slot.
+            next_id: last known id of the next trajectory to begin.
         """
-        # The first workers take turns in one range of ids; a later worker has its own range.
+        # The ids of the first workers alternate in one range. Each later worker has its own range.
         stride, begin = self._first, index if index < self._first else index << _ID_BITS
         if restarts:
-            # The dead worker may have used ids in a batch that was lost, or before it was ready:
-            # its replacement skips all of them.
+            # The dead worker may have used ids in a batch that was lost, or before it was ready.
+            # The replacement skips all of these ids.
             begin = max(next_id, begin) + stride * (self._setups[index].frames + 1)
         return begin, stride
 
 
 def check_sendable(specs: Iterable[WorkerSpec]) -> None:
-    """Raises a ``TypeError`` that names an argument that can't be pickled, if there is one."""
+    """Raises a ``TypeError`` if an argument can't be pickled; the message names the argument."""
     for spec in specs:
         parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
         for name, value in {**parts, **spec.options}.items():
@@ -272,11 +273,15 @@ def _sendable(name: str, index: int, pack: Callable[[Any], Any], value: Any) -> 
     try:
         return pack(value)
     except Exception as error:
-        reason = f"{error}. Pass a function that makes it there, as create_env_fn or policy_factory"
+        reason = (
+            f"{error}. Pass a function that makes it in the worker, as create_env_fn or "
+            "policy_factory"
+        )
         if "created in a fork context" in str(error):
             reason = (
-                "it has a lock that only forked processes can share, and workers are spawned. Call "
-                "torch.multiprocessing.set_start_method('spawn', force=True) before you create it"
+                "it has a lock that only forked processes can share, but workers are spawned. "
+                "Call torch.multiprocessing.set_start_method('spawn', force=True) before you "
+                "create it"
             )
         raise TypeError(
             f"{name} (of worker {index}) can't be sent to another process: {reason}"
@@ -287,8 +292,8 @@ def _warn_of_lazy(policies: Iterable[Any]) -> None:
     for policy in policies:
         if isinstance(policy, nn.Module) and any(map(is_lazy, policy.parameters())):
             warn(
-                f"policy {type(policy).__name__} has parameters without shapes, as those of "
-                "LazyLinear before its first call: each worker draws its own. Call it once, or "
-                "update the weights before the first batch"
+                f"policy {type(policy).__name__} has parameters without shapes, such as those of "
+                "LazyLinear before its first call: each worker draws its own initial values. "
+                "Call the policy once, or update the weights before the first batch"
             )
             return

@@ -33,10 +33,10 @@ from trawl.envs.seeding import check_seed, derive
 from trawl.envs.serial import build_env
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
-from trawl.rollout.restarts import Restarts
 from trawl.rollout.rng import RandomStream
 
 
@@ -48,11 +48,11 @@ class Collector(RolloutCollector):
     ``B``, its shape is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. For each
     frame, a batch holds the observations, the entries that the policy wrote, and ``done``,
     ``terminated`` and ``truncated`` (bool). Under ``"next"`` it holds the observations,
-    ``reward`` (float32) and flags after the step. ``("collector", "traj_ids")`` (int64) tells
-    trajectories apart.
+    ``reward`` (float32) and flags after the step. ``("collector", "traj_ids")`` (int64) holds the
+    id of each frame's trajectory.
 
-    Batches belong to the caller: a batch stays valid as long as anything refers to it. After
-    that, its memory is used again.
+    Batches belong to the caller: a batch stays valid as long as anything refers to it. Afterwards,
+    its memory is reused.
 
     Args:
         create_env_fn: a Gymnasium id; a ``gymnasium.Env``, ``gymnasium.vector.VectorEnv``,
@@ -60,11 +60,12 @@ class Collector(RolloutCollector):
             these, stepped as one batch.
         policy: a TensorDict module; an ``nn.Module`` or a function whose parameters are named
             after observations; or None for random actions.
-        **options: the attributes of :class:`~trawl.collectors.config.CollectorConfig`.
+        **options: options of the collector, which
+            :class:`~trawl.collectors.config.CollectorConfig` documents.
 
     Raises:
-        TypeError: for an unknown argument, or one of a wrong type.
-        ValueError: for a value that is out of range, or arguments that contradict each other.
+        TypeError: if an argument is unknown or has the wrong type.
+        ValueError: if a value is out of range, or arguments contradict each other.
         KeyError: if the policy writes no action.
 
     Example:
@@ -83,7 +84,7 @@ class Collector(RolloutCollector):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            """Returns a collector in this process, or the one that ``backend`` asks for."""
+            """Returns a collector in this process, or one with workers if options ask for them."""
             made = elsewhere(args, options) if cls is Collector else None
             return super().__new__(cls) if made is None else made
 
@@ -92,7 +93,7 @@ class Collector(RolloutCollector):
         if more:
             raise TypeError(
                 f"{type(self).__name__} takes at most 2 positional arguments (create_env_fn, "
-                f"policy), but got {2 + len(more)}; give the others by name"
+                f"policy), but got {2 + len(more)}: pass the others by name"
             )
         chosen_backend(backend_arguments(options, type(self) is Collector))
         unknown = sorted(set(options) - set(option_names()))
@@ -111,12 +112,12 @@ class Collector(RolloutCollector):
         self._make_env = partial(build_env, create_env_fn, config.create_env_kwargs)
         # The seed, whether it is static, and the number of rebuilds before it was set.
         self._seed: tuple[int, bool, int] | None = None
-        self._restarts: Restarts | None = None
+        self._restarts: EnvRestarts | None = None
         self.env = self._make_env()
         try:
             if config.on_env_error == "restart":
                 check_rebuildable(self.env, create_env_fn)
-                self._restarts = Restarts(
+                self._restarts = EnvRestarts(
                     partial(warn, category=RuntimeWarning), weak(self._remake_env)
                 )
             self._build(policy, devices.policy, devices.env, devices.storing)
@@ -204,12 +205,12 @@ class Collector(RolloutCollector):
         )
 
     def _add_transforms(self) -> None:
-        """Adds the transforms by which TorchRL's environments count steps and mark starts."""
+        """Adds the transforms with which TorchRL's environments count steps and mark starts."""
         limit = self.config.max_frames_per_traj
         if limit and "step_count" in names(self.env.full_observation_spec):
             raise ValueError(
-                f"max_frames_per_traj={limit} counts steps under 'step_count', which the "
-                "environment has already; limit the episodes there"
+                f"max_frames_per_traj={limit} counts steps in the entry 'step_count', which the "
+                "environment already has: limit the episodes in the environment instead"
             )
         if isinstance(self.env, TensorDictEnv) or not hasattr(self.env, "append_transform"):
             return
@@ -220,7 +221,7 @@ class Collector(RolloutCollector):
             self.env = add_transforms(self.env, limit or None, marks, self.policy)
 
     def _remake_env(self) -> Any:
-        """Replaces a failed environment that isn't Trawl's own by a new one, and returns that."""
+        """Replaces a failed environment that isn't Trawl's own, and returns the new environment."""
         assert self._restarts is not None
         with suppress(Exception):
             self.env.close(raise_if_closed=False)
@@ -248,8 +249,8 @@ class Collector(RolloutCollector):
         """Begins new trajectories.
 
         Args:
-            index: environments of the batch to reset (anything that indexes ``env.batch_size``);
-                None for all.
+            index: environments of the batch to reset: any index into an array of shape
+                ``env.batch_size``. None resets all environments.
             **kwargs: arguments of the environment's reset.
         """
         self._check_open("reset()")
@@ -262,22 +263,23 @@ class Collector(RolloutCollector):
         return mask.reshape(-1)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds environment, policy sampling and random actions, and resets.
+        """Seeds the environment, the policy and random actions, and resets the environment.
 
-        Two collectors with the same arguments give equal batches from the same seed. A collector
-        draws from its own random stream, so random numbers drawn elsewhere change nothing. The
+        Two collectors with the same arguments and the same seed collect equal batches. A collector
+        draws from its own random stream, so random numbers drawn elsewhere don't affect it. The
         exception is background collection (:meth:`start`): threads share the generators, so the
-        policy's draws depend on those of other threads.
+        policy's random numbers depend on what other threads draw.
 
         Args:
-            seed: a number that is not negative.
-            static_seed: gives all environments of a batch the same seed.
+            seed: a non-negative integer.
+            static_seed: True to give all environments of a batch the same seed.
 
         Returns:
-            A seed for another environment (the same, if static).
+            A seed for a further environment (equal to ``seed`` if ``static_seed`` is True).
 
         Raises:
-            TypeError, ValueError: if the seed is no integer, or negative.
+            TypeError: if the seed is not an integer.
+            ValueError: if the seed is negative.
         """
         seed = check_seed(seed)
         self._check_open("set_seed()")
@@ -290,9 +292,10 @@ class Collector(RolloutCollector):
         return int(following)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state to continue from: counts, weights, and the environment's state.
+        """Returns the state needed to continue later: counts, weights, and environment state.
 
-        With ``trajs_per_batch`` it includes the whole trajectories that are not delivered yet.
+        With ``trajs_per_batch``, the state includes the whole trajectories that have not been
+        delivered yet.
         """
         with self._held():
             state: dict[str, Any] = {
@@ -310,11 +313,11 @@ class Collector(RolloutCollector):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Restores a state from :meth:`state_dict`; new trajectories begin.
+        """Restores a state that :meth:`state_dict` returned; new trajectories begin.
 
         Args:
             state_dict: the state.
-            strict: whether weights that don't fit exactly are an error.
+            strict: whether to raise an error if the weights don't fit exactly.
 
         Raises:
             KeyError: if an entry is missing.
@@ -359,15 +362,16 @@ class Collector(RolloutCollector):
     def stats(self) -> dict[str, Any]:
         """Returns statistics of the collector as a flat dict.
 
-        They include those of every collector, and:
+        Besides the statistics of every collector, the dict contains:
 
-        - ``env_path`` (``"array"`` is the fast one) and ``policy_path`` (``"direct"`` is the fast
-          one), each with a ``_reason`` if it is not the fast one;
-        - ``env_time_share``, the environment's share of the loop's time;
-        - on the array path, ``batches_held``, the number of batches that are still referred to,
-          and ``memory_bytes``, the memory of these and of spare ones;
-        - with ``on_env_error="restart"``, ``env_restarts``, the number of times that an
-          environment was built anew.
+        - ``env_path``, which is ``"array"`` on the fast path, and ``policy_path``, which is
+          ``"direct"`` on the fast path. For a slower path, ``env_path_reason`` or
+          ``policy_path_reason`` has the reason.
+        - ``env_time_share``, the environment's share of the loop's time.
+        - On the array path, ``batches_held``, the number of batches that are still referred to,
+          and ``memory_bytes``, the memory of these batches and of spare blocks.
+        - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
+          environment was rebuilt.
         """
         facts = super().stats()
         if self._restarts is not None:

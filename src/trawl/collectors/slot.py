@@ -1,4 +1,4 @@
-"""Slots of a worker pool: one worker after the other, and the requests that are pending there."""
+"""Slots of a worker pool, each with its current worker and the pending requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BufferNames:
         return self._names[thing]
 
     def freed(self) -> Iterator[int]:
-        """Yields the numbers of what this process has freed since the last call."""
+        """Yields the numbers of memory and partitions that were freed here since the last call."""
         while self._freed:
             yield self._freed.popleft()
 
@@ -46,18 +46,19 @@ class WorkerSlot:
     Attributes:
         index: number of the slot, and of its worker.
         worker: the worker; None if it is dead.
-        pending: requests without an answer by number, each with the memory for its batch.
+        pending: unanswered requests, by number, each with the memory for its batch.
         known: names of memory and of its partitions that the worker knows.
         ready: first message of the worker; None before it arrives.
-        trajectory: id of the next trajectory to begin, as far as is known.
-        writing: True while the worker writes into a replay buffer that others write into too.
-        written: answer for a batch that is in that replay buffer, until the request is done.
-        restarts: number of replacements of the worker.
-        heard: time of the worker's last message, or of the first request that it had not answered.
+        trajectory: last known id of the next trajectory to begin.
+        writing: True while the worker writes into a replay buffer that it shares with others.
+        written: answer to the pending request whose batch is already in that replay buffer, or
+            None.
+        restarts: number of times that the worker has been replaced.
+        heard: time of the worker's last message, or of a later request that found it idle.
         frames: number of frames delivered, including those of workers that were replaced.
         batches: number of batches delivered, including those of workers that were replaced.
         facts: latest statistics of the worker.
-        silent: seconds of silence for which the worker was killed, or None.
+        silent: seconds of silence after which the worker was killed; None if it was not.
     """
 
     index: int
@@ -80,7 +81,7 @@ class WorkerSlot:
 
     @property
     def waits(self) -> bool:
-        """True if a message of the worker is due."""
+        """True if a message from the worker is due."""
         return bool(self.pending) or self.ready is None
 
     def fill(self, worker: Worker) -> None:
@@ -94,14 +95,14 @@ class WorkerSlot:
         request: requests.CollectRequest | requests.CallRequest,
         place: BufferSlice | None = None,
     ) -> None:
-        """Sends the worker a request; it is sent again to a replacement.
+        """Sends the worker a request, which is sent again if the worker is replaced.
 
         Args:
             request: the request.
             place: memory for the batch, which the request names.
         """
         if not self.pending:
-            # Silence counts from now: the worker had nothing to answer before.
+            # Silence is measured from now on, because the worker had nothing to answer before.
             self.heard = time.monotonic()
         self.pending[request.number] = request, place
         self._transmit(request, place)
@@ -124,7 +125,7 @@ class WorkerSlot:
         worker.send(request)
 
     def unmap(self, name: int) -> None:
-        """Lets the worker free memory, or a partition, that this process has freed."""
+        """Tells the worker to free memory or a partition that this process has freed."""
         if name in self.known and self.worker is not None:
             self.worker.send(requests.UnmapBuffer(name))
             self.worker.forget(name)
@@ -139,7 +140,7 @@ class WorkerSlot:
         return WorkerBatch(self.index, place or NO_SLICE, ready)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the statistics known here: the worker may be busy, and is not asked."""
+        """Returns the latest known statistics. The worker is not asked, because it may be busy."""
         facts = {
             "frames": self.frames,
             "batches": self.batches,
@@ -184,13 +185,13 @@ class SlotLimits:
         """
         if slot.restarts >= self.each or restarts >= self.total:
             raise WorkerDied(
-                f"{what}, and is not replaced again: replacements of it: {slot.restarts} "
-                f"(max_restarts={self.each}), of all workers: {restarts} "
+                f"{what}, and is not replaced again. Replacements so far: {slot.restarts} of "
+                f"this worker (max_restarts={self.each}), {restarts} of all workers "
                 f"(max_total_restarts={self.total})"
             )
 
     def patience(self, slots: Iterable[WorkerSlot]) -> float | None:
-        """Returns the seconds until a silent worker counts as dead; None without a limit."""
+        """Returns the seconds until a silent worker counts as dead; None if there is no limit."""
         if self.timeout is None:
             return None
         since = [slot.heard for slot in slots if slot.waits]
@@ -207,7 +208,7 @@ class SlotLimits:
 
 
 def summary(slots: Iterable[WorkerSlot]) -> dict[str, Any]:
-    """Returns statistics of all workers together, from those that came with their batches."""
+    """Returns the statistics of all workers together, from those that came with their batches."""
     each = [slot.stats() for slot in slots]
     facts: dict[str, Any] = {
         "workers": len(each),

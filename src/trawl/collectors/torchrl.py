@@ -1,6 +1,6 @@
 """Support for TorchRL's environments and modules in collectors.
 
-TorchRL is imported only here, and only if the caller passed an object of TorchRL.
+TorchRL is imported only here, and only if the caller passed one of TorchRL's objects.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def register_collectors(cls: type[Any]) -> None:
 
 
 def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any:
-    """Returns a TorchRL environment that counts steps, marks starts and gives recurrent state.
+    """Returns a TorchRL environment that counts steps, marks starts, and adds recurrent states.
 
     Args:
         env: the environment.
-        limit: steps after which an episode is cut off, or None.
-        marks: whether to mark frames that begin an episode, and to give the policy's recurrent
-            modules their initial state. Entries that the environment has already are kept.
+        limit: number of steps after which an episode is truncated, or None.
+        marks: whether to mark frames that begin an episode, and to provide the initial states of
+            the policy's recurrent modules. Entries that the environment already has are kept.
         policy: the policy.
     """
     from torchrl.envs import InitTracker, StepCounter, TransformedEnv
@@ -57,7 +57,7 @@ def add_transforms(env: Any, limit: int | None, marks: bool, policy: Any) -> Any
 
 
 def names(spec: Any) -> set[str]:
-    """Returns the last name in the key of each entry of a spec, nested ones included."""
+    """Returns the last part of each key in a spec, including nested keys."""
     return {key if isinstance(key, str) else key[-1] for key in spec.keys(True, True)}
 
 
@@ -70,7 +70,7 @@ def _primers(policy: Any) -> Iterator[Any]:
 
 
 def give_specs(policy: Any, env: Any) -> None:
-    """Gives the env's action spec to exploration modules and random policies without one."""
+    """Sets the env's action spec in exploration modules and random policies that have none."""
     if is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
@@ -95,7 +95,7 @@ def torchrl_spec(spec: specs.Spec | specs.Composite) -> Any:
     """Converts a spec of Trawl to the equivalent spec of TorchRL.
 
     Raises:
-        TypeError: if there is none, as for data without a fixed layout.
+        TypeError: if TorchRL has no equivalent, for example for data without a fixed layout.
     """
     from torchrl import data
 

@@ -1,4 +1,4 @@
-"""Whole trajectories, assembled from batches of frames until they are delivered."""
+"""Assembly of whole trajectories from batches of frames."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ STATE = "trajectories"
 class TrajectoryBatcher:
     """Assembles whole trajectories, and holds them until they are delivered.
 
-    It is used with ``trajs_per_batch``.
+    Collectors use this class if ``trajs_per_batch`` is set.
 
     Args:
         config: the options.
-        workers: number of workers behind each source of frames; trajectory ids tell them apart.
-        stride: the ids of one such worker's trajectories differ by ``workers * stride``.
+        workers: number of workers behind each source of frames. A trajectory id shows which of
+            these workers made the trajectory.
+        stride: ids of trajectories of one of these workers differ by multiples of
+            ``workers * stride``.
 
     Attributes:
         delivered: number of trajectories that were delivered, or written to the replay buffer.
@@ -35,7 +37,7 @@ class TrajectoryBatcher:
         self._group = config.trajs_per_write
         self._layout = config.traj_format or "cat"
         self._assembler = TrajectoryAssembler(workers, stride)
-        # Numbers of the last requests before states were loaded. Each state may reuse ids.
+        # For each loaded state, the number of the last request before it. A state may reuse ids.
         self._loads: list[float] = []
         self.delivered = self.written = 0
 
@@ -50,26 +52,26 @@ class TrajectoryBatcher:
         Args:
             parts: for each batch, its worker, the number of its request, and the frames.
         """
-        # Copies trajectories that still wait since the last call, to free the memory of batches.
+        # Trajectories that are left from the last call are copied, to free the memory of batches.
         self._assembler.keep()
         self._assembler.add_parts(
             (self._source(worker, order), batch) for worker, order, batch in parts
         )
 
     def miss(self, batch: TensorDictBase) -> None:
-        """Notes frames that the caller of ``rollout()`` has: their trajectories are incomplete."""
+        """Marks trajectories as incomplete if ``rollout()`` returns their frames to its caller."""
         self._assembler.miss(batch, self._source(0, math.inf))
 
     def _source(self, worker: int, order: float) -> Hashable:
         return worker, bisect_left(self._loads, order)
 
     def pop_batch(self) -> TensorDictBase:
-        """Returns a batch of whole trajectories; call it only if :attr:`ready`."""
+        """Returns a batch of whole trajectories; call this method only if :attr:`ready` is True."""
         self.delivered += self._each
         return join(self._assembler.take(self._each), self._layout)
 
     def groups(self) -> Iterator[TensorDictBase]:
-        """Yields all waiting trajectories in flat groups, for the replay buffer."""
+        """Yields all waiting trajectories in groups, concatenated for the replay buffer."""
         while len(self._assembler):
             group = self._assembler.take(self._group)
             joined = join(group, "cat")
@@ -78,7 +80,7 @@ class TrajectoryBatcher:
             self.written += len(joined)
 
     def template(self, batch: TensorDictBase, buffer: bool) -> TensorDictBase:
-        """Returns a batch of trajectories with the entries of a batch of frames.
+        """Returns an example of a batch of trajectories, made from the first row of a batch.
 
         Args:
             batch: the frames.
@@ -88,18 +90,18 @@ class TrajectoryBatcher:
         return join([frames] * self._each, "cat" if buffer else self._layout)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the number of trajectories that were delivered, and that still wait."""
+        """Returns the numbers of delivered and of waiting trajectories."""
         return {
             "trajectories": self.delivered,
             "trajectories_waiting": len(self._assembler),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state to continue from."""
+        """Returns the state needed to continue later."""
         return {"whole": self._assembler.state(), "delivered": self.delivered}
 
     def load_state_dict(self, state: Mapping[str, Any], order: int) -> None:
-        """Restores a state from :meth:`state_dict`; incomplete trajectories are dropped.
+        """Restores a state that :meth:`state_dict` returned; incomplete trajectories are dropped.
 
         Args:
             state: the state.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 #: A TensorDict module, an ``nn.Module`` or a function.
 PolicyLike = Callable[..., Any]
-#: A bool that turns an option on or off, or keyword arguments for the function it turns on.
+#: A bool that turns a function on or off, or keyword arguments with which the function is called.
 Switch = bool | Mapping[str, Any]
 
 
@@ -25,11 +25,11 @@ class SupportsStop(Protocol):
     """An interruptor, which can end a batch early."""
 
     def collection_stopped(self) -> bool:
-        """Returns True if the batch is to end."""
+        """Returns True if the batch should end."""
 
 
 class SupportsVersion(Protocol):
-    """A counter of the versions of a policy, as :class:`~trawl.collectors.PolicyVersion` is."""
+    """A counter of a policy's versions, such as :class:`~trawl.collectors.PolicyVersion`."""
 
     @property
     def version(self) -> Any:

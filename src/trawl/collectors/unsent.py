@@ -10,22 +10,23 @@ from torch.nn.parameter import is_lazy
 
 from trawl.collectors.config import warn
 
-# Number of checks that must find changes before the warning: some learners send weights rarely.
+# Number of checks before the warning, counted from the first one that finds a change. The first
+# change is not enough, because some learners send weights rarely.
 _PATIENCE = 4
-# Most batches of each worker between two checks.
+# Maximum number of batches of each worker between two checks.
 _LONGEST_PAUSE = 64
 
 
 class UnsentWeights:
     """Warns the user once if the policy's weights change but are never sent to the workers.
 
-    TorchRL's workers on the same machine share the learner's memory, so programs without any
-    update work there. Changes through ``parameter.data`` are not seen.
+    With TorchRL, programs work without any update, because workers on the same machine share the
+    learner's memory. Changes through ``parameter.data`` are not detected.
 
     Args:
         policies: the policies of which the workers have copies.
-        parts: number of calls of :meth:`settled` for one batch of each worker.
-        sent: returns the number of updates so far.
+        parts: number of calls of :meth:`settled` in which each worker makes one batch.
+        sent: function that returns the number of updates so far.
     """
 
     def __init__(self, policies: Sequence[Any], parts: int, sent: Callable[[], int]) -> None:
@@ -45,12 +46,12 @@ class UnsentWeights:
     def settled(self) -> bool:
         """Warns if needed; called before each batch.
 
-        The weights are checked only after each worker has made 1, 2, 4, …, 64, 128, 192, …
-        batches, and, once a change was found, 1, 2 and 4 batches after the check before: so this
-        takes no time.
+        To save time, the weights are checked only after each worker has made 1, 2, 4, …, 64, 128,
+        192, … batches. After a check that finds a change, the next checks follow at intervals of
+        1, 2 and 4 batches.
 
         Returns:
-            True if no further call is needed, as weights were sent or the warning was given.
+            True if no further call is needed, because weights were sent or the warning was given.
         """
         rounds, rest = divmod(self._calls, self._parts)
         self._calls += 1
@@ -67,9 +68,10 @@ class UnsentWeights:
         if self._found < _PATIENCE:
             return False
         warn(
-            "the policy's weights have changed, but workers act with copies of those that it had "
-            "when the collector was made: update_policy_weights_() was never called. Call it after "
-            "each step of the optimiser, or pass update_at_each_batch=True. If the weights are to "
-            "be sent later, this warning can be ignored"
+            "the policy's weights have changed, but update_policy_weights_() was never called: "
+            "workers still act with the weights that the policy had when the collector was made. "
+            "Call update_policy_weights_() after each optimiser step, or pass "
+            "update_at_each_batch=True. If you mean to send the weights later, ignore this "
+            "warning"
         )
         return True

@@ -23,20 +23,21 @@ def split_trajectories(
 
     Args:
         rollout_tensordict: a batch of any shape whose last dimension is time.
-        prefix: key under which ``"traj_ids"`` and ``"mask"`` are. Default: ``"collector"``, if
-            the batch has it.
-        trajectory_key: key of the trajectory ids; the mask is put beside them. Default:
+        prefix: key that ``"traj_ids"`` and ``"mask"`` are nested under. Default: ``"collector"``,
+            if the batch has this key.
+        trajectory_key: key of the trajectory ids. The mask is written to the same level. Default:
             ``(prefix, "traj_ids")``.
         done_key: for a batch without ids, the key under ``"next"`` of the flags that mark the
             ends of trajectories. Default: ``"done"``.
-        as_nested: returns nested tensors instead of padded ones.
+        as_nested: True to return nested tensors instead of padded ones.
 
     Returns:
         A TensorDict of shape ``(trajectories, longest)``. Shorter trajectories are padded with
-        zeros, and the bool ``(prefix, "mask")`` is False there. Ids are added if the batch had
-        none. Frames without a trajectory (id -1) are left out; if no frames remain, the shape is
-        ``(0, 0)``. If every trajectory fills a row of the batch, the result has the shape of the
-        batch (with a leading dimension, if there was only time), and the mask is True everywhere.
+        zeros, and the bool entry ``(prefix, "mask")`` is False in the padding. Ids are added if
+        the batch had none. Frames without a trajectory (id -1) are left out; if no frames remain,
+        the shape is ``(0, 0)``. If every trajectory fills a row of the batch, the result has the
+        shape of the batch, and the mask is True everywhere. A leading dimension is added if time
+        is the batch's only dimension.
 
     Raises:
         KeyError: if the batch has neither ids nor done flags.
@@ -51,7 +52,9 @@ def split_trajectories(
         200
     """
     if not rollout_tensordict.ndim:
-        raise ValueError("rollout_tensordict has no dimensions: the last one has to be time")
+        raise ValueError(
+            "rollout_tensordict has no dimensions, but its last dimension must be time"
+        )
     batch = rollout_tensordict.copy()
     if prefix is None and "collector" in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
         prefix = "collector"
@@ -83,7 +86,7 @@ def split_trajectories(
 
 
 def _none_of(batch: TensorDictBase) -> TensorDictBase:
-    """Returns a TensorDict of no trajectories, with the entries of a batch."""
+    """Returns a TensorDict with the entries of a batch, but without trajectories."""
     none: TensorDictBase = batch.apply(
         lambda value: value.new_empty(0, 0, *value.shape[batch.ndim :]), batch_size=[0, 0]
     )

@@ -20,7 +20,7 @@ def weak(method: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         alive = reference()
         if alive is None:
-            raise ReferenceError("the collector of this method is gone")
+            raise ReferenceError("the collector that this method belongs to no longer exists")
         return alive(*args, **kwargs)
 
     return call

@@ -1,4 +1,4 @@
-"""Sender of a collector's weights, which knows the version that each worker has."""
+"""Sender of a collector's weights, which tracks the version of each worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
-from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
+from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme
@@ -27,13 +27,13 @@ from trawl.weight_update.strategy import in_form
 
 @dataclass(frozen=True)
 class SenderHost:
-    """Services of a collector that its weight sender needs.
+    """Functions of a collector that its weight sender needs.
 
     Attributes:
-        update: updates the weights of one model, for its scheme.
+        update: updates the weights of one model, on behalf of its scheme.
         deliver: sends a message to a worker.
-        paused: context in which no batch is collected in this process.
-        in_bounds: context that waits until some workers may be sent an update.
+        paused: returns a context in which no batch is collected in this process.
+        in_bounds: returns a context that waits until the given workers may receive an update.
     """
 
     update: Callable[[str, Any, WorkerIds], None]
@@ -46,17 +46,17 @@ class WeightSender:
     """Sends weights to the workers of a collector, through a scheme for each model.
 
     Args:
-        host: the collector's services.
-        schemes: schemes by model; the sender adds the one for the policy if it is missing.
-        setups: what each worker is made of.
+        host: functions of the collector.
+        schemes: schemes by model; the sender adds a scheme for the policy if there is none.
+        setups: setup of each worker.
         tracker: counter of the policy's versions, or None.
         models: models in this process.
         workers_write: whether workers write into the replay buffer. If not, only this process has
-            its models.
+            the buffer's models.
 
     Attributes:
-        versions: version of the policy that each worker was sent last.
-        updates: number of updates of the policy that reached any worker.
+        versions: version of the policy that was last sent to each worker.
+        updates: number of updates of the policy that were sent to at least one worker.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class WeightSender:
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
         self.updates = 0
-        # Weights that workers got through their handles, if they are newer than those that were
-        # sent; and the number of updates of each worker when it was last sent weights.
+        # Weights that a worker received through its handle after the last weights sent to it, and
+        # the number of updates of each worker when weights were last sent to it.
         self._handed: dict[int, Any] = {}
         self._sent: dict[int, int] = {}
 
@@ -90,14 +90,14 @@ class WeightSender:
     # --- schemes
 
     def connect(self, collector: Any, new_scheme: Callable[[], WeightSyncScheme]) -> None:
-        """Makes the schemes those of a collector.
+        """Connects the schemes with a collector.
 
         Args:
             collector: the collector.
-            new_scheme: makes a scheme for the policy, if the user gave none.
+            new_scheme: function that makes a scheme for the policy, if the user gave none.
 
         Raises:
-            RuntimeError: if a scheme is in use already.
+            RuntimeError: if a scheme is already in use.
         """
         self._schemes.setdefault(POLICY, new_scheme())
         for model_id, scheme in self._schemes.items():
@@ -105,8 +105,8 @@ class WeightSender:
                 continue
             if scheme.initialized_on_sender or scheme.initialized_on_receiver:
                 raise RuntimeError(
-                    f"the weight-sync scheme of {model_id!r} is in use already: each collector "
-                    "needs one of its own"
+                    f"the weight-sync scheme of {model_id!r} is already in use: each collector "
+                    "needs a scheme of its own"
                 )
             self._attach(scheme, model_id, collector)
         self.policy_scheme = self._schemes[POLICY]
@@ -143,7 +143,7 @@ class WeightSender:
         self._host.deliver(worker, NewWeights(model_id, message))
 
     def groups(self, model_id: str) -> list[ReceiverGroup]:
-        """Returns groups of workers with the same weights, each with their source here."""
+        """Returns groups of workers with the same weights, each with its source in this process."""
         if model_id != POLICY:
             return [ReceiverGroup.of(range(self._setups.count), None)]
         workers: dict[int, list[int]] = {}
@@ -164,7 +164,7 @@ class WeightSender:
         return {model_id: scheme.receiver(worker) for model_id, scheme in self._to_workers.items()}
 
     def set_layouts(self, worker: int, layouts: Mapping[str, FlatLayout]) -> None:
-        """Sets the layouts of a worker's models, which the schemes may not know."""
+        """Sets the layouts of a worker's models, which the schemes may not know yet."""
         for model_id, layout in layouts.items():
             self._to_workers[model_id].receivers.set_layout(worker, layout)
 
@@ -173,7 +173,7 @@ class WeightSender:
         return self.policy_scheme.count(worker)
 
     def check_growth(self) -> None:
-        """Refuses to add workers if a scheme can't have more receivers.
+        """Raises an error if workers can't be added, because a scheme can't have more receivers.
 
         Raises:
             TypeError: if a scheme has a fixed number of receivers.
@@ -181,15 +181,16 @@ class WeightSender:
         for model_id, scheme in self._to_workers.items():
             if not isinstance(scheme, MessageWeightSyncScheme):
                 raise TypeError(
-                    f"workers can't be added: {type(scheme).__name__} (of {model_id!r}) has a "
-                    "fixed number of receivers"
+                    f"workers can't be added, because {type(scheme).__name__} (the scheme of "
+                    f"{model_id!r}) has a fixed number of receivers"
                 )
 
     def grow(self, policy: Any) -> None:
         """Adds a worker.
 
         Args:
-            policy: its policy; None for that of the first worker, with its newest weights.
+            policy: the worker's policy; None for the first worker's policy, with the newest
+                weights of the first worker.
         """
         worker = len(self.versions)
         self.versions.append(self._version)
@@ -202,10 +203,10 @@ class WeightSender:
             scheme.add_receiver(worker, ReceiverGroup.of([worker], source) if alone else None)
 
     def chosen(self, worker_ids: WorkerIds) -> list[int]:
-        """Returns the numbers of workers that are named by number, or by their policy's device.
+        """Returns the numbers of the given workers, which may be named by their policies' devices.
 
         Raises:
-            ValueError: if a worker does not exist, or none is named.
+            ValueError: if a worker does not exist, or no worker is given.
             TypeError: if an entry is neither a number nor a device.
         """
         given = list(worker_ids) if isinstance(worker_ids, Sequence) else [worker_ids]
@@ -215,7 +216,9 @@ class WeightSender:
         for one in given:
             named = [i for i, own in enumerate(self._setups) if own.policy_device == one]
             if isinstance(one, torch.device) and not named:
-                raise ValueError(f"worker_ids names {one}, but no worker's policy is there")
+                raise ValueError(
+                    f"worker_ids names the device {one}, but no worker's policy is on it"
+                )
             numbers += named if isinstance(one, torch.device) else [one]
         return sorted(set(self.policy_scheme.receivers.chosen(numbers)))
 
@@ -228,12 +231,14 @@ class WeightSender:
         for model_id in by_model:
             if model_id not in self._schemes:
                 raise KeyError(
-                    f"there is no model {model_id!r} that weights can be sent to; there are "
-                    f"{sorted(self._schemes)}. Others need a scheme in weight_sync_schemes"
+                    f"there is no model {model_id!r} to send weights to; the models are "
+                    f"{sorted(self._schemes)}. Any other model needs a scheme in "
+                    "weight_sync_schemes"
                 )
             if model_id != POLICY and by_model[model_id] is None:
                 raise ValueError(
-                    f"the weights of {model_id!r} have to be given: only workers have that model"
+                    f"the weights of {model_id!r} must be passed, because only the workers have "
+                    "that model"
                 )
         chosen = self.chosen(worker_ids)
         loads, prepared, reached = [], [], {}
@@ -264,7 +269,7 @@ class WeightSender:
                 for index in acting:
                     self.versions[index] = self._version
                 self._announced = self._version
-                # Workers that were sent other models only: for them just the version is new.
+                # Workers that received only other models still need the new version.
                 self._send_version(set().union(*reached.values()) - acting)
 
         return change if loads or any(updates for _, updates in prepared) else lambda: None
@@ -279,10 +284,10 @@ class WeightSender:
                 raise TypeError(f"policy {kind} has no weights to update")
 
     def prepare_each(self, by_worker: Mapping[int, Any]) -> Callable[[], None]:
-        """Checks weights of the policy for single workers.
+        """Checks weights of the policy for individual workers.
 
         Returns:
-            The function that sends them, with the versions of the workers.
+            The function that sends the weights, each with the version that its worker has.
         """
         prepared = {i: self.policy_scheme.prepare(new, [i]) for i, new in by_worker.items()}
 
@@ -301,7 +306,7 @@ class WeightSender:
             self._handed.pop(index, None)
 
     def newest(self, model_id: str) -> TensorDictBase | None:
-        """Returns a copy of the newest weights of the first worker; None before any were sent."""
+        """Returns a copy of the first worker's newest weights; None if none were sent to it."""
         if model_id == POLICY and 0 in self._handed:
             handed: TensorDictBase = self._handed[0].clone()
             return handed
@@ -322,12 +327,12 @@ class WeightSender:
                 self._send_version(late)
 
     def announce_changes(self) -> None:
-        """Sends the version to all workers if the user's own counter was advanced elsewhere."""
+        """Sends the version to all workers if the user has advanced the counter directly."""
         if self._version != self._announced:
             self.announce()
 
     def set_version(self, version: Version) -> None:
-        """Sets the version of the policy, without telling the workers, which have it already."""
+        """Sets the version of the policy without sending it to workers, which already have it."""
         if self._tracker is not None and version is not None:
             self._tracker.version = self._announced = version
 
@@ -338,23 +343,23 @@ class WeightSender:
                 self.versions[index] = self._version
             self.policy_scheme.publish_version(self._version, workers)
 
-    # --- weights that workers got through their handles
+    # --- weights that workers received through their handles
 
     def handed(self, worker: int) -> Any:
-        """Returns the weights that a worker got through its handle, if they are its newest."""
+        """Returns weights that a worker received through its handle, if they are its newest."""
         return self._handed.get(worker)
 
     def adopt(self, worker: int, weights: Any, count: int, version: Version) -> None:
-        """Notes that a worker got weights through its handle.
+        """Records that a worker received weights through its handle.
 
-        If the collector has sent the worker others meanwhile, which it loads afterwards, the call
-        does nothing.
+        The call does nothing if the collector has sent the worker other weights meanwhile, because
+        the worker loads those afterwards.
 
         Args:
-            worker: the worker.
-            weights: the weights that it has now.
-            count: number of updates from the collector that it had received before.
-            version: version that it gave to the weights.
+            worker: number of the worker.
+            weights: the worker's current weights.
+            count: number of updates that the worker had received from the collector before.
+            version: version that the worker gave to the weights.
         """
         with self._lock:
             if count < self._sent.get(worker, 0):
@@ -363,7 +368,7 @@ class WeightSender:
             if self._tracker is None or version is None:
                 return
             if version != self._version and self.versions[worker] == self._version:
-                # The first worker with these weights sets the version; the others get the same.
+                # The first worker with these weights sets the version; the others adopt it.
                 self.set_version(version)
             self.versions[worker] = self._version
             if version != self._version:

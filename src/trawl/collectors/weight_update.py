@@ -1,4 +1,4 @@
-"""The weight updaters, under the module path of TorchRL."""
+"""The weight updaters, available at the same module path as in TorchRL."""
 
 from trawl.weight_update import (
     MultiProcessedWeightUpdater,

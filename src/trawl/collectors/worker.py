@@ -1,8 +1,8 @@
-"""A worker: a ``Collector`` in another place, which carries out the requests of its driver.
+"""A worker: a ``Collector`` that runs elsewhere, and carries out the requests of its driver.
 
-The driver sends requests, and each gets one answer. Requests to collect wait in a queue. All other
-messages are handled as soon as the batch under way is finished: new weights don't wait for batches
-that were requested before them.
+The driver sends requests, and the worker answers each request once. Requests to collect wait in a
+queue. All other messages are handled as soon as the current batch is finished, so new weights
+don't wait for batches that were requested earlier.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
-from trawl.collectors.weights import POLICY
+from trawl.collectors.weight_control import POLICY
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
@@ -56,22 +56,25 @@ class WorkerSpec:
 
     Attributes:
         index: number of the worker.
-        collector_class: the class of its collector.
-        create_env_fn: source of its environment.
-        policy: pickled copy of its policy, from when the collector was made; or None.
-        options: the options of its collector.
-        init_fn: called before anything else.
+        collector_class: the class of the worker's collector.
+        create_env_fn: source of the worker's environment.
+        policy: copy of the worker's policy, pickled when the driver made the worker's setup; None
+            if there is no policy to copy.
+        options: the options of the worker's collector.
+        init_fn: function that is called before anything else.
         threads: number of torch threads; None to leave it unchanged.
-        registry: environments registered with Gymnasium in the driver, beside Gymnasium's own.
-        trajectory: id of its first trajectory.
+        registry: environments registered with Gymnasium in the driver, besides Gymnasium's own.
+        trajectory: id of the worker's first trajectory.
         stride: difference between successive trajectory ids.
         receivers: sources of new weights, by model.
-        version: version of the policy, until new weights bring theirs; None if it is not tracked.
+        version: version of the policy until new weights arrive; None if versions are not tracked.
         seed: the seed, and whether all environments share it; or None.
-        env_state: state to load into its environment, or None.
-        given: weights of its policy that are newer than the last ones sent to it, or None.
+        env_state: state to load into the environment, or None.
+        given: weights of the policy that are newer than the last weights sent to the worker, or
+            None.
         whole: whether the driver assembles whole trajectories.
-        service: makes the service from the specification; None for :class:`CollectorService`.
+        service: function that makes the service from the specification; None for
+            :class:`CollectorService`.
     """
 
     index: int
@@ -93,7 +96,7 @@ class WorkerSpec:
     service: Callable[[WorkerSpec, Port], CollectorService] | None = None
 
     def __call__(self, port: Port) -> CollectorService:
-        """Makes the service; called where the worker lives."""
+        """Makes the service; called where the worker runs."""
         return (self.service or CollectorService)(self, port)
 
 
@@ -127,7 +130,7 @@ class CollectorService(HandleCalls, Service):
         try:
             self._begin(spec)
         except BaseException:
-            # No caller has a reference yet with which to close it.
+            # The caller has no reference to this object yet, so only this code can close it.
             self.close()
             raise
 
@@ -144,7 +147,7 @@ class CollectorService(HandleCalls, Service):
             self.collector.set_seed(*spec.seed)
         self._load_first_weights(spec)
         self._hidden = frozenset(writer.hidden)
-        # An overridden rollout() may return batches of any layout: these are sent as they are.
+        # An overridden rollout() may return batches of any layout, which are sent unchanged.
         self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
         self._masked = layout is None or MASK in layout.leaves
         self._port.send(
@@ -163,7 +166,7 @@ class CollectorService(HandleCalls, Service):
     def _load_first_weights(self, spec: WorkerSpec) -> None:
         self.collector._receivers |= spec.receivers
         self._take_version(spec)
-        # Weights that came after the spec was made bring a newer version.
+        # Weights that arrived after the spec was made have a newer version.
         self._up_to_date()
         if spec.given is not None:
             self.collector.update_policy_weights_(spec.given)
@@ -201,7 +204,7 @@ class CollectorService(HandleCalls, Service):
         return self.collector._models.find(model_id)
 
     def _pass_warnings_on(self) -> None:
-        """Forwards warnings to the driver, whose filters decide what becomes of them."""
+        """Forwards warnings to the driver, whose filters decide which warnings are shown."""
         warnings.resetwarnings()
         warnings.simplefilter("default")
         for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
@@ -272,7 +275,7 @@ class CollectorService(HandleCalls, Service):
                 collector._collect()
                 return self._done(request, collector._frames - before)
             block = self._block(request)
-            batch = collector._run_into(block, request.random, self._stopped(request))
+            batch = collector._run_into(block, request.random, self._interrupted(request))
         num_envs, filled = collector._rollout.writer.num_envs, collector._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
@@ -290,13 +293,13 @@ class CollectorService(HandleCalls, Service):
         return self._done(request, frames, block=self._own[1] if own and self._own else None)
 
     def _name_writes(self, request: requests.CollectRequest) -> bool:
-        """Gives the replay buffer the number of the request, so that it writes the batch once only.
+        """Passes the request's number to the replay buffer, which then writes a batch only once.
 
         Returns:
-            False if the buffer takes no numbers.
+            False if the buffer accepts no request numbers.
         """
         buffer = self.collector.config.replay_buffer
-        # Looked up in the class, as TorchRL's clients of an actor have every attribute asked for.
+        # Looked up in the class, because TorchRL's actor clients have an attribute of any name.
         if not hasattr(type(buffer), "write_as"):
             return False
         buffer.write_as(request.number)
@@ -304,10 +307,10 @@ class CollectorService(HandleCalls, Service):
 
     @contextmanager
     def _announce_write(self, request: requests.CollectRequest, frames: int) -> Iterator[None]:
-        """Context for writing a batch, which tells the driver before and after the write.
+        """Context for writing a batch; it notifies the driver before and after the write.
 
-        The driver must know if a worker dies while it writes, as others wait for the buffer's
-        locks. If a worker dies after the write, its batch must not be collected again.
+        The driver must know if a worker dies while writing, because other workers wait for the
+        buffer's locks. If a worker dies after the write, its batch must not be collected again.
         """
         with self._port.undisturbed():
             self._port.send(requests.WriteBegan())
@@ -325,14 +328,14 @@ class CollectorService(HandleCalls, Service):
         )
 
     def _finish(self, batch: TensorDictBase, filled: int) -> None:
-        """Marks the last step as truncated and calls the hook, if the options ask for these."""
+        """Marks the last step as truncated and calls the hook, if the options say so."""
         collector = self.collector
         if collector.config.set_truncated:
             collector._delivery.truncate_last(batch, filled)
         if collector.post_collect_hook is not None:
-            # A copy: the hook may keep it, while the driver may reuse the leased memory.
+            # The hook gets a copy that it may keep, because the driver may reuse the memory.
             shown = batch.clone()
-            # New weights are taken only before a batch, so this version made the batch.
+            # New weights are loaded only before a batch, so this version collected the batch.
             version = collector.policy_version
             if version is not None:
                 stamp(shown, version, not collector.config.compact_obs)
@@ -363,7 +366,7 @@ class CollectorService(HandleCalls, Service):
             random=request.random,
         )
 
-    def _stopped(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
+    def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
         if not request.breakable:
             return None
         number, interrupted = request.number, self._port.interrupted
@@ -388,7 +391,7 @@ class CollectorService(HandleCalls, Service):
         return block
 
     def _own_block(self) -> Block | None:
-        """Returns memory for batches that are sent; None if they have no fixed layout.
+        """Returns memory for batches that are sent; None if batches have no fixed layout.
 
         One block is enough, because each batch is sent before the next one begins.
         """
@@ -402,7 +405,7 @@ class CollectorService(HandleCalls, Service):
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls the method at a path of a worker's collector."""
+    """Calls a method of a worker's collector, which is found by its path."""
     (result,) = collector.map_fn(path, [args], [kwargs])
     return result
 

@@ -53,8 +53,8 @@ _WRITERS = (
 class WorkerCollector(WorkerControl):
     """A collector with workers, each of which runs a :class:`Collector`.
 
-    A subclass sets where the workers run (``_new_backend``), and whether all of them together make
-    each batch (``sync``).
+    A subclass defines where the workers run (``_new_backend``), and whether all workers contribute
+    to each batch (``sync``).
 
     Attributes:
         num_workers: number of workers.
@@ -73,7 +73,7 @@ class WorkerCollector(WorkerControl):
         if more:
             raise TypeError(
                 f"{name} takes at most 2 positional arguments (create_env_fn, policy), but got "
-                f"{2 + len(more)}; give the others by name"
+                f"{2 + len(more)}: pass the others by name"
             )
         check_names(name, options)
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
@@ -81,7 +81,7 @@ class WorkerCollector(WorkerControl):
         kwargs = self._share_options(options)
         self._setups = setups = WorkerSetups(self.create_env_fn, policy, options)
         config = setups.config
-        # With schemes, a policy may be given beside a factory, as the source of weights.
+        # With schemes, a policy may be given in addition to a factory, as the source of weights.
         made = any(map(setups.makes_policy, range(self.num_workers)))
         sends = self._sends_weights or config.weight_sync_schemes is not None
         if policy is not None and made and not sends:
@@ -108,17 +108,17 @@ class WorkerCollector(WorkerControl):
             self.shutdown(raise_on_error=False)
             raise
         self._unsent: UnsentWeights | None = None
-        # A weight updater of the user's may share memory with workers.
+        # The user's weight updater may share memory with workers.
         if not (self._sends_by_itself or config.weight_updater):
             policies = setups.policies
             parts = 1 if self.sync else self.num_workers
             self._unsent = UnsentWeights(policies, parts, weak(self._count_updates))
 
-    # --- what a subclass does
+    # --- methods for subclasses
 
     @abstractmethod
     def _new_backend(self) -> Backend:
-        """Makes the backend, the place where workers run."""
+        """Makes the backend, on which the workers run."""
 
     def _new_scheme(self) -> WeightSyncScheme:
         """Makes the weight-sync scheme that is used if the user gives none."""
@@ -127,7 +127,7 @@ class WorkerCollector(WorkerControl):
         return MessageWeightSyncScheme()
 
     def _share_options(self, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Adds options that were given for the workers' collectors.
+        """Adds options that were given for the workers' collectors to ``options``.
 
         Returns:
             For each worker, the options that only its own collector gets.
@@ -146,7 +146,7 @@ class WorkerCollector(WorkerControl):
 
     @property
     def _inner_workers(self) -> int:
-        """Number of workers that each worker has in turn; 1 if it collects by itself."""
+        """Number of workers that a worker's collector has; 1 if the worker itself collects."""
         return 1
 
     @override
@@ -154,7 +154,7 @@ class WorkerCollector(WorkerControl):
         return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
 
     def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
-        """Called with the workers' batches when they are counted; for subclasses."""
+        """Hook for subclasses, which is called with the workers' batches when these are counted."""
 
     # --- construction
 
@@ -163,8 +163,8 @@ class WorkerCollector(WorkerControl):
         self.config.check_sync(self.sync)
         if self.config.update_at_each_batch and not self._has_source():
             raise ValueError(
-                "update_at_each_batch=True needs a policy whose weights are sent: a module. This "
-                "one is none, or was made by a policy_factory"
+                "update_at_each_batch=True sends the weights of a module, but the policy is not "
+                "a module, or policy_factory makes it"
             )
 
     def _prepare(self) -> None:
@@ -174,7 +174,7 @@ class WorkerCollector(WorkerControl):
             if config.sink is not None:
                 raise TypeError(
                     "sink can't be used with a replay buffer that workers write into themselves "
-                    "(shared=True): their batches don't come to this process"
+                    "(shared=True), because their batches don't come to this process"
                 )
             self._buffer = self._buffer_of_workers()
         storing = set(self.storing_device)
@@ -196,7 +196,7 @@ class WorkerCollector(WorkerControl):
         self._warn_of_remainders()
 
     def _start_workers(self, count: int) -> list[WorkerReady]:
-        """Starts workers; batches of all workers grow accordingly.
+        """Starts workers; batches to which all workers contribute grow accordingly.
 
         Returns:
             The first message of each worker, old and new.
@@ -214,14 +214,14 @@ class WorkerCollector(WorkerControl):
     def _add_workers(
         self, create_env_fn: Any, policy: Any, kwargs: Sequence[dict[str, Any]], environments: int
     ) -> None:
-        """Adds workers, with the options of the first; called between two batches.
+        """Adds workers with the options of the first worker; called between two batches.
 
         Args:
             create_env_fn: a list with the environment of each new worker, or one environment for
-                all.
-            policy: their policy; None for that of the first worker.
+                all new workers.
+            policy: policy of the new workers; None for the first worker's policy.
             kwargs: for each new worker, the options that only its own collector gets.
-            environments: number of copies of its environment that each of them has.
+            environments: number of copies of its environment that each new worker has.
 
         Raises:
             TypeError: if a weight-sync scheme has a fixed number of receivers.
@@ -242,9 +242,9 @@ class WorkerCollector(WorkerControl):
         return None if most is None else LagBound(most, self._sender.count)
 
     def _buffer_of_workers(self) -> Any:
-        """Returns the replay buffer in the form in which workers are sent it.
+        """Returns the replay buffer in the form that is sent to workers.
 
-        An empty shared buffer is given its layout, without which it can't be shared.
+        An empty shared buffer gets its layout first: without one, it can't be shared.
         """
         buffer = self.config.replay_buffer
         if not getattr(buffer.storage, "initialized", True):
@@ -261,12 +261,12 @@ class WorkerCollector(WorkerControl):
     @property
     @override
     def _workers_write(self) -> bool:
-        """True if workers write into the replay buffer themselves, which has to be shared."""
+        """True if workers themselves write into the replay buffer, which must then be shared."""
         shared = bool(getattr(self.config.replay_buffer, "shared", False))
         return self._backend.isolated and self.config.workers_can_write and shared
 
     def _spec(self, slot: WorkerSlot) -> WorkerSpec:
-        """Returns the specification of a slot's worker, as of now."""
+        """Returns the current specification of a slot's worker."""
         index, config, setup = slot.index, self.config, self._setups[slot.index]
         options = self._setups.options(index)
         if self._buffer is not None:
@@ -321,7 +321,7 @@ class WorkerCollector(WorkerControl):
         return delivered
 
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
-        """Counts the frames of batches that are delivered or were written."""
+        """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
@@ -331,7 +331,7 @@ class WorkerCollector(WorkerControl):
         self._note_parts(parts)
 
     def _count_written(self) -> None:
-        """Counts batches that workers wrote into the replay buffer, beyond those asked for."""
+        """Counts batches that workers wrote into the replay buffer and that are not counted yet."""
         if "_scheduler" in vars(self):
             rest = self._scheduler.pop_finished()
             if self._workers_write:
@@ -343,7 +343,7 @@ class WorkerCollector(WorkerControl):
         return self._delivery.frames(self._assembler.batch_of(part), part.answer.filled)
 
     def _write(self, parts: Sequence[WorkerBatch]) -> None:
-        """Puts the batch of each worker into the replay buffer, as a worker itself would."""
+        """Writes the batch of each worker into the replay buffer, as the worker itself would."""
         for part in parts:
             batch = self._delivery.deliver(self._assembler.batch_of(part), part.answer.filled)
             self._delivery.write(batch)
@@ -412,20 +412,20 @@ class WorkerCollector(WorkerControl):
         check_bool("raise_on_error", raise_on_error)
         if not close_env:
             raise RuntimeError(
-                f"{type(self).__name__} can't shut down with close_env=False: environments end "
-                "with the workers that they live in"
+                f"{type(self).__name__} can't shut down with close_env=False, because "
+                "environments end with the workers that they live in"
             )
         self._closing_time = timeout
         try:
             if self._background is not None and not self.closed:
-                # The background thread waits for workers, and ends when they do.
+                # The background thread waits for workers, and ends when they end.
                 self._background.request_stop()
                 self._close(close_env)
         except Exception:
             if raise_on_error:
                 raise
         finally:
-            # If an environment raises as it closes, all else is closed and counted nevertheless.
+            # If an environment raises an error while closing, the rest is still closed and counted.
             try:
                 super().shutdown(timeout, close_env, raise_on_error)
             finally:

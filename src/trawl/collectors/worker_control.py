@@ -1,4 +1,4 @@
-"""Methods by which users control workers: seeds, state, hooks, calls."""
+"""Methods with which users control workers: seeds, state, hooks, calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VIEWS = ("aggregate", "per_worker", "both")
 
 
 class WorkerControl(WorkerWeights):
-    """The part of a collector with workers that controls them, beside collecting.
+    """The part of a collector with workers that controls the workers between batches.
 
     Workers answer between two batches. Seeds, weights, versions, hooks and loaded environment
     states are kept for workers that replace dead ones.
@@ -43,7 +43,7 @@ class WorkerControl(WorkerWeights):
         return self._each(function, [arguments] * self.num_workers)
 
     def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Calls a function with the collectors of the first workers, each with its arguments."""
+        """Calls a function with the collectors of the first workers, with arguments for each."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
             results = self._pool.call({i: (function, *own) for i, own in enumerate(arguments)})
@@ -64,8 +64,8 @@ class WorkerControl(WorkerWeights):
         chosen = [True] * self.num_workers if reset_idx is None else list(reset_idx)
         if not all(isinstance(asked, (bool, np.bool_)) for asked in chosen):
             raise TypeError(
-                f"reset_idx must hold a bool for each worker, but it is {chosen}: "
-                f"{[True] * self.num_workers} resets all"
+                f"reset_idx must have a bool for each worker, but it is {chosen}: for example, "
+                f"{[True] * self.num_workers} resets all workers"
             )
         if len(chosen) != self.num_workers:
             raise ValueError(
@@ -83,9 +83,9 @@ class WorkerControl(WorkerWeights):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds each worker (environments, policy, random actions), and resets the environments.
 
-        Two collectors with the same arguments give equal batches from the same seed. With
+        Two collectors with the same arguments and the same seed collect equal batches. With
         ``sync=False``, each worker's batches are equal, but their order depends on the workers'
-        speed. Batches that workers have collected already are delivered first.
+        speed. Batches that workers have already collected are delivered first.
 
         Args:
             seed: a non-negative integer.
@@ -98,7 +98,7 @@ class WorkerControl(WorkerWeights):
         self._check_open("set_seed()")
         with self._held():
             for index in range(self.num_workers):
-                # Set before the call: the worker may be replaced while others are seeded.
+                # Set before the call, because the worker may be replaced while others are seeded.
                 self._setups[index].seed = seed, static_seed
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._pool.call({index: call})[index]
@@ -136,8 +136,8 @@ class WorkerControl(WorkerWeights):
         send = self._sender.prepare_each(loaded)
         with self._held(), self._in_bounds(range(self.num_workers)):
             if self._whole is not None:
-                # Batches that were requested before belong to old episodes. These must not be
-                # mixed with new ones, which may have the same ids.
+                # Batches that were requested earlier belong to old episodes. Old episodes must not
+                # be mixed with new episodes, which may have the same ids.
                 self._pool.settle()
             last = self._pool.last_request
             before = self._sender.versions, [setup.env_state for setup in self._setups]
@@ -147,7 +147,7 @@ class WorkerControl(WorkerWeights):
                 self._sender.versions = [
                     state_dict[name].get("policy_version", version) for name in names
                 ]
-            # Sent before the call: a worker may be replaced while others load.
+            # Sent before the call, because a worker may be replaced while others load.
             send()
             try:
                 self._pool.call(
@@ -209,7 +209,7 @@ class WorkerControl(WorkerWeights):
         return self._all(get_path, attr)
 
     def _is_of_buffer(self, path: str) -> bool:
-        """Returns True if a path leads to the replay buffer: the one here, which workers share."""
+        """Returns True if a path leads to the replay buffer, which exists once for all workers."""
         buffer = self.config.replay_buffer
         return buffer is not None and path.split(".")[0].split("[")[0] == "replay_buffer"
 
@@ -223,7 +223,7 @@ class WorkerControl(WorkerWeights):
 
     @property
     def policy_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Device of each worker's policy; None to leave it where it was."""
+        """Device of each worker's policy; None if the policy stays where it was."""
         return tuple(setup.devices.policy for setup in self._setups)
 
     @property
@@ -233,7 +233,7 @@ class WorkerControl(WorkerWeights):
 
     @property
     def storing_device(self) -> tuple[torch.device | None, ...]:  # type: ignore[override]
-        """Device on which batches are delivered, by worker; None for no particular device."""
+        """Device of each worker's batches; None for no particular device."""
         return tuple(setup.devices.storing for setup in self._setups)
 
     def rollout(self) -> Any:
@@ -241,7 +241,7 @@ class WorkerControl(WorkerWeights):
         raise NotImplementedError("a collector with workers has no rollout(): use next()")
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        """Returns the frames that a worker (by default the first) is asked for at a time."""
+        """Returns the number of frames in a request to a worker (by default, the first worker)."""
         return self._setups[worker_idx or 0].frames
 
     def fake_tensordict(self) -> Any:
@@ -256,22 +256,29 @@ class WorkerControl(WorkerWeights):
     def stats(self, workers: str = "aggregate") -> dict[str, Any]:
         """Returns statistics of the collector, as a flat dictionary.
 
+        Besides the statistics of every collector, the dictionary contains:
+
+        - ``workers`` and ``workers_alive``, the numbers of all workers and of living ones.
+        - ``restarts``, the number of times that workers were replaced.
+        - ``worker_frames``, the sum of ``worker_0/frames``, ``worker_1/frames`` and so on.
+        - ``env_time_share``, the environment's share of the loop's time.
+        - ``batches_held``, the number of batches that are still referred to, and
+          ``memory_bytes``, the memory of these batches and of spare blocks.
+        - For asynchronous collectors, ``policy_lag_mean``, ``policy_lag_max``, and the number of
+          frames with each lag, as ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch
+          is the number of weight updates that were sent to its worker between the beginning of the
+          batch and its delivery. Frames of random actions are left out.
+        - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
+          environment was rebuilt.
+
+        The statistics of each worker are ``frames``, ``batches``, ``alive``, ``restarts``, and the
+        other statistics of a ``Collector``. The numbers of delivered frames and batches include
+        those of workers that were replaced. A worker sends its statistics with each batch, so the
+        call doesn't wait for workers.
+
         Args:
             workers: ``"aggregate"`` for all workers together, ``"per_worker"`` for each worker
-                (``worker_0/frames``, …), ``"both"`` for both. Workers are not asked: a worker's
-                statistics are those that came with its last batch.
-
-        Returns:
-            Besides the statistics of every collector: ``workers``, ``workers_alive``, ``restarts``
-            (of workers), ``worker_frames`` (the sum of ``worker_0/frames``, …),
-            ``env_time_share``, ``batches_held`` (batches that are still referred to) and
-            ``memory_bytes`` (of these batches and of spare memory). For asynchronous collectors,
-            ``policy_lag_mean``, ``policy_lag_max`` and ``policy_lag_0``, … (numbers of frames by
-            lag: the weight updates that the worker was sent between the batch's beginning and its
-            delivery; frames of random actions are left out). With ``on_env_error="restart"``,
-            ``env_restarts``. For each worker: ``frames`` and ``batches`` (delivered, including
-            those of workers that were replaced), ``alive``, ``restarts``, and the other statistics
-            of a ``Collector``.
+                (``worker_0/frames``, …), or ``"both"``.
 
         Raises:
             ValueError: if ``workers`` has another value.
@@ -351,7 +358,7 @@ class WorkerControl(WorkerWeights):
 def _seeded(
     chosen: Sequence[bool], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the arguments of each worker's reset, with a seed of its own for each worker."""
+    """Yields the number of each worker, and the arguments of its reset with a seed of its own."""
     own = dict(kwargs)
     for index in range(len(chosen)):
         yield index, dict(own)
@@ -366,7 +373,10 @@ def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
             raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
     made_by = sum(name.startswith("worker") for name in state_dict)
     if made_by != len(workers):
-        raise ValueError(f"state_dict was made by {made_by} workers, but there are {len(workers)}")
+        raise ValueError(
+            f"state_dict comes from a collector with {made_by} workers, but this one has "
+            f"{len(workers)}"
+        )
     for name in workers:
         for entry in ("frames", "iter"):
             if entry not in state_dict[name]:

@@ -1,4 +1,4 @@
-"""Methods by which users send weights to workers; the weight sender carries them out."""
+"""The part of a collector with workers that hands weights to the weight sender and the pool."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trawl.collectors.requests import NewWeights, StateChanged
 from trawl.collectors.scheduler import Scheduler
 from trawl.collectors.setups import WorkerSetups
 from trawl.collectors.weak import weak
+from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.collectors.weight_sender import SenderHost, WeightSender
-from trawl.collectors.weights import POLICY, LocalModels, WorkerIds
 from trawl.weight_update import strategy
 from trawl.weight_update.store import Receiver, WeightUpdate
 
@@ -51,7 +51,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
     _scheduler: Scheduler
 
     def _new_sender(self) -> WeightSender:
-        """Makes the object that sends weights to workers, without a strong reference to this."""
+        """Makes the weight sender, which has no strong reference to this collector."""
         host = SenderHost(
             update=weak(self._update_model),
             deliver=weak(self._deliver_message),
@@ -78,7 +78,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
                 self._lock.release()
 
     def _note_change(self, index: int, changed: StateChanged) -> None:
-        """Keeps the state that a call through a worker's handle changed, for a replacement."""
+        """Records state that a call through a worker's handle changed, for use by a replacement."""
         if changed.seed is not None:
             self._setups[index].seed = changed.seed
         if changed.env_state is not None:
@@ -96,7 +96,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         return self._sender.prepare(by_model, worker_ids, new_version)
 
     def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
-        """Returns a context that waits until an update keeps within ``max_policy_lag``."""
+        """Returns a context that waits until an update would not exceed ``max_policy_lag``."""
         bound = getattr(self._scheduler, "bound", None)
         if bound is None:
             return nullcontext()
@@ -117,7 +117,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         changes: list[Callable[[], None]] = []
 
         def prepare(update: WeightUpdate) -> None:
-            # Weights that don't fit are not taken, so each call raises the error again.
+            # Weights that don't fit stay in the receiver, so each call raises the error again.
             if update.slot is not None:
                 fresh = update.version is None
                 changes.append(self._prepare_weights({model_id: update.copy()}, None, fresh))
@@ -136,8 +136,8 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         """Returns the weights of a model that were last sent to the first worker.
 
         Returns:
-            A copy. Before the first update, the weights with which the workers' policies began.
-            None if this process has no weights of the model.
+            A copy of the weights. Before the first update, a copy of the initial weights of the
+            first worker's policy. None if this process has no weights of the model.
         """
         sent = self._sender.newest(model_id)
         if sent is not None:
@@ -152,7 +152,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         return found
 
     def _has_source(self) -> bool:
-        """Returns True if there are weights to send when the user gives none."""
+        """Returns True if there are weights to send when the user passes none."""
         given = self.config.weight_updater is not None
         return given or self._setups.all_modules
 
@@ -162,6 +162,6 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         return self.config.update_at_each_batch
 
     def _count_updates(self) -> int:
-        """Returns the number of weight updates, plus that of other sources of updates."""
+        """Returns a number that grows with each weight update and each new source of updates."""
         ways = (self.weight_updater is not None) + len(self._receivers)
         return ways + self._sender.updates

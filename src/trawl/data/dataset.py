@@ -27,11 +27,12 @@ def load(directory: str | os.PathLike[str], batch_size: int) -> Iterator[TensorD
 def load(
     directory: str | os.PathLike[str], batch_size: int | None = None
 ) -> TensorDictBase | Iterator[TensorDictBase]:
-    """Returns the frames of a dataset, whatever its format.
+    """Returns the frames of a dataset of any format.
 
     You can read a dataset while it is being written, and after the process that wrote it was
-    killed: all committed frames are there. You can also read a dataset that you don't trust:
-    reading it runs none of its code, and neither opens nor writes files outside its directory.
+    killed. In both cases, you get all committed frames. You can also read a dataset that you don't
+    trust: reading it runs no code from the dataset, and neither opens nor writes files outside the
+    dataset's directory.
 
     Args:
         directory: path of the dataset.
@@ -39,20 +40,20 @@ def load(
             all frames at once.
 
     Returns:
-        A TensorDict of shape ``(frames,)``, or with ``batch_size`` an iterator over TensorDicts of
-        shape ``(batch_size,)``. The frames are in the order in which they were written: batch by
-        batch and, within a batch, environment by environment. With the format ``minari`` they are
-        ordered by episode instead. ``("collector", "traj_ids")`` says which trajectory a frame
-        belongs to. With the format ``memmap`` the frames are memory-mapped copy-on-write: they are
-        read from disk when you access them, and your changes stay in memory. The other formats
-        read all requested frames into memory.
+        A TensorDict of shape ``(frames,)`` or, with ``batch_size``, an iterator over TensorDicts
+        of shape ``(batch_size,)``. The frames are in the order in which they were written: batch by
+        batch and, within a batch, environment by environment. With the format ``minari``, they are
+        ordered by episode instead. ``("collector", "traj_ids")`` is the id of the trajectory that
+        a frame belongs to. With the format ``memmap``, the frames are memory-mapped copy-on-write:
+        they are read from disk when you access them, and your changes stay in memory. With the
+        other formats, all requested frames are read into memory.
 
     Raises:
-        FileNotFoundError: if there is no dataset, or nothing was committed to it.
+        FileNotFoundError: if the dataset does not exist, or has no committed frames.
         ValueError: if the dataset is damaged, its format or version is unknown, or ``batch_size``
-            is not positive. With ``batch_size``, damage may be found only when the damaged part
-            is read.
-        ImportError: if the library that reads the format is missing.
+            is not positive. With ``batch_size``, damage may be reported only when the damaged
+            part is read.
+        ImportError: if the library that reads the format is not installed.
 
     Example:
         >>> import os, tempfile
@@ -69,7 +70,9 @@ def load(
         90 90 20
     """
     if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, or None for all, but it is {batch_size}")
+        raise ValueError(
+            f"batch_size must be at least 1, or None for all frames, but it is {batch_size}"
+        )
     record = read_record(directory)
     if not record.frames:
         raise FileNotFoundError(f"{directory} has no frames: nothing was committed to it")
@@ -81,7 +84,7 @@ def load(
 
 
 def info(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the facts that a dataset records about itself.
+    """Returns the facts that are recorded about a dataset.
 
     Args:
         directory: path of the dataset.
@@ -92,7 +95,8 @@ def info(directory: str | os.PathLike[str]) -> dict[str, Any]:
         of the sink's ``info``.
 
     Raises:
-        FileNotFoundError: if there is no dataset.
-        ValueError: if its format or version is unknown, or its ``_dataset.json`` is damaged.
+        FileNotFoundError: if the dataset does not exist.
+        ValueError: if the dataset's format or version is unknown, or its ``_dataset.json`` is
+            damaged.
     """
     return read_record(directory).facts()

@@ -1,4 +1,4 @@
-"""Transforms of a batch before it is delivered, for the option ``postproc``."""
+"""Transforms that the option ``postproc`` applies to each batch before its delivery."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class MultiStep(nn.Module):
 
     .. math:: r_t + \gamma r_{t+1} + \dots + \gamma^{k-1} r_{t+k-1}
 
-    All other entries under ``"next"``, the flags included, become those of the last of these
-    steps. :math:`k` is ``n_steps``, or the number of steps that are left if the trajectory or the
-    batch ends before.
+    All other entries under ``"next"``, including the flags, are taken from the last of these
+    steps. :math:`k` is ``n_steps``, or the number of remaining steps if the trajectory or the
+    batch ends earlier.
 
-    A target then bootstraps with :math:`\gamma^k V(s_{t+k})` (Sutton and Barto, *Reinforcement
-    Learning: An Introduction*, 2nd ed., eq. 7.1). A combined step never crosses the end of an
-    episode, a change of trajectory id, or an edge of the mask. With whole trajectories
+    An n-step target then bootstraps with :math:`\gamma^k V(s_{t+k})` (Sutton and Barto,
+    *Reinforcement Learning: An Introduction*, 2nd ed., eq. 7.1). A combined step never crosses the
+    end of an episode, a change of trajectory id, or an edge of the mask. With whole trajectories
     (``trajs_per_batch``), the end of a batch never shortens a combined step.
 
     Args:
@@ -36,7 +36,7 @@ class MultiStep(nn.Module):
 
     Raises:
         TypeError: if ``gamma`` is not a number, or ``n_steps`` is not an integer.
-        ValueError: if one of them is out of range.
+        ValueError: if ``gamma`` or ``n_steps`` is out of range.
 
     Example:
         >>> import torch
@@ -66,23 +66,29 @@ class MultiStep(nn.Module):
     def forward(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the batch with combined steps.
 
+        The result has these new entries:
+
+        - ``("next", "original_reward")``: the reward of the first step.
+        - ``"steps_to_next_obs"`` (int64): the number of steps that were combined.
+        - ``"gamma"`` (PyTorch's default dtype): the discount of the value after the last step.
+        - ``"nonterminal"`` (bool): False in padding, and where the episode terminated within the
+          combined steps. If the batch has no ``"terminated"``, this entry is False wherever the
+          episode ended within the combined steps.
+
         Args:
-            batch: frames of shape ``(*batch_size, time)``; it is not modified.
+            batch: frames of shape ``(*batch_size, time)``; the batch is not modified.
 
         Returns:
-            A batch of the same shape. Its entries under ``"next"`` are those of the combined
-            steps, and it has these new entries: ``("next", "original_reward")``, the reward of the
-            first step; ``"steps_to_next_obs"`` (int64), the number of steps that were combined;
-            ``"gamma"`` (PyTorch's default dtype), the discount of the value after the last step;
-            ``"nonterminal"`` (bool), False in padding and where the episode terminated within
-            the combined steps (or ended, if the batch has no ``"terminated"``).
+            A batch of the same shape, with the combined steps under ``"next"``.
 
         Raises:
-            KeyError: if there is no reward, or no flag of an episode's end.
+            KeyError: if the batch has no reward, or no flag that marks the end of an episode.
             ValueError: if the batch has no time dimension.
         """
         if not batch.ndim:
-            raise ValueError("n steps need a batch with a time dimension, but it has none")
+            raise ValueError(
+                "MultiStep needs a batch with a time dimension, but this batch has none"
+            )
         steps = self._steps(batch)
         following = self._following(batch.get("next"), steps)
         result = batch.copy().set("next", following)
@@ -92,7 +98,7 @@ class MultiStep(nn.Module):
         return result
 
     def _steps(self, batch: TensorDictBase) -> Tensor:
-        """Returns the number of steps to combine from each frame: int64, of the batch's shape."""
+        """Returns the number of steps to combine from each frame, as int64 of the batch's shape."""
         time = batch.shape[-1]
         last = ends(batch)
         for key in (TRAJ_IDS, MASK):
@@ -101,7 +107,7 @@ class MultiStep(nn.Module):
                 last[..., :-1] |= marks[..., 1:] != marks[..., :-1]
         last[..., -1:] = True
         at = torch.arange(time, device=last.device).expand(batch.shape)
-        # Time of the next end of a trajectory, at or after each frame.
+        # For each frame, the time of the first end of a trajectory at or after this frame.
         end = at.masked_fill(~last, time).flip(-1).cummin(-1).values.flip(-1)
         return (end - at + 1).clamp(max=self.n_steps)
 
@@ -118,7 +124,7 @@ class MultiStep(nn.Module):
         return result
 
     def _sum(self, reward: Tensor, steps: Tensor) -> Tensor:
-        """Returns the discounted sum of ``steps`` rewards, beginning with each frame's own."""
+        """Returns, for each frame, the discounted sum of ``steps`` rewards from this frame on."""
         axis = steps.ndim - 1
         total = reward.clone()
         for ahead in range(1, min(self.n_steps, reward.shape[axis])):
@@ -137,7 +143,7 @@ class MultiStep(nn.Module):
         return going_on if mask is None else going_on & mask
 
     def extra_repr(self) -> str:
-        """The arguments, for ``repr``."""
+        """Returns the arguments as text, for ``repr``."""
         return f"gamma={self.gamma}, n_steps={self.n_steps}"
 
 

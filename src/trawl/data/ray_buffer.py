@@ -14,15 +14,17 @@ from trawl.backends.failure import Failure
 from trawl.backends.frames import Frame, pack_code, pack_for_ray
 from trawl.backends.ray_cluster import Connection, Placement, connect, import_ray, with_defaults
 
-# Arguments of the buffer that may be functions: the actor calls them, to make the parts there.
+# Arguments of the buffer that may be functions. The actor calls these functions in its process.
 _MADE_THERE = ("storage", "sampler", "writer")
-# Number of workers' batches whose names the actor remembers, to detect one that is sent twice.
+# Number of batches from workers whose names the actor remembers, to detect repeated batches.
 _REMEMBERED = 10_000
 _TRANSPORTS = ("auto", "ray")
 
 
 class RayBufferClient:
-    """Client of a replay buffer in an actor; it can be pickled and used anywhere in the cluster.
+    """Client of a replay buffer in an actor.
+
+    A client can be pickled, and used anywhere in the cluster.
 
     Args:
         actor: handle of the actor.
@@ -35,8 +37,9 @@ class RayBufferClient:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        # Part of the name of each batch that workers write. Pickled copies keep it, so a batch
-        # that a worker and its replacement both send has one name, and is stored once.
+        # Part of the name of each batch that workers write. Pickled copies have the same value.
+        # If a worker and its replacement both send a batch, both use the same name, and the batch
+        # is stored once.
         self._writer = uuid.uuid4().hex
         self._order: tuple[int, int] | None = None
 
@@ -54,7 +57,7 @@ class RayBufferClient:
     # --- writing
 
     def write_as(self, number: int) -> None:
-        """Names the following batches after a request, so that each is stored only once.
+        """Names the following batches after a request, so that each batch is stored only once.
 
         Args:
             number: number of the request that the worker carries out.
@@ -82,13 +85,13 @@ class RayBufferClient:
         self._ask("update_priority", index, priority)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Sets the priorities that a sampled batch contains."""
+        """Sets the priorities of sampled entries to those in the sampled batch."""
         self._ask("update_tensordict_priority", data)
 
     # --- reading
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples a batch. Its tensors use the memory that Ray delivered, and are writable."""
+        """Samples a batch, whose tensors are writable and use the memory that Ray delivered."""
         return self._ask("sample", *args, **kwargs)
 
     def __len__(self) -> int:
@@ -99,7 +102,7 @@ class RayBufferClient:
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is None:
-            raise RuntimeError("to be iterated over, a replay buffer needs a batch_size")
+            raise RuntimeError("a replay buffer needs a batch_size to be iterated over")
         while True:
             yield self.sample()
 
@@ -125,7 +128,7 @@ class RayBufferClient:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a state of the buffer."""
+        """Restores the buffer's state from :meth:`state_dict`."""
         self._ask("load_state_dict", state_dict)
 
     # --- others
@@ -140,28 +143,31 @@ class RayBufferClient:
 
 
 class RayReplayBuffer(RayBufferClient):
-    """A TorchRL replay buffer in a Ray actor; collectors write to it, learners sample from it.
+    """A TorchRL replay buffer in a Ray actor.
 
-    :meth:`close` ends the actor, and so does the garbage collection of this object. Copies of
-    it in other processes of the cluster are clients, which do not end the actor.
+    Collectors write to the buffer, and learners sample from it. The actor ends when :meth:`close`
+    is called, or when this object is garbage-collected. Copies of this object in other processes
+    of the cluster are clients, which do not end the actor.
 
     Args:
         *args: arguments of the buffer.
         replay_buffer_cls: class of the buffer; by default TorchRL's ``ReplayBuffer``.
         ray_init_config: arguments of ``ray.init``, if this process is not connected to a cluster.
-        remote_config: options of the actor (``num_cpus``, by default 0, ``memory``,
-            ``resources``, …).
-        placement_timeout: seconds to wait until the cluster has these resources; None: no limit.
-        transport: ``"ray"`` (or ``"auto"``): data goes through Ray's object store.
+        remote_config: options of the actor, such as ``num_cpus`` (0 by default), ``memory`` and
+            ``resources``.
+        placement_timeout: maximum time in seconds to wait until the cluster has these resources;
+            None for no limit.
+        transport: ``"ray"`` or ``"auto"``. With both, data goes through Ray's object store.
         transport_options: None, because this transport has no options.
         delayed_init: True to make the buffer only when it is first used.
-        **kwargs: more arguments of the buffer. ``storage``, ``sampler`` and ``writer``
-            should be functions that make them: the actor calls these.
+        **kwargs: more arguments of the buffer. Pass functions that make the ``storage``, the
+            ``sampler`` and the ``writer``; the actor calls these functions.
 
     Raises:
-        ImportError: if Ray is missing, or if TorchRL is missing and no other class is given.
+        ImportError: if Ray is not installed, or if TorchRL is not installed and
+            ``replay_buffer_cls`` is None.
         ValueError: if ``transport`` is unknown, or ``transport_options`` is not empty.
-        RuntimeError: if the cluster has no room for the actor.
+        RuntimeError: if the cluster lacks the resources for the actor.
 
     Example:
         >>> from functools import partial
@@ -191,11 +197,14 @@ class RayReplayBuffer(RayBufferClient):
                 f"{transport!r}"
             )
         if transport_options:
-            raise ValueError(f"transport {transport!r} has no options: {dict(transport_options)}")
+            raise ValueError(
+                f"transport {transport!r} takes no options, but transport_options is "
+                f"{dict(transport_options)}"
+            )
         connect(ray_init_config)
         self._connection = Connection()
         make = pack_code((replay_buffer_cls, args, kwargs))
-        # The actor mostly waits, so it should not take a CPU or a GPU from a collector.
+        # The actor mostly waits, so by default it reserves no CPU and no GPU.
         options = with_defaults({"num_cpus": 0, "num_gpus": 0, **(remote_config or {})})
         place = Placement(options, placement_timeout)
         actor = ray.remote(_BufferActor).options(**options).remote(make, list(sys.path))
@@ -218,7 +227,7 @@ class RayReplayBuffer(RayBufferClient):
             place.check("the replay buffer's actor")
 
     def close(self) -> None:
-        """Ends the actor, and the buffer with it; may be called again."""
+        """Ends the actor, and thus the buffer. Further calls do nothing."""
         if not self.__dict__.get("_closed", True):
             self._closed = True
             if self._connection.alive:
@@ -241,8 +250,8 @@ class RayReplayBuffer(RayBufferClient):
 def _nameless_locks() -> Iterator[None]:
     """Sets the start method ``fork`` within the context, so that new locks have no names.
 
-    With other start methods a lock has a name in /dev/shm. The name would be left behind when the
-    actor is killed together with the process that should remove it.
+    With other start methods, a lock has a name in /dev/shm. The name would remain there if the
+    actor was killed together with the process that should remove the name.
     """
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)

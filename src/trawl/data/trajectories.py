@@ -35,9 +35,9 @@ class TrajectoryAssembler:
     the batch's memory in use.
 
     Args:
-        workers: number of workers of the collector. A trajectory id tells which worker made the
-            trajectory.
-        stride: ids of trajectories of one worker differ by multiples of ``workers * stride``.
+        workers: number of workers of the collector. The worker that made a trajectory is derived
+            from the trajectory id.
+        stride: the trajectory ids of one worker differ by multiples of ``workers * stride``.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -64,15 +64,17 @@ class TrajectoryAssembler:
         self._own = 0
 
     def __len__(self) -> int:
-        """Number of whole trajectories that were not taken yet."""
+        """Number of whole trajectories that have not been taken yet."""
         return len(self._whole)
 
     def add(self, batch: TensorDictBase) -> None:
         """Adds a batch of shape ``(*batch_size, time)`` with trajectory ids.
 
         Raises:
-            KeyError: if the batch has no trajectory ids, or no flag of a trajectory's end.
-            ValueError: if the ids in a row go down, as in batches of more workers than ``workers``.
+            KeyError: if the batch has no trajectory ids, or no flag that marks the end of a
+                trajectory.
+            ValueError: if the ids in a row decrease. This happens if the batches come from more
+                than ``workers`` workers.
         """
         self.add_parts([(None, batch)])
 
@@ -80,12 +82,13 @@ class TrajectoryAssembler:
         """Adds batches that were collected at the same time, each with the name of its source.
 
         Args:
-            parts: pairs of a source's name and its batch. Sources may share ids, and the ids of a
-                source may come in any order, but trajectories of one environment need different
-                ids.
+            parts: pairs of a source's name and its batch. Different sources may use the same ids,
+                and the ids of a source may come in any order. All trajectories of one environment
+                need different ids.
 
         Raises:
-            KeyError: if a batch has no trajectory ids, or no flag of a trajectory's end.
+            KeyError: if a batch has no trajectory ids, or no flag that marks the end of a
+                trajectory.
         """
         found: list[tuple[int, int, int, TensorDictBase]] = []
         for order, (source, batch) in enumerate(parts):
@@ -106,11 +109,11 @@ class TrajectoryAssembler:
         self._whole.extend(trajectory for *_, trajectory in found)
 
     def miss(self, batch: TensorDictBase, source: Hashable = None) -> None:
-        """Marks the trajectories of these frames as incomplete, so that they are dropped.
+        """Drops the trajectories to which missing frames belong.
 
         Args:
-            batch: frames of shape ``(*batch_size, time)`` that are not added.
-            source: the name of their source.
+            batch: the missing frames, of shape ``(*batch_size, time)``. They are not added.
+            source: name of the source of the frames.
         """
         for run in self._runs(source, batch.reshape(-1, batch.shape[-1])):
             self._begun(run)
@@ -137,35 +140,35 @@ class TrajectoryAssembler:
         if run.place[0] is None and run.trajectory < before:
             raise ValueError(
                 f"trajectory {run.trajectory} comes after trajectory {before} in row "
-                f"{run.place[2]}, but the ids of an environment go up: for batches of several "
-                "workers say how many there are, "
+                f"{run.place[2]}, but the ids of one environment must increase. For batches from "
+                "several workers, pass the number of workers: "
                 "TrajectoryAssembler(workers=collector.num_workers)"
             )
         if before != run.trajectory:
-            # The trajectory before did not end: a reset cut it off.
+            # The previous trajectory did not end, because a reset cut it off.
             self._pieces.pop(run.place, None)
         self._ids[run.place] = run.trajectory
         return self._pieces.setdefault(run.place, [])
 
     def take(self, count: int | None = None) -> list[TensorDictBase]:
-        """Removes and returns the first ``count`` whole trajectories; None: all of them."""
+        """Removes and returns the first ``count`` whole trajectories, or all if it is None."""
         count = len(self._whole) if count is None else min(count, len(self._whole))
         self._own = max(0, self._own - count)
         return [self._whole.popleft() for _ in range(count)]
 
     def keep(self) -> None:
-        """Copies whole trajectories out of the memory of batches, which can be freed then."""
+        """Copies whole trajectories, so that the memory of their batches can be freed."""
         for index in range(self._own, len(self._whole)):
             self._whole[index] = self._whole[index].clone()
         self._own = len(self._whole)
 
     def state(self) -> list[TensorDictBase]:
-        """Returns copies of the whole trajectories that were not taken yet."""
+        """Returns copies of the whole trajectories that have not been taken yet."""
         return [trajectory.clone() for trajectory in self._whole]
 
     def load(self, whole: Iterable[TensorDictBase]) -> None:
         """Restores trajectories from :meth:`state`; unfinished trajectories are dropped."""
-        # Later frames of unfinished trajectories lack their beginning.
+        # Frames that continue an unfinished trajectory later would lack its beginning.
         self._pieces = dict.fromkeys(self._pieces)
         self._whole = deque(whole)
         self._own = len(self._whole)
@@ -176,12 +179,13 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
 
     Args:
         trajectories: at least one trajectory, each of shape ``(time,)``.
-        layout: ``"cat"`` concatenates them to shape ``(frames,)``. ``"padded"`` stacks them to
-            shape ``(trajectories, longest)``: shorter ones end with zeros, where
-            ``("collector", "mask")`` is False.
+        layout: ``"cat"`` concatenates the trajectories to shape ``(frames,)``. ``"padded"`` stacks
+            them to shape ``(trajectories, longest)``. Shorter trajectories are padded with zeros,
+            and ``("collector", "mask")`` is False in the padding.
 
     Raises:
-        TypeError: if the trajectories can't be padded, for example data without a fixed shape.
+        TypeError: if the trajectories can't be padded, for example because an entry has no fixed
+            shape.
     """
     if layout == "cat":
         result: TensorDictBase = torch.cat(list(trajectories))
@@ -195,8 +199,8 @@ def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:
         padded: TensorDictBase = pad_sequence(masked)
     except RuntimeError as error:
         raise TypeError(
-            f"trajectories can't be padded: {error}. What has no fixed shape can be put one "
-            "behind the other only: traj_format='cat'"
+            f"trajectories can't be padded: {error}. Entries without a fixed shape can only be "
+            "concatenated: use traj_format='cat'"
         ) from error
     return padded.refine_names(None, None)
 
@@ -211,18 +215,18 @@ def ends(batch: TensorDictBase) -> Tensor:
     found = leaves_named(following, DONE_KEYS)
     flags = [following.get(key).reshape(*batch.shape, -1).any(-1) for key in found]
     if not flags:
-        raise KeyError("nothing under 'next' tells where trajectories end, as 'done' does")
+        raise KeyError("no entry under 'next', such as 'done', marks where trajectories end")
     ended: Tensor = torch.stack(flags).any(0)
     return ended
 
 
 def leaves_named(frames: TensorDictBase, names: Sequence[str]) -> list[Any]:
-    """Returns the keys of entries with one of these names, at any depth."""
+    """Returns the keys of all entries, at any depth, whose name is among ``names``."""
     return [k for k in frames.keys(True, True) if (k if isinstance(k, str) else k[-1]) in names]
 
 
 def runs(ids: Tensor) -> list[tuple[int, int]]:
-    """Returns the start and stop of each run of equal ids; negative ids are left out."""
+    """Returns the start and stop of each run of equal ids, without runs of negative ids."""
     cuts = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
     edges = [0, *cuts.tolist(), len(ids)]
     return [(start, stop) for start, stop in pairwise(edges) if start < stop and ids[start] >= 0]

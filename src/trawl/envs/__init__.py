@@ -1,4 +1,4 @@
-"""Gymnasium environments with the TensorDict interface, single or as a batch."""
+"""Gymnasium environments with the TensorDict interface, single ones and batches."""
 
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import ObserveActionMask

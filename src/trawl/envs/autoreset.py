@@ -1,4 +1,4 @@
-"""Autoreset modes of vector environments, and the resets that their wrappers allow.
+"""Autoreset modes of vector environments, and the effects of Gymnasium's wrappers on resets.
 
 Source of the modes: https://farama.org/Vector-Autoreset-Mode
 """
@@ -11,8 +11,8 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-# Gymnasium's wrappers, grouped by their effect. Stateless ones transform each value on its own, so
-# it makes no difference to them if a sub-environment is reset alone or in a step of all.
+# Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value on its own,
+# so it makes no difference whether sub-environments are reset one at a time or all together.
 _STATELESS = frozenset(
     {
         wrappers.ClipAction,
@@ -39,11 +39,11 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
 
     Args:
         env: the vector environment.
-        given: the mode stated by the user; it takes precedence over the environment's own.
+        given: the mode stated by the user; it takes precedence over the environment's own mode.
 
     Raises:
-        ValueError: if neither states a mode, if the mode is invalid, or if the user's mode
-            contradicts that of one of Gymnasium's own environments.
+        ValueError: if neither the user nor the environment states a mode, if the mode is invalid,
+            or if the user's mode contradicts the mode of one of Gymnasium's own environments.
     """
     declared = _declared(env)
     if given is not None:
@@ -59,19 +59,20 @@ def autoreset_mode(env: Any, given: AutoresetMode | str | None = None) -> Autore
             f"{env!r} doesn't state when it resets its sub-environments: its metadata has no "
             "'autoreset_mode'. State it with GymEnv(env, autoreset_mode=...): 'SameStep' if the "
             "step that ends an episode returns the first observation of the next one (and the "
-            "last one in info['final_obs']), 'NextStep' if the step after the end is spent on the "
-            "reset, 'Disabled' if a sub-environment is reset by "
-            "reset(options={'reset_mask': ...}) only"
+            "last one in info['final_obs']), 'NextStep' if the step after the end is spent on "
+            "the reset, 'Disabled' if only reset(options={'reset_mask': ...}) resets a "
+            "sub-environment"
         )
     return _as_mode(declared, f"metadata['autoreset_mode'] of {env!r}")
 
 
 def _declared(env: Any) -> Any:
-    """Returns the mode declared by the environment or its outermost wrapper with metadata."""
+    """Returns the mode that the environment, or its outermost wrapper with metadata, declares."""
     base, metadata = env.unwrapped, env.metadata
     if metadata is base.metadata:
         # Some classes write their mode into metadata that they share with other classes
-        # (AtariVectorEnv writes into that of VectorEnv), so the attribute takes precedence.
+        # (AtariVectorEnv writes into the metadata of VectorEnv), so the environment's attribute
+        # takes precedence.
         own = getattr(base, "autoreset_mode", None)
         if own is not None or metadata is VectorEnv.metadata:
             return own
@@ -95,9 +96,9 @@ def wrappers_of(env: Any) -> Iterator[Any]:
 def is_plain(env: Any) -> bool:
     """Returns True for Gymnasium's own vector environments with at most stateless wrappers.
 
-    In any mode, these environments reset a sub-environment on demand, and nothing depends on
-    when that happens. A subclass, a custom worker function or any other wrapper may rely on the
-    resets of the environment's mode.
+    In any mode, these environments can reset a sub-environment on demand, and the time of the
+    reset makes no difference. A subclass, a custom worker function or any other wrapper may rely
+    on resets that happen according to the environment's mode.
     """
     base = getattr(env, "unwrapped", env)
     around = list(wrappers_of(env))
@@ -106,38 +107,39 @@ def is_plain(env: Any) -> bool:
             return False
     elif type(base) is not SyncVectorEnv:
         return False
-    # Without copies, a wrapper may transform an observation in place, and would do it twice.
+    # If the environment doesn't copy its observations, a wrapper that transforms them in place
+    # would transform some of them twice.
     return not around or (base.copy and all(type(wrapper) in _STATELESS for wrapper in around))
 
 
 def resets_twice(env: Any) -> bool:
     """Returns True if the environment still autoresets in the step after an explicit reset.
 
-    Without shared memory, the processes of an ``AsyncVectorEnv`` don't register that reset.
+    Without shared memory, the processes of an ``AsyncVectorEnv`` don't register an explicit reset.
     """
     base = env.unwrapped
     return isinstance(base, AsyncVectorEnv) and not base.shared_memory
 
 
 def shows_observations(env: Any) -> bool:
-    """Returns True if the wrappers pass on observations as the environment returned them."""
+    """Returns True if the wrappers pass on the environment's observations unchanged."""
     known = {*_ACTIONS, *_REWARDS, *_STATISTICS, wrappers.DictInfoToList}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
 def keeps_zero_rewards(env: Any) -> bool:
-    """Returns True if the wrappers pass on a reward of zero as zero."""
+    """Returns True if the wrappers leave rewards of zero unchanged."""
     known = {*_STATELESS, *_ACTIONS, *_STATISTICS, wrappers.NormalizeObservation}
     known -= {*_REWARDS}
     return all(type(wrapper) in known for wrapper in wrappers_of(env))
 
 
 def forgetful_wrapper(env: Any) -> str | None:
-    """Returns the name of a wrapper that forgets all statistics at a partial reset, or None."""
+    """Returns the name of a wrapper that loses all statistics in a partial reset, or None."""
     ours = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
     for wrapper in wrappers_of(env):
-        # RecordEpisodeStatistics reads the mask from the options, but only after Gymnasium's own
-        # environments have removed it from them.
+        # RecordEpisodeStatistics reads the reset mask from the options, but only after Gymnasium's
+        # own environments have removed the mask from them.
         if isinstance(wrapper, wrappers.NormalizeReward) or (
             ours and isinstance(wrapper, wrappers.RecordEpisodeStatistics)
         ):

@@ -1,8 +1,8 @@
-"""Checks that a vector environment resets when its autoreset mode says.
+"""Checks that a vector environment resets according to its autoreset mode.
 
-An environment may declare a mode that it doesn't have, because it inherits metadata, or because
-its author was mistaken about its resets. The checks compare the observations, rewards and flags
-at the end of an episode with the mode.
+An environment may declare a wrong mode, because it inherits metadata, or because its author
+misunderstood when the environment resets. The checks test whether the observations, rewards
+and flags at the end of an episode agree with the mode.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from trawl.envs.outcomes import Outcome
 from trawl.envs.spaces import SpaceCodec
 from trawl.memory import Array, Mask
 
-# Keys of the last observation in the info, since Gymnasium 1.1 and before it.
+# Keys of the last observation in the info: since Gymnasium 1.1, and in earlier versions.
 _FINAL = ("final_obs", "final_observation")
 
 
 class ModeCheck:
-    """Checks that a vector environment behaves as its autoreset mode says.
+    """Checks that a vector environment behaves according to its autoreset mode.
 
     Args:
         env: the environment.
-        codec: encodes the observations of one sub-environment.
+        codec: codec for the observations of one sub-environment.
         mode: the mode that the environment is assumed to have.
     """
 
@@ -41,7 +41,7 @@ class ModeCheck:
         self._sees_rewards = keeps_zero_rewards(env)
 
     def last(self, leaves: list[Array], ended: Mask, info: Any) -> None:
-        """Refuses an environment that already reset in the step that ended an episode.
+        """Rejects an environment that has already reset in the step that ended an episode.
 
         Args:
             leaves: the observations that the step returned.
@@ -49,7 +49,7 @@ class ModeCheck:
             info: the info that the step returned.
 
         Raises:
-            ValueError: if the last observation in the info differs from the returned one.
+            ValueError: if the last observation in the info differs from the returned observation.
         """
         if not self._sees_observations:
             return
@@ -58,12 +58,13 @@ class ModeCheck:
             if final is not None and not _equal(final, _rows(leaves, row)):
                 raise ValueError(
                     f"{self._assumed()}, but the step that ended an episode of sub-environment "
-                    f"{row} returned another observation than info['final_obs']: it resets in "
-                    "that step. State it with GymEnv(env, autoreset_mode='SameStep')"
+                    f"{row} returned an observation that differs from info['final_obs'], so the "
+                    "environment resets in that step. State this with GymEnv(env, "
+                    "autoreset_mode='SameStep')"
                 )
 
     def final(self, info: Any, row: int) -> list[Any] | None:
-        """Returns the encoded last observation of a row's episode, or None if it is missing."""
+        """Returns the encoded last observation of a row's episode, or None if the info has none."""
         sample = _final_sample(info, row)
         return None if sample is None else self._codec.encode(sample)
 
@@ -71,14 +72,14 @@ class ModeCheck:
         """Returns the encoded last observation of a row's episode.
 
         Raises:
-            KeyError: if it is missing from the info.
+            KeyError: if the info has no last observation.
         """
         final = self.final(info, row)
         if final is None:
             held = sorted(info) if isinstance(info, dict) else info
             raise KeyError(
-                f"{self._assumed()}, but gave no info['final_obs'] at the end of an episode of "
-                f"sub-environment {row}; the info holds {held}. Without it the last observation "
+                f"{self._assumed()}, but returned no info['final_obs'] at the end of an episode "
+                f"of sub-environment {row}; the info has {held}. Without it the last observation "
                 "of the episode is lost"
             )
         return final
@@ -86,59 +87,64 @@ class ModeCheck:
     def reset_step(self, resetting: Mask, outcome: Outcome) -> None:
         """Checks that the step after the end of an episode looks like a reset.
 
-        Warns if that step gave a reward; only the first time.
+        Issues a warning once if such a step returns a non-zero reward.
 
         Raises:
-            ValueError: if that step ended an episode.
+            ValueError: if the step ended an episode.
         """
-        hint = "State it with GymEnv(env, autoreset_mode='SameStep') or 'Disabled'"
+        hint = "State the true mode with GymEnv(env, autoreset_mode='SameStep') or 'Disabled'"
         again = np.flatnonzero(resetting & (outcome.terminated | outcome.truncated))
         if again.size:
             raise ValueError(
                 f"{self._assumed()}, but the step after the end of an episode of sub-environment "
-                f"{again[0]} ended an episode as well, so that it was no reset. {hint}"
+                f"{again[0]} also ended an episode, so it was not a reset. {hint}"
             )
         rewards = outcome.reward[resetting]
         if self._sees_rewards and rewards.any():
             self._sees_rewards = False  # one warning is enough
             warnings.warn(
                 f"{self._assumed()}, but the step after the end of an episode, which should be a "
-                f"reset, gave a reward of {rewards[rewards != 0][0]}: frames are wrong if it "
-                f"resets at another time. {hint}",
+                f"reset, returned a reward of {rewards[rewards != 0][0]}: if the environment "
+                f"resets at another time, frames are wrong. {hint}",
                 stacklevel=2,
             )
 
     def others(self, before: list[Array], after: list[Array], mask: Mask) -> None:
-        """Refuses an environment whose partial reset also affects other sub-environments.
+        """Rejects an environment whose partial reset also affects other sub-environments.
 
         Args:
             before: observations before the reset.
             after: observations that the reset returned.
-            mask: the sub-environments that were to be reset.
+            mask: mask of the sub-environments that were to be reset.
 
         Raises:
-            ValueError: if the observation of a row outside of ``mask`` has changed.
+            ValueError: if the observation of a row outside ``mask`` has changed.
         """
         for row in map(int, np.flatnonzero(~mask)):
             if not _equal(_rows(before, row), _rows(after, row)):
                 raise ValueError(
-                    f"{self._assumed()}, but reset(options={{'reset_mask': {mask}}}) changed "
-                    f"sub-environment {row} as well. It must reset those of the mask only, and "
-                    "return the others' observations as they were; if it resets by itself, state "
-                    "it with GymEnv(env, autoreset_mode='NextStep') or 'SameStep'"
+                    f"{self._assumed()}, but reset(options={{'reset_mask': {mask}}}) also "
+                    f"changed sub-environment {row}. It must reset only the sub-environments in "
+                    "the mask, and return the observations of the others unchanged. If the "
+                    "environment resets by itself, state this with GymEnv(env, "
+                    "autoreset_mode='NextStep') or 'SameStep'"
                 )
 
     @property
     def sees_observations(self) -> bool:
-        """True if observations are checked: the wrappers pass them on, and ``env`` is not plain."""
+        """True if observations are checked.
+
+        Observations are checked if the wrappers pass them on unchanged, and if :func:`is_plain` is
+        False for the environment.
+        """
         return self._sees_observations
 
     def _assumed(self) -> str:
-        return f"{self._env!r} is taken for one of autoreset mode {self._mode.value!r}"
+        return f"{self._env!r} is assumed to have autoreset mode {self._mode.value!r}"
 
 
 def _final_sample(info: Any, row: int) -> Any:
-    """Returns sub-environment ``row``'s part of ``info["final_obs"]``, or None."""
+    """Returns the last observation of sub-environment ``row`` in ``info``, or None."""
     if isinstance(info, (list, tuple)):
         # DictInfoToList returns one info for each sub-environment.
         return next((info[row][name] for name in _FINAL if name in info[row]), None)
@@ -150,9 +156,9 @@ def _final_sample(info: Any, row: int) -> Any:
 
 
 def _row(sample: Any, row: int) -> Any:
-    """Returns sub-environment ``row``'s part of an info entry merged by ``VectorEnv``."""
+    """Returns the part of sub-environment ``row`` in an info entry that ``VectorEnv`` merged."""
     if isinstance(sample, dict):
-        # For each entry, "_entry" is a mask of the sub-environments that have one.
+        # For each entry, "_entry" is a mask of the sub-environments that have the entry.
         return {k: _row(v, row) for k, v in sample.items() if not _marks_presence(k, sample)}
     return sample[row]
 

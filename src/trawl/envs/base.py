@@ -23,11 +23,12 @@ class TensorDictEnv(ABC):
     A subclass sets the attributes below and implements the abstract methods.
 
     Attributes:
-        batch_size: number of environments stepped as one, ``()`` for a single one.
+        batch_size: shape of the batch of environments that are stepped together; ``()`` for a
+            single environment.
         device: device of the returned TensorDicts; with None, their tensors are on the CPU and
             they have no device.
-        is_closed: True once :meth:`close` was called.
-        has_processes: True if the environment steps in processes of its own.
+        is_closed: True once :meth:`close` has been called.
+        has_processes: True if the environment runs in processes of its own.
     """
 
     batch_size: torch.Size
@@ -49,21 +50,21 @@ class TensorDictEnv(ABC):
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset; returns the seed for another environment."""
+        """Seeds the next reset, and returns the seed for another environment."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Closes the environment, which is open."""
+        """Closes the environment; called only while it is open."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the environment."""
+        """Name of the environment, such as its Gymnasium id."""
 
     @property
     @abstractmethod
     def vectors(self) -> list[VectorAdapter]:
-        """Adapters of the vector environments that this one consists of."""
+        """Adapters of the vector environments in this environment."""
 
     @property
     @abstractmethod
@@ -74,13 +75,14 @@ class TensorDictEnv(ABC):
     def autoreset_mask(self) -> Tensor | None:
         """Returns a mask of the environments whose last step was only a reset.
 
-        Such a step is no experience. None if the environment has no such steps.
+        The results of such a step are not experience. Returns None if no step of the environment
+        is only a reset.
         """
 
     def action_mask(self) -> NDArray[Any] | None:
         """Returns the action mask from ``info``, with one row per environment.
 
-        None if ``info`` has no mask. A mask in the observation is not returned here.
+        Returns None if ``info`` has no mask. A mask in the observation is not included.
         """
         return None
 
@@ -93,7 +95,7 @@ class TensorDictEnv(ABC):
 
     @property
     def action_spec(self) -> Spec | Composite:
-        """Spec of the action, or specs by key if there are several."""
+        """Spec of the action; if there are several actions, their specs by key."""
         keys = self.action_keys
         return self.full_action_spec[keys[0]] if len(keys) == 1 else self.full_action_spec
 
@@ -109,7 +111,7 @@ class TensorDictEnv(ABC):
 
     @property
     def action_spec_unbatched(self) -> Any:
-        """The action spec of one environment of the batch."""
+        """Action spec of a single environment in the batch."""
         return self._unbatched.action_spec
 
     @property
@@ -145,7 +147,7 @@ class TensorDictEnv(ABC):
 
     @property
     def full_state_spec(self) -> Composite:
-        """Specs of the inputs besides actions: empty."""
+        """Specs of inputs other than actions: empty, because there are none."""
         return Composite(shape=self.batch_size)
 
     @property
@@ -174,7 +176,7 @@ class TensorDictEnv(ABC):
 
     @property
     def done_keys_groups(self) -> list[list[str]]:
-        """Done keys, grouped by the part of the environment they belong to: one group here."""
+        """Done keys in groups, one for each part of the environment; here, there is one group."""
         return [list(DONE_KEYS)]
 
     @property
@@ -188,7 +190,7 @@ class TensorDictEnv(ABC):
         return ["reward"]
 
     def fake_tensordict(self) -> TensorDict:
-        """Returns a frame of zeros with the layout of a real one."""
+        """Returns a frame of zeros with the layout of a real frame."""
         observation = self.full_observation_spec.zero()
         done = self.full_done_spec.zero()
         following = observation.clone().update(done).update(self.full_reward_spec.zero())
@@ -201,13 +203,14 @@ class TensorDictEnv(ABC):
         """Begins an episode.
 
         Args:
-            tensordict: may have an entry ``"_reset"``, a bool mask of shape
-                ``(*batch_size, 1)``. Only the environments where it is True are reset then, and
-                the other rows are taken from ``tensordict`` unchanged.
-            **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
+            tensordict: if it has an entry ``"_reset"``, a bool mask of shape ``(*batch_size, 1)``,
+                only the environments where the mask is True are reset. The other rows are returned
+                as they are in ``tensordict``.
+            **kwargs: ``seed`` and ``options``, with the same meaning as in
+                ``gymnasium.Env.reset``.
 
         Returns:
-            Observations and done flags, of batch size ``batch_size``.
+            A TensorDict of observations and done flags, of batch size ``batch_size``.
         """
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if tensordict is not None and mask is not None:
@@ -223,11 +226,12 @@ class TensorDictEnv(ABC):
         return torch.where(mask.to(fresh.device or "cpu"), fresh, kept)
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Takes the actions in ``tensordict``.
+        """Takes a step with the actions in ``tensordict``.
 
         Returns:
-            ``tensordict``, with the results under ``"next"``: observations, and ``reward``
-            (float32), ``done``, ``terminated`` and ``truncated``, each of shape ``(…, 1)``.
+            ``tensordict``, with the results under ``"next"``: the observations, ``reward``
+            (float32), ``done``, ``terminated`` and ``truncated``. The reward and the flags have
+            shape ``(*batch_size, 1)``.
 
         Raises:
             KeyError: if an action is missing.
@@ -243,8 +247,7 @@ class TensorDictEnv(ABC):
         """Takes a step, and resets the environments whose episodes ended.
 
         Returns:
-            ``tensordict`` with its ``"next"`` (as from :meth:`step`), and the TensorDict for the
-            next step.
+            The result of :meth:`step`, and the TensorDict for the next step.
         """
         tensordict = self.step(tensordict)
         root = tensordict.get("next").exclude("reward")
@@ -253,7 +256,7 @@ class TensorDictEnv(ABC):
         return tensordict, root
 
     def _restart(self, root: TensorDictBase) -> None:
-        """Resets the environments that are done, and puts their new observations in ``root``."""
+        """Resets the environments that are done, and writes their observations to ``root``."""
         # A shallow copy: the mask must not appear in the next frame.
         fresh = self.reset(root.copy().set("_reset", root.get("done")))
         for key in fresh.keys():  # noqa: SIM118 - iterating a TensorDict gives its rows
@@ -272,8 +275,8 @@ class TensorDictEnv(ABC):
         Args:
             max_steps: maximum number of steps.
             policy: function from TensorDict to TensorDict; None for random actions.
-            break_when_any_done: True to stop when the first episode ends; otherwise the next
-                episode follows.
+            break_when_any_done: True to stop when the first episode ends. If False, environments
+                are reset at the end of an episode, and the rollout continues.
             tensordict: TensorDict to start from; if None, the environment is reset.
 
         Returns:
@@ -295,7 +298,7 @@ class TensorDictEnv(ABC):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Writes random actions into ``tensordict``, or into a new TensorDict.
 
-        If the environment shows an action mask, only allowed actions are drawn.
+        If the environment provides an action mask, only allowed actions are drawn.
         """
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
@@ -312,11 +315,11 @@ class TensorDictEnv(ABC):
         """Closes the environment.
 
         Raises:
-            RuntimeError: if it is closed already, unless ``raise_if_closed`` is False.
+            RuntimeError: if it is already closed, unless ``raise_if_closed`` is False.
         """
         if self.is_closed:
             if raise_if_closed:
-                raise RuntimeError(f"environment {self.name} is closed already")
+                raise RuntimeError(f"environment {self.name} is already closed")
             return
         self.is_closed = True
         self._close()
@@ -339,7 +342,9 @@ class TensorDictEnv(ABC):
             ValueError: if ``state_dict`` is not empty.
         """
         if state_dict:
-            raise ValueError(f"a simulator has no state to load, but got {sorted(state_dict)}")
+            raise ValueError(
+                f"this environment has no state to load, but state_dict has {sorted(state_dict)}"
+            )
 
     def _placed(self, tensordict: TensorDict) -> TensorDict:
         return tensordict if self.device is None else tensordict.to(self.device)

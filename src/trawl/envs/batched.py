@@ -1,4 +1,4 @@
-"""Base class of environments that are batches of others."""
+"""Base class of environments that are batches of other environments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BatchedEnv(TensorDictEnv):
     A subclass sets ``device``, and calls :meth:`_set_members` in its constructor.
 
     Attributes:
-        members: the environments, or their descriptions.
+        members: the environments; if they are in other processes, their descriptions.
     """
 
     members: Sequence[Any]
@@ -30,7 +30,7 @@ class BatchedEnv(TensorDictEnv):
         """Sets the members, and the batch size and specs of the whole batch.
 
         Raises:
-            ValueError: if a member differs from the first; the message names the difference.
+            ValueError: if a member differs from the first one; the message names the difference.
         """
         self.members = members
         first = members[0]
@@ -39,7 +39,7 @@ class BatchedEnv(TensorDictEnv):
                 mine, other = getattr(first, what), getattr(member, what)
                 if mine != other:
                     raise ValueError(
-                        f"environments of one batch must be alike, but environment {index} has "
+                        f"environments in one batch must be alike, but environment {index} has "
                         f"{what} {other}, and environment 0 has {mine}"
                     )
         self.batch_size = torch.Size([len(members), *first.batch_size])
@@ -60,14 +60,19 @@ class BatchedEnv(TensorDictEnv):
 
     @property
     def action_spec_unbatched(self) -> Any:
-        """The action spec of one environment of the batch."""
+        """Action spec of a single environment in the batch."""
         return self.members[0].action_spec_unbatched
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset of each environment, each with a seed derived from the last.
+        """Seeds the next reset of each environment.
+
+        Args:
+            seed: seed of the first environment. Each further environment gets a seed derived from
+                the previous environment's seed.
+            static_seed: True to give the same seed to all environments.
 
         Returns:
-            The seed for another environment (the same if ``static_seed``).
+            The seed for another environment; if ``static_seed``, the same seed.
         """
         seed = check_seed(seed)
         for index in range(len(self.members)):
@@ -76,14 +81,14 @@ class BatchedEnv(TensorDictEnv):
 
     @abstractmethod
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
-        """Seeds one environment; returns the seed for the next one."""
+        """Seeds one environment, and returns the seed for the next one."""
 
     def _join(self, rows: Sequence[TensorDictBase], keys: Sequence[Any]) -> TensorDict:
         result: TensorDict = TensorDict.maybe_dense_stack([row.select(*keys) for row in rows], 0)
         return result
 
     def _join_masks(self, masks: Sequence[Tensor | None]) -> Tensor:
-        """Stacks the autoreset masks of the environments; None stands for one without any."""
+        """Stacks the autoreset masks of the environments; None counts as a mask without resets."""
         nothing = torch.zeros(self.batch_size[1:], dtype=torch.bool)
         return torch.stack([nothing if mask is None else mask for mask in masks])
 
@@ -92,7 +97,7 @@ class BatchedEnv(TensorDictEnv):
 
 
 def factories_of(count: int, create: Any) -> list[Any]:
-    """Returns the source of each environment."""
+    """Returns the source of each of ``count`` environments; ``create`` is one source or a list."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"num_workers must be an integer, but it is {count!r}")
     if count < 1:
@@ -105,7 +110,7 @@ def factories_of(count: int, create: Any) -> list[Any]:
 
 
 def arguments_of(count: int, kwargs: Any, counted: str = "num_workers is") -> list[Any]:
-    """Returns the keyword arguments for each environment; ``counted`` is for the error."""
+    """Returns the keyword arguments for each environment; ``counted`` is part of errors."""
     if kwargs is None or isinstance(kwargs, Mapping):
         return [kwargs or {}] * count
     if len(kwargs) != count:

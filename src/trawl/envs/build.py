@@ -1,4 +1,4 @@
-"""Builds one environment from anything that a user may pass as one."""
+"""Builds one environment from any object that a user may pass as an environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build_one(
 ) -> Any:
     """Builds the environment that ``source`` describes; ``source`` is not a list.
 
-    :func:`trawl.envs.serial.build_env` has the details.
+    See :func:`trawl.envs.serial.build_env` for details.
     """
     kwargs = dict(kwargs or {})
     if isinstance(source, str):
@@ -44,7 +44,7 @@ def build_one(
 
 
 def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
-    """Raises a ``TypeError`` if a policy was given in place of an environment."""
+    """Raises a ``TypeError`` if a policy was passed instead of an environment."""
     if isinstance(source, nn.Module) and not is_env(source):
         raise TypeError(
             f"{name} must make an environment, but it is a module, "
@@ -55,7 +55,7 @@ def refuse_policy(source: Any, name: str = "create_env_fn") -> None:
 def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     """Calls ``factory`` and returns its result as an environment.
 
-    A :class:`GymEnv` keeps the call in ``remake``, so that it can be built again.
+    A :class:`GymEnv` stores the call in ``remake``, so that the environment can be built again.
     """
     made = factory(**kwargs)
     if isinstance(made, str):
@@ -63,21 +63,21 @@ def _made_by(factory: Any, kwargs: dict[str, Any], name: str) -> Any:
     elif is_env(made):
         env = made if is_tensordict_env(made) else GymEnv(made)
     else:
-        raise TypeError(_explain(f"{name} must make an environment, but what it made", made))
+        raise TypeError(_explain(f"{name} made an object that is not an environment", made))
     if isinstance(env, GymEnv):
         env.remake = partial(_made_by, factory, kwargs, name)
     return env
 
 
 def check_rebuildable(env: Any, source: Any) -> None:
-    """Refuses an environment that ``on_env_error="restart"`` can't build again.
+    """Rejects an environment that ``on_env_error="restart"`` can't rebuild.
 
     Args:
         env: the environment.
         source: the argument from which the environment was built.
 
     Raises:
-        ValueError: if a part of it was given as an environment object, or is a
+        ValueError: if a part of the environment was passed as an environment object, or is a
             :class:`ParallelEnv`; the message names that part.
     """
     if isinstance(env, TensorDictEnv):
@@ -89,20 +89,20 @@ def check_rebuildable(env: Any, source: Any) -> None:
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
         if isinstance(part, TensorDictEnv) and part.has_processes:
             raise ValueError(
-                "on_env_error='restart' can't build the processes of a ParallelEnv anew, and "
-                f"there is {part!r}; use SerialEnv, or a list"
+                "on_env_error='restart' can't rebuild the processes of a ParallelEnv, but got "
+                f"{part!r}: use SerialEnv, or a list"
             )
         if is_fixed:
             which = f"environment {index} of the batch" if len(parts) > 1 else "create_env_fn"
             raise ValueError(
-                "on_env_error='restart' needs environments that can be built anew, but "
-                f"{which} was given made already: {part!r}. Give a Gymnasium id, or a function "
-                "that makes the environment"
+                f"on_env_error='restart' needs environments that can be rebuilt, but {which} is "
+                f"an existing environment: {part!r}. Pass a Gymnasium id, or a function that "
+                "makes the environment"
             )
 
 
 class EnvCopy:
-    """Factory of a copy of an environment that draws its own random numbers.
+    """Factory of a copy of an environment; the copy draws its own random numbers.
 
     Args:
         packed: the pickled environment.
@@ -114,18 +114,18 @@ class EnvCopy:
         self._number = number
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Makes a copy."""
+        """Makes the copy."""
         made = build_one(pickle.loads(self._packed), kwargs or None)
         made.set_seed(derive(torch.initial_seed(), "copy", self._number))
         return made
 
 
 def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
-    """Replaces each repetition of an environment object by a factory of a copy.
+    """Replaces each repetition of an environment object with a factory of a copy.
 
     Args:
         sources: sources of environments, or lists of them.
-        name: name of the argument that they come from, for error messages.
+        name: name of the argument that the sources come from, for error messages.
 
     Raises:
         TypeError: if a repeated environment can't be copied.
@@ -153,14 +153,18 @@ def _packed(env: Any, name: str) -> bytes:
         data: bytes = cloudpickle.dumps(env)
     except Exception as error:
         raise TypeError(
-            f"{name} holds one environment several times, {env!r}, which can't be copied: "
-            f"{error}. Give an id, or a function that makes it"
+            f"{name} contains {env!r} several times, but this environment can't be copied: "
+            f"{error}. Pass an id, or a function that makes the environment"
         ) from error
     return data
 
 
 def is_tensordict_env(env: object) -> bool:
-    """Returns True if ``env`` steps TensorDicts: one of Trawl's, or any with TorchRL's protocol."""
+    """Returns True if ``env`` has the TensorDict interface.
+
+    Trawl's own environments have this interface, and so has any environment with TorchRL's
+    protocol.
+    """
     if isinstance(env, TensorDictEnv):
         return True
     # A class has the attributes of its instances, but counts as a factory.
@@ -168,7 +172,7 @@ def is_tensordict_env(env: object) -> bool:
 
 
 def is_env(env: object) -> bool:
-    """Returns True if ``env`` is an environment object, and not an id or a factory."""
+    """Returns True if ``env`` is an environment object, rather than an id or a factory."""
     return not isinstance(env, type) and (
         is_tensordict_env(env) or isinstance(env, gymnasium.Env) or is_vector_env(env)
     )
@@ -179,8 +183,8 @@ def _with_kwargs(env: Any, kwargs: Mapping[str, Any]) -> Any:
         env.update_kwargs(kwargs)
         return env
     raise RuntimeError(
-        f"create_env_kwargs {sorted(kwargs)} were given with an environment that is made already "
-        f"({type(env).__name__}); give a function that makes it"
+        f"create_env_kwargs {sorted(kwargs)} can't be passed to an existing environment "
+        f"({type(env).__name__}): pass a function that makes it"
     )
 
 

@@ -1,7 +1,7 @@
 """Service that runs an environment in its own process.
 
-Rare requests come as messages. The request for a step is a byte in a pipe, and its actions and
-results are in shared memory: it costs the process one read and one write.
+Infrequent requests come as messages. A step is requested with one byte in a pipe, and its actions
+and results are in shared memory. A step therefore costs the process one read and one write.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class WakeupHandles:
     """File descriptors with which a process and its owner wake each other.
 
     Args:
-        steps: pipe from which the process reads that there is work.
-        answers: eventfd to which the process writes that a step is done.
+        steps: pipe from which the process reads a byte when there is work.
+        answers: eventfd to which the process writes when it has finished a step.
     """
 
     def __init__(self, steps: int, answers: int) -> None:
@@ -67,13 +67,14 @@ def _wakeups(steps: Any, answers: Any) -> WakeupHandles:
 
 @dataclass(frozen=True, repr=False)
 class EnvInfo:
-    """Description of an environment, which its process sends once it is made.
+    """Description of an environment, which its process sends once the environment is made.
 
     Attributes:
-        fixed_layout: True if its steps fit in shared memory.
-        cannot_restart: names of its vector environments that can't restart on demand.
-        autoresets: True if some of its steps are only resets.
-        fake: a frame of zeros, or None if its steps fit in shared memory.
+        fixed_layout: True if the environment's data has a fixed layout, so that its steps can use
+            shared memory.
+        cannot_restart: names of the vector environments that can't restart on demand.
+        autoresets: True if some of the environment's steps are only resets.
+        fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
 
     name: str
@@ -93,7 +94,7 @@ class EnvInfo:
 
 @dataclass(frozen=True)
 class EnvCall:
-    """Call of one of the service's methods; each call is answered."""
+    """Request to call one of the service's methods; each request gets one answer."""
 
     number: int
     name: str
@@ -102,7 +103,7 @@ class EnvCall:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Result of a call."""
+    """Result of call ``number``."""
 
     number: int
     value: Any
@@ -110,7 +111,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class CallFailed:
-    """Failure of call ``number``, or of step ``-number`` if it is negative."""
+    """Failure of call ``number``; if ``number`` is negative, failure of step ``-number``."""
 
     number: int
     failure: Failure
@@ -118,14 +119,14 @@ class CallFailed:
 
 @dataclass(frozen=True)
 class EnvServiceFactory:
-    """Factory of an environment's service, sent to its process.
+    """Factory of an environment's service, sent to the environment's process.
 
     Attributes:
         index: number of the process.
         source: source of the environment.
         kwargs: keyword arguments for ``source``.
         wakeups: descriptors with which the process and its owner wake each other.
-        registry: environments registered in the owner, to be registered in the process too.
+        registry: environments that are registered in the owner. The process registers them too.
     """
 
     index: int
@@ -152,7 +153,8 @@ class EnvService(Service):
         self._index = factory.index
         self._wakeups = factory.wakeups
         self._step: Callable[[bool], None] | None = None
-        # The process runs only this environment: one torch thread, and its own random numbers.
+        # The process runs only this environment, so it needs one torch thread. It draws its own
+        # random numbers.
         prepare_process(1, factory.registry)
         self.env = build_env(factory.source, factory.kwargs)
         self._buffers: SharedStepBuffers | None = None
@@ -175,7 +177,7 @@ class EnvService(Service):
 
     @override
     def work(self) -> None:
-        """Takes steps until there is a message."""
+        """Takes steps until a message arrives."""
         assert self._buffers is not None
         assert self._step is not None
         steps, answers = self._wakeups.steps, self._wakeups.answers
@@ -190,7 +192,7 @@ class EnvService(Service):
                 return
             number = number_of[0]
             if answered[index] in (number, -number):
-                # It was woken twice for this step.
+                # The process was woken twice for this step.
                 continue
             try:
                 step(bool(eager[0]))
@@ -209,7 +211,7 @@ class EnvService(Service):
     # --- calls
 
     def attach(self, spec: StepBufferSpec) -> None:
-        """Makes steps go through shared memory from now on."""
+        """Sets up the shared memory that steps use from now on."""
         self._buffers = SharedStepBuffers(spec, self._port.memory(BUFFERS))
         self._bind()
 
@@ -226,11 +228,11 @@ class EnvService(Service):
         self._step = bind(self.env, self._buffers, self._buffers.rows(self._index))
 
     def seed(self, seed: int, static_seed: bool) -> Any:
-        """Seeds the next reset; returns the seed for the next environment."""
+        """Seeds the next reset, and returns the seed for the next environment."""
         return self.env.set_seed(seed, static_seed)
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
-        """Resets all environments or those in ``mask``; writes observations to shared memory."""
+        """Resets the environments in ``mask`` (None: all), and writes their observations."""
         buffers = self._buffers
         assert buffers is not None
         fresh, masks = self.reset(mask, kwargs)
@@ -246,10 +248,10 @@ class EnvService(Service):
     def reset(
         self, mask: Array | None, kwargs: Mapping[str, Any]
     ) -> tuple[TensorDictBase, Array | None]:
-        """Resets all environments or those in ``mask``.
+        """Resets all environments, or those in ``mask``.
 
         Returns:
-            The TensorDict of the reset, and the action masks from ``info``.
+            The TensorDict that the reset returned, and the action masks from ``info``.
         """
         part = None
         if mask is not None and not mask.all():
@@ -264,8 +266,8 @@ class EnvService(Service):
         """Takes a step.
 
         Returns:
-            Its results, the mask of rows for which it was only a reset, and the action masks from
-            ``info``.
+            The results of the step, a mask of the rows in which the step was only a reset, and the
+            action masks from ``info``.
         """
         following = self.env.step(tensordict).get("next")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
@@ -297,12 +299,12 @@ def _info_of(env: Any) -> EnvInfo:
 
 
 def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
-    """Writes the action masks of a process's environments."""
+    """Writes the action masks of a process's environments to shared memory."""
     target = buffers.masks[rows]
     if masks.shape != target.shape:
         raise ValueError(
-            f"the environment gave info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but its "
-            f"action has {target.shape[-1]} choices: a mask has an entry for each"
+            f"the environment returned info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but "
+            f"its action has {target.shape[-1]} choices: a mask needs an entry for each choice"
         )
     target[...] = (masks != 0).astype(np.int8) + (masks == 2)
 
@@ -352,7 +354,7 @@ def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[b
 def _mask_writer(
     env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
 ) -> Callable[[], None] | None:
-    """Returns a function that writes the environment's action masks; None if it gives none."""
+    """Returns a function that writes the environment's action masks; None if it has none."""
     if not buffers.masked[rows].all():
         return None
 
@@ -365,7 +367,7 @@ def _mask_writer(
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
-    """Returns a function that writes observations, and refuses those of another shape."""
+    """Returns a function that writes observations, and rejects those of a wrong shape."""
     places = list(zip(codec.leaves, targets, strict=True))
     encode = codec.encode
 
@@ -390,7 +392,7 @@ def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[An
 
 
 def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> Callable[[], Any]:
-    """Returns a function that reads the action in the form that the environment takes."""
+    """Returns a function that reads the action in the form that the environment expects."""
     arrays = buffers.actions
     parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
     decode = codec.decode
@@ -403,7 +405,7 @@ def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> C
 
 
 def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
-    """Returns the function that steps an environment that is a batch itself."""
+    """Returns the function that steps an environment that is itself a batch."""
     actions = {key: array[rows] for key, array in buffers.actions.items()}
     rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
     observed = {key: array[rows] for key, array in buffers.observed.items()}

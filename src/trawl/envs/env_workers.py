@@ -1,4 +1,4 @@
-"""The processes of a :class:`~trawl.envs.ParallelEnv`, seen from the process that owns them."""
+"""Control of the processes of a :class:`~trawl.envs.ParallelEnv` by the process that owns them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 class EnvWorkers:
     """Processes that run one environment each and step together.
 
-    Each step has a number. A process that has taken the step writes the number to shared memory,
-    and only this number counts as its answer. A wake-up only ends the other side's wait, and may
-    come more often than needed.
+    Each step has a number. When a process has taken a step, it writes the step's number to shared
+    memory, and only this number counts as its answer. A wake-up merely ends the other side's wait,
+    and may come more often than needed.
 
     Args:
-        sources: source of each environment, and its keyword arguments.
+        sources: source and keyword arguments of each environment.
         start_method: start method of the processes.
 
     Attributes:
         infos: description of each environment, sent by its process.
-        buffers: the shared memory; None until :meth:`attach`.
-        step_pending: True if a step was interrupted here and may still run in the processes;
-            :meth:`finish_step` waits for its end.
+        buffers: the shared memory; None until :meth:`attach` is called.
+        step_pending: True if this process stopped waiting for a step that may still run in the
+            other processes; :meth:`finish_step` waits for the end of the step.
     """
 
     def __init__(self, sources: Sequence[tuple[Any, Mapping[str, Any]]], start_method: str) -> None:
@@ -66,7 +66,7 @@ class EnvWorkers:
         self.closed = False
         self.buffers: SharedStepBuffers | None = None
         self.step_pending = False
-        # Edge-triggered: each write to the eventfd is an edge, so that it never has to be read.
+        # Edge-triggered: each write to the eventfd is an edge, so the eventfd need not be read.
         self._poll = select.epoll()
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
         self._poll.register(self._backend.fileno(), select.EPOLLIN)
@@ -86,7 +86,8 @@ class EnvWorkers:
                 factory = EnvServiceFactory(index, source, kwargs, wakeups, registry)
                 self._workers.append(self._backend.launch(index, factory))
             finally:
-                # Only the process keeps the reading end: the owner's writes fail when it is gone.
+                # Only the process keeps the reading end, so the owner's writes fail once the
+                # process is gone.
                 os.close(theirs)
             self._living.add(index)
         found: dict[int, EnvInfo] = {}
@@ -97,7 +98,7 @@ class EnvWorkers:
         return [found[index] for index in sorted(found)]
 
     def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
-        """Allocates the shared memory, through which steps go from now on."""
+        """Allocates the shared memory that steps use from now on."""
         memory = self._backend.allocate(spec.nbytes)
         for worker in self._workers:
             worker.share(BUFFERS, memory)
@@ -122,8 +123,9 @@ class EnvWorkers:
             The results, by index of the process.
 
         Raises:
-            WorkerError: if a call raised an exception; the error is also of that type.
-            WorkerDied: if a process is gone.
+            WorkerError: if a call raised an exception; the error is also an instance of the
+                exception's type.
+            WorkerDied: if a process has died.
         """
         self._check_running()
         if self.step_pending:
@@ -141,7 +143,7 @@ class EnvWorkers:
         return {index: self._results[number] for index, number in numbers.items()}
 
     def _handle(self, event: Event, awaited: set[int]) -> None:
-        """Handles a message; ignores results of calls that nobody waits for any more."""
+        """Handles a message, and ignores results that are no longer awaited."""
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
         if isinstance(event.content, CallFailed):
@@ -161,7 +163,9 @@ class EnvWorkers:
         index = event.worker.index
         if isinstance(event, Failed):
             error = event.failure.error(_name(index))
-            self._lost = self._lost or f"{_name(index)} has ended with {event.failure.summary}"
+            self._lost = (
+                self._lost or f"{_name(index)} has ended because of {event.failure.summary}"
+            )
             raise error
         if isinstance(event, Death):
             self._living.discard(index)
@@ -175,11 +179,12 @@ class EnvWorkers:
         """Takes a step with the actions in the shared memory.
 
         Args:
-            eager: True if rows are also reset in the step that ends their episode.
+            eager: True to also reset rows in the step that ends their episode.
 
         Raises:
-            WorkerError: if an environment raised an exception; the error is also of that type.
-            WorkerDied: if a process is gone.
+            WorkerError: if an environment raised an exception; the error is also an instance of
+                the exception's type.
+            WorkerDied: if a process has died.
         """
         if self._lost is not None or self.closed:
             self._check_running()
@@ -214,16 +219,17 @@ class EnvWorkers:
             self._handle(self._next_event(), {-number})
 
     def finish_step(self) -> None:
-        """Waits until all processes have ended a step that was interrupted here, even by an error.
+        """Waits until all processes have finished the pending step, even if some of them fail.
 
         Raises:
-            WorkerDied: if a process is gone.
+            WorkerDied: if a process has died.
         """
         self._check_running()
         self._handle_events(0)
         buffers = self.buffers
         assert buffers is not None
-        # Some processes may not know of the step: all must take equally many.
+        # Some processes may not have been woken for the step, but all must take the same
+        # number of steps.
         for index, answer in enumerate(buffers.answers):
             if abs(answer) != self._step:
                 self._wake(index, STEP)
@@ -240,22 +246,24 @@ class EnvWorkers:
     # --- the end
 
     def _check_running(self) -> None:
-        """Refuses to go on without all processes.
+        """Checks that the environments are open, and that no process has died.
 
         Raises:
             RuntimeError: if the environments are closed.
-            WorkerDied: if one is gone.
+            WorkerDied: if a process has died.
         """
         if self.closed:
-            raise RuntimeError("the environments are closed already")
+            raise RuntimeError("the environments are already closed")
         if self._lost is not None:
             raise WorkerDied(self._lost)
 
     def close(self) -> list[Failed]:
-        """Ends all processes: they close their environments, or are killed if that takes long.
+        """Ends all processes.
+
+        The processes close their environments. A process that takes too long is killed.
 
         Returns:
-            The failures in the processes.
+            The failures that the processes reported.
         """
         if self.closed:
             return []

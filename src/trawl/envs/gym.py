@@ -32,42 +32,45 @@ from trawl.keys import DONE_KEYS, as_key, show_key
 class GymEnv(TensorDictEnv):
     """Gymnasium environment with the TensorDict interface.
 
-    Collectors step it without TensorDicts, which is faster, if its spaces have a fixed layout.
+    If its spaces have a fixed layout, collectors step it without TensorDicts, which is faster.
 
     Observations of a Box space are under ``"observation"``, those of a Dict space under their
     own names, and those of a Tuple under ``("observation", "0")`` and so on. A discrete action or
-    observation is a one-hot int64 vector, or an index with ``categorical_action_encoding``.
-    The reward is float32 and, like the flags, of shape ``(*batch_size, 1)``.
+    observation is a one-hot int64 vector or, with ``categorical_action_encoding``, an index.
+    The reward is float32. The reward and the flags have shape ``(*batch_size, 1)``.
 
     Args:
         env: a Gymnasium id, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or an EnvPool
             environment.
-        categorical_action_encoding: True for discrete values as indices instead of one-hot
+        categorical_action_encoding: True to encode discrete values as indices instead of one-hot
             vectors.
         frame_skip: number of times that each action is repeated; the rewards are summed.
-        from_pixels: adds the rendered image, uint8 ``(height, width, 3)``, under ``"pixels"``.
-        pixels_only: drops all observations except ``"pixels"``.
-        num_envs: number of environments stepped as one; only with an id.
-        autoreset_mode: when a vector environment resets its sub-environments, as a
+        from_pixels: True to add the rendered image, uint8 of shape ``(height, width, 3)``, under
+            ``"pixels"``.
+        pixels_only: True to drop all observations except ``"pixels"``.
+        num_envs: number of environments that are stepped together; allowed only with an id.
+        autoreset_mode: mode in which a vector environment resets its sub-environments, as a
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
             ``"Disabled"``. It is required if the environment's metadata has no
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
         device: device of the returned TensorDicts; with None, their tensors are on the CPU and
             they have no device.
-        **kwargs: further arguments of ``gymnasium.make``; only with an id.
+        **kwargs: further arguments of ``gymnasium.make``; allowed only with an id.
 
     Raises:
         gymnasium.error.Error: if the id is unknown, or its environment can't be made.
-        TypeError: if ``env`` is none of the above, ``kwargs`` come without an id, or an argument
-            has a wrong type.
-        ValueError: if ``num_envs`` is below 1, or arguments contradict each other.
+        TypeError: if ``env`` is none of the above, if ``kwargs`` are passed without an id, or if
+            an argument has a wrong type.
+        ValueError: if ``num_envs`` is below 1, or if arguments contradict each other.
 
     Attributes:
-        remake: makes another environment like this one; None if ``env`` was an object.
-        on_error: if set, called with the exception of a step or a reset, and with True if it was
-            a reset. It must call :meth:`restart`, or raise. A failed step returns zeros.
-        step_failed: True if the last step failed while ``on_error`` was set; such a step is no
-            experience.
+        remake: function that makes another environment like this one; None if ``env`` was an
+            object.
+        on_error: None, or a function that is called when a step or a reset fails. The function
+            gets the exception, and True if a reset failed. It must call :meth:`restart`, or raise
+            an exception. If it returns, the failed step returns zeros.
+        step_failed: True if the last step failed while ``on_error`` was set; the results of such
+            a step are not experience.
 
     Example:
         >>> from trawl.envs import GymEnv
@@ -116,8 +119,8 @@ class GymEnv(TensorDictEnv):
             env = make(env, num_envs, from_pixels, autoreset_mode, kwargs)
         elif kwargs or num_envs is not None:
             raise TypeError(
-                f"{sorted(kwargs) or ['num_envs']} need an environment's id; they can't change "
-                f"{type(env).__name__}, which is made already"
+                f"{sorted(kwargs) or ['num_envs']} can be used only with the id of an "
+                f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
         self.device = None if device is None else torch.device(device)
@@ -130,13 +133,14 @@ class GymEnv(TensorDictEnv):
         self._describe_spaces(autoreset_mode)
 
     def _describe_spaces(self, autoreset_mode: AutoresetMode | str | None) -> None:
-        """Sets the batch size, codecs and specs of the simulator, and adapts a vector one."""
+        """Sets the batch size, codecs, specs and vector adapter according to the simulator."""
         categorical = self.categorical_action_encoding
         batched = is_vector_env(self.env)
         if autoreset_mode is not None and not batched:
             raise TypeError(
-                f"autoreset_mode={autoreset_mode!r} is for vector environments, but "
-                f"{type(self.env.unwrapped).__name__} is a single one; the collector resets it"
+                f"autoreset_mode={autoreset_mode!r} applies only to vector environments, but "
+                f"{type(self.env.unwrapped).__name__} is a single one, which the collector "
+                "resets: leave the argument out"
             )
         self.batch_size = torch.Size([self.env.num_envs] if batched else [])
         observed, acted = single_spaces(self.env, batched)
@@ -163,7 +167,7 @@ class GymEnv(TensorDictEnv):
 
     @property
     def action_spec_unbatched(self) -> Any:
-        """The action spec of one environment of the batch."""
+        """Action spec of a single environment in the batch."""
         specs = self.action_codec.composite()
         return specs[self.action_keys[0]] if len(self.action_keys) == 1 else specs
 
@@ -171,12 +175,12 @@ class GymEnv(TensorDictEnv):
         """Seeds the next reset.
 
         Args:
-            seed: not negative. The first sub-environment of a vector environment gets it, and
-                the others get seeds derived from it.
-            static_seed: True to give all of them the same seed.
+            seed: the seed, which must not be negative. In a vector environment, the first
+                sub-environment gets this seed, and the others get seeds derived from it.
+            static_seed: True to give the same seed to all sub-environments.
 
         Returns:
-            The seed for another environment (the same if ``static_seed``).
+            The seed for another environment; if ``static_seed``, the same seed.
         """
         seed = check_seed(seed)
         self._seed, self._rebuilds = (seed, static_seed), 0
@@ -190,9 +194,9 @@ class GymEnv(TensorDictEnv):
         return seed
 
     def begin_episode(self, **kwargs: Any) -> Any:
-        """Resets a simulator that is no vector environment, and returns its observation.
+        """Resets a simulator that is not a vector environment, and returns its observation.
 
-        If the ``info`` has an action mask, masks are kept from now on.
+        If ``info`` has an action mask, the environment records its masks from now on.
         """
         seeds = self.pop_seeds()
         if seeds is not None:
@@ -209,7 +213,7 @@ class GymEnv(TensorDictEnv):
         return None if self._masks is None else self._masks.mask[None]
 
     def pop_seeds(self) -> list[int] | None:
-        """Returns the seeds for the coming reset, and None after that until the next seeding."""
+        """Returns the seeds for the next reset and clears them; returns None if none are set."""
         seeds, self._seeds = self._seeds, None
         return seeds
 
@@ -218,17 +222,20 @@ class GymEnv(TensorDictEnv):
         self.env.close()
 
     def rebuild(self) -> None:
-        """Closes the simulator, ignoring errors, and makes another in the same way.
+        """Closes the simulator, ignoring errors, and makes a new one in the same way.
 
-        If the environment was seeded, the next reset is seeded too. Its seed is derived from the
-        given one and the number of rebuilds since, because the given one would repeat episodes.
+        If the environment was seeded, the next reset is seeded too. The seed of this reset is
+        derived from the given seed and the number of rebuilds since then. The given seed itself
+        would repeat episodes.
 
         Raises:
-            RuntimeError: if the environment was given as an object.
-            ValueError: if the new simulator has other spaces, or is the old object.
+            RuntimeError: if the environment was passed as an object.
+            ValueError: if the new simulator has other spaces, or is the same object as before.
         """
         if self.remake is None:
-            raise RuntimeError(f"{self!r} was given made already, and can't be made again")
+            raise RuntimeError(
+                f"{self!r} was passed as an existing environment, so it can't be made again"
+            )
         if not self.is_closed:
             self.is_closed = True
             with suppress(Exception):
@@ -246,11 +253,13 @@ class GymEnv(TensorDictEnv):
 
     def _check_replacement(self, fresh: Any) -> None:
         if not isinstance(fresh, GymEnv):
-            raise ValueError(f"{self!r} was to be made again, but this was made: {fresh!r}")
+            raise ValueError(
+                f"{self!r} was to be made again, but the function that made it returned {fresh!r}"
+            )
         if getattr(fresh.env, "unwrapped", fresh.env) is getattr(self.env, "unwrapped", self.env):
             raise ValueError(
-                f"the function that made {self!r} gave the same object again: it must make a new "
-                "one each time"
+                f"the function that made {self!r} returned the same object again: it must make a "
+                "new one each time"
             )
         place = self.device or "cpu"
         for what in ("batch_size", "full_observation_spec", "full_action_spec"):
@@ -259,10 +268,12 @@ class GymEnv(TensorDictEnv):
                 mine, other = mine.to(place), other.to(place)
             if mine != other:
                 fresh.close(raise_if_closed=False)
-                raise ValueError(f"{self!r} was made again with {what} {other}; it was {mine}")
+                raise ValueError(
+                    f"{self!r} was made again with {what} {other}, but before it had {mine}"
+                )
 
     def restart(self) -> None:
-        """Makes another simulator after a failure, and resets it."""
+        """Rebuilds the simulator after a failure, and resets it."""
         self.rebuild()
         self._begun = self._begin(None)
 

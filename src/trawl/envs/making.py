@@ -21,7 +21,7 @@ _RESERVED = ("reward", *DONE_KEYS, "next", "collector", "_reset")
 
 
 class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action, and sums the rewards."""
+    """Wrapper that repeats each action, and sums the rewards."""
 
     def __init__(self, env: Env[Any, Any], times: int) -> None:
         super().__init__(env)
@@ -45,7 +45,7 @@ def make(
     autoreset_mode: AutoresetMode | str | None,
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Makes the environment of a Gymnasium id: a single one, or a vector of ``num_envs``."""
+    """Makes an environment from its id; with ``num_envs``, makes a vector environment."""
     options = dict(kwargs)
     if from_pixels:
         options.setdefault("render_mode", "rgb_array")
@@ -59,7 +59,7 @@ def make(
 
 
 def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bool) -> Any:
-    """Returns the environment in the wrappers that the arguments of :class:`GymEnv` ask for.
+    """Returns the environment with the wrappers that the arguments of :class:`GymEnv` require.
 
     Raises:
         TypeError: if ``env`` does not have Gymnasium's interface.
@@ -99,14 +99,15 @@ def wrapped(env: Any, frame_skip: int | None, from_pixels: bool, pixels_only: bo
 
 
 def check_keys(observed: SpaceCodec, acted: SpaceCodec) -> None:
-    """Refuses observation keys that a frame uses for something else."""
+    """Rejects observation keys that a frame uses for something else."""
     taken = {(name,) for name in _RESERVED} | {leaf.key for leaf in acted.leaves}
     for key in (leaf.key for leaf in observed.leaves):
         parts = {key[:length] for length in range(1, len(key) + 1)}
         if parts & taken or any(other[: len(key)] == key for other in taken):
             raise ValueError(
-                f"the environment observes {show_key(key)}, but a frame has that key for an "
-                f"action, or for something else ({', '.join(_RESERVED)}); rename it with a wrapper"
+                f"the environment has an observation {show_key(key)}, but a frame needs that key "
+                f"for an action, or for something else ({', '.join(_RESERVED)}): rename the "
+                "observation with a wrapper"
             )
 
 

@@ -1,8 +1,8 @@
 """Masks of the discrete actions that an environment allows at a step.
 
-They follow Gymnasium's convention for ``Space.sample(mask)``: an array of ones and zeros, one for
-each choice, under ``"action_mask"`` in a Dict observation or in ``info``. Random actions respect
-the mask.
+Masks follow Gymnasium's convention for ``Space.sample(mask)``: a mask is an array of ones and
+zeros, with one entry for each choice. An environment provides its mask under ``"action_mask"``, in
+a Dict observation or in ``info``. Random actions respect the mask.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MASK_KEY = "action_mask"
 def choices(spec: Any) -> list[int] | None:
     """Returns the number of values of each choice in an action.
 
-    A binary action has one entry for each bit, as its mask does. None if actions of this spec
-    can't have a mask.
+    For a binary action, the list has one entry for each bit, like the action's mask. Returns None
+    if actions of this spec can't have a mask.
     """
     if isinstance(spec, MultiOneHot):
         return list(spec.nvec)
@@ -56,9 +56,9 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
     Args:
         spec: the action's spec.
-        mask: ``(*batch, choices)``; values with a non-zero entry are allowed. If none is, the
-            first is taken, as in Gymnasium. For a bit, 0 and 1 allow only that value, and 2
-            allows both.
+        mask: mask of shape ``(*batch, choices)``; values with a non-zero entry are allowed. If no
+            value is allowed, the first one is drawn, as in Gymnasium. For a bit, an entry of 0 or
+            1 allows only that value, and 2 allows both values.
 
     Returns:
         A tensor of the spec's shape and dtype.
@@ -76,7 +76,7 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
 
 
 def _choose(allowed: Tensor) -> Tensor:
-    """Draws one of the allowed values for each row; returns their indices, ``(rows, 1)``."""
+    """Draws an allowed value for each row; returns the indices, of shape ``(rows, 1)``."""
     weights = (allowed != 0).to(torch.float64).cpu()
     weights[:, 0] += weights.sum(-1) == 0
     return torch.multinomial(weights, 1)
@@ -85,12 +85,12 @@ def _choose(allowed: Tensor) -> Tensor:
 def rand_actions(
     specs: Composite, given: TensorDictBase | None, mask: Array | None = None
 ) -> TensorDict:
-    """Draws random actions, among those that the action mask allows.
+    """Draws random actions from those that the action mask allows.
 
     Args:
-        specs: the specs of the actions; with several actions there is no mask.
-        given: the environment's observations; a mask among them takes precedence.
-        mask: the mask from ``info``, if there is one.
+        specs: the specs of the actions; if there are several actions, masks are ignored.
+        given: the environment's observations, or None; a mask among them takes precedence.
+        mask: the mask from ``info``, or None.
 
     Raises:
         ValueError: if ``mask`` does not have one entry for each choice.
@@ -107,14 +107,14 @@ def rand_actions(
         drawn.set(keys[0], masked_rand(spec, shown))
     elif mask is not None and (sizes := choices(spec)) is not None:
         raise ValueError(
-            f"the environment gave info[{MASK_KEY!r}] with {mask.shape[-1]} entries, but its "
-            f"action has {sum(sizes)} choices: a mask has an entry for each"
+            f"the environment returned info[{MASK_KEY!r}] with {mask.shape[-1]} entries, but its "
+            f"action has {sum(sizes)} choices: a mask needs an entry for each choice"
         )
     return drawn
 
 
 def flat_mask(mask: Any) -> Array:
-    """Returns a mask as one array; for a ``MultiDiscrete`` space it joins a tuple of arrays."""
+    """Returns a mask as one array; joins the tuple of arrays of a ``MultiDiscrete`` space."""
     if isinstance(mask, (tuple, list)):
         return np.concatenate([np.atleast_1d(np.asarray(part)) for part in mask])
     return np.array(mask)
@@ -124,9 +124,10 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
     """Returns the newest action mask of each row of a vector environment.
 
     Args:
-        masks: the masks before, ``(num_envs, choices)``; None if there are none yet.
-        info: result of a step or a reset: a list of dicts, as of ``DictInfoToList``, or a dict, in
-            which ``"_action_mask"`` marks the rows that gave a mask; without it, all did.
+        masks: the previous masks, of shape ``(num_envs, choices)``; None if there are none yet.
+        info: the info of a step or a reset: a dict, or a list of dicts from ``DictInfoToList``. In
+            a dict, ``"_action_mask"`` marks the rows that have a mask; without this entry, all rows
+            have one.
     """
     if not info:
         return masks
@@ -140,7 +141,7 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
     if not len(rows):
         return masks
     found = np.stack([flat_mask(shown[row]) for row in rows])
-    # A row without a mask allows everything: 2 does so for bits, too.
+    # A row without a mask allows everything. The value 2 does so even for bits.
     result = np.full((len(shown), found.shape[1]), 2, found.dtype) if masks is None else masks
     result[rows] = found
     return result
@@ -162,8 +163,8 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, info = self.env.reset(**kwargs)
         if MASK_KEY not in info:
             raise KeyError(
-                f"a reset of {self.env} gave no info[{MASK_KEY!r}], though an earlier one did; the "
-                f"info holds {sorted(info)}"
+                f"a reset of {self.env} returned no info[{MASK_KEY!r}], although an earlier "
+                f"reset did; the info has {sorted(info)}"
             )
         self.mask = flat_mask(info[MASK_KEY])
         return obs, info
@@ -171,7 +172,7 @@ class MaskKeeper(gymnasium.Wrapper[Any, Any, Any, Any]):
     @override
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
-        # The last step of an episode may have no mask: the reset after it brings the next one.
+        # The last step of an episode may have no mask, because the next reset returns a new one.
         shown = result[4].get(MASK_KEY)
         if shown is not None:
             self.mask = flat_mask(shown)
@@ -201,8 +202,8 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._count = int(np.sum(acted.nvec))
         else:
             raise TypeError(
-                "ObserveActionMask needs an action space that is Discrete or MultiDiscrete, but "
-                f"that of {env} is {acted}"
+                "ObserveActionMask needs a Discrete or MultiDiscrete action space, but the "
+                f"action space of {env} is {acted}"
             )
         self._nested = isinstance(observed, spaces.Dict)
         entries = (
@@ -229,13 +230,13 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         if MASK_KEY not in info:
             raise KeyError(
-                f"{self.env} gave no info[{MASK_KEY!r}], which ObserveActionMask shows; the info "
-                f"holds {sorted(info)}"
+                f"{self.env} returned no info[{MASK_KEY!r}], which ObserveActionMask needs; the "
+                f"info has {sorted(info)}"
             )
         mask = (flat_mask(info[MASK_KEY]) != 0).astype(np.int8)
         if mask.shape != (self._count,):
             raise ValueError(
-                f"{self.env} gave info[{MASK_KEY!r}] of shape {mask.shape}, but its action space "
-                f"has {self._count} choices"
+                f"{self.env} returned info[{MASK_KEY!r}] of shape {mask.shape}, but its action "
+                f"space has {self._count} choices"
             )
         return {**(obs if self._nested else {"observation": obs}), MASK_KEY: mask}

@@ -1,7 +1,7 @@
 """Checks of the rewards and flags that an environment's step returns.
 
-Values that are not numbers or flags are refused. Unchecked, None would count as False,
-``"False"`` as True, and numpy would take ``"5"`` for a number.
+Values that are not numbers or flags are rejected. Without the checks, None would count as False
+and ``"False"`` as True, and numpy would convert ``"5"`` to a number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import numpy as np
 
 from trawl.memory import Array
 
-#: What Gymnasium's reset returns, for error messages.
-RESET_GIVES = "reset must return (observation, info), the observation in the observation space"
+#: Description of the result of Gymnasium's reset, for error messages.
+RESET_GIVES = (
+    "reset must return (observation, info), with an observation from the observation space"
+)
 
-#: numpy's False, a singleton: it can be compared by identity.
+#: numpy's False, a singleton that can be compared by identity.
 NO = np.False_
 
 
@@ -53,8 +55,8 @@ def reward_of(value: Any, env: object) -> float:
     """Returns the reward as a float.
 
     Raises:
-        TypeError: if it is not a number.
-        ValueError: if it is an array of several numbers.
+        TypeError: if the reward is not a number.
+        ValueError: if the reward is an array of several numbers.
     """
     if value is not None and not isinstance(value, (str, bytes)):
         array = np.asarray(value)
@@ -76,7 +78,7 @@ def reward_of(value: Any, env: object) -> float:
 class OutcomeCheck:
     """Checks the rewards and flags of a vector environment's steps.
 
-    Once arrays pass, the values of later arrays of the same dtypes are not checked.
+    Once arrays have passed the checks, the values of later arrays of the same dtypes are trusted.
 
     Args:
         env: the environment, for errors.
@@ -92,7 +94,7 @@ class OutcomeCheck:
         self._truncated: Any = None
 
     def __call__(self, reward: Any, terminated: Any, truncated: Any) -> Outcome:
-        """Returns the three as arrays.
+        """Returns the rewards and both kinds of flags as arrays.
 
         Raises:
             TypeError: if a reward is not a number, or a flag is neither a bool nor 0 or 1.
@@ -135,7 +137,7 @@ class OutcomeCheck:
         array = np.asarray(values)
         if array.shape != self._shape:
             raise ValueError(
-                f"step of {self._env!r} returned {name} of shape {array.shape}, but there must "
-                f"be one value for each sub-environment, {self._shape}: {values!r}"
+                f"step of {self._env!r} returned {name} of shape {array.shape}, but the shape "
+                f"must be {self._shape}, with one value for each sub-environment: {values!r}"
             )
         return array

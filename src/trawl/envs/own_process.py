@@ -1,4 +1,4 @@
-"""Preparation of a process in which an environment runs."""
+"""Preparation of processes that run environments."""
 
 from __future__ import annotations
 

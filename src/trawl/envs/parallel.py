@@ -36,35 +36,36 @@ from trawl.tensordicts import new_tensordict
 class ParallelEnv(BatchedEnv):
     """Batch of environments, each in its own process.
 
-    With equal seeds it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay off
-    if a step of one environment takes longer than waking a process (about twenty microseconds),
-    and if there are enough CPU cores.
+    With the same seed, it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay
+    off if a step of one environment takes longer than waking a process (about twenty
+    microseconds), and if there are enough CPU cores.
 
     Actions, observations, rewards and flags lie in shared memory. In a collector, the step that
-    ends an episode also resets the environment. Environments without a fixed layout, and
-    TorchRL's, exchange messages instead, which is slower.
+    ends an episode also resets the environment. Environments of TorchRL and environments without
+    a fixed layout exchange messages instead, which is slower.
 
     Args:
         num_workers: number of environments, and of processes.
-        create_env_fn: function that makes one environment, called in its process, or a sequence
-            of ``num_workers`` functions. A Gymnasium id or an environment's class works as well.
-            A function may return any environment that a collector accepts. Functions that the
-            process can't import (lambdas, closures, all of ``__main__``) are sent by value.
+        create_env_fn: function that makes one environment, or a sequence of ``num_workers``
+            functions. A function is called in the process of its environment. A Gymnasium id or an
+            environment's class works as well. A function may return any environment that a
+            collector accepts. Functions that the process can't import (lambdas, closures, and all
+            functions of ``__main__``) are sent by value.
         create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
             environments, or a sequence with one mapping for each.
         device: device of the returned TensorDicts; with None, their tensors are on the CPU and
             they have no device.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
-            modules they need; ``"spawn"`` starts a fresh interpreter for each, which takes
-            seconds.
+            modules they need; ``"spawn"`` starts a fresh interpreter for each process, which
+            takes seconds.
 
     Raises:
         TypeError: if the environments can't be made.
-        ValueError: if a sequence does not have ``num_workers`` entries, or the environments'
+        ValueError: if a sequence does not have ``num_workers`` entries, or if the environments'
             specs differ.
-        WorkerError: if a process raised an exception, here or in a later call; the error is also
-            of that exception's type.
-        WorkerDied: if a process died, here or in a later call.
+        WorkerError: if a process raised an exception; the error is also an instance of the
+            exception's type. Later calls may raise this error too.
+        WorkerDied: if a process died. Later calls may raise this error too.
 
     Example:
         >>> from trawl.envs import ParallelEnv
@@ -88,7 +89,9 @@ class ParallelEnv(BatchedEnv):
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
         if start_method not in START_METHODS:
-            raise ValueError(f"start_method must be among {START_METHODS}, but is {start_method!r}")
+            raise ValueError(
+                f"start_method must be one of {START_METHODS}, but it is {start_method!r}"
+            )
         self.device = None if device is None else torch.device(device)
         self.num_workers = num_workers
         self._workers = EnvWorkers(list(zip(factories, arguments, strict=True)), start_method)
@@ -108,7 +111,8 @@ class ParallelEnv(BatchedEnv):
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
         self._eager = False
-        # Flags of the last step, if it also reset environments, until their observations are read.
+        # Flags of the last step, if it could also reset environments; None once the observations
+        # of the reset have been read.
         self._last_bits: Array | None = None
         self._autoresets: Tensor | None = None
         # Action masks by process, if steps are exchanged as messages.
@@ -159,7 +163,7 @@ class ParallelEnv(BatchedEnv):
     @property
     @override
     def vectors(self) -> list[Any]:
-        """Stand-ins for the processes' vector environments that can't restart on demand."""
+        """Stand-ins for the vector environments, in all processes, that can't restart on demand."""
         return [
             SimpleNamespace(can_restart=False, env=type(name, (), {})())
             for info in self.members
@@ -190,8 +194,9 @@ class ParallelEnv(BatchedEnv):
         """Resets environments, and leaves their observations in the shared memory.
 
         Args:
-            mask: environments to reset, ``(environments,)``; None for all.
-            **kwargs: ``seed`` and ``options``, as ``gymnasium.Env.reset`` takes them.
+            mask: mask of the environments to reset, of shape ``(environments,)``; None for all.
+            **kwargs: ``seed`` and ``options``, with the same meaning as in
+                ``gymnasium.Env.reset``.
         """
         self._call_reset("begin", mask, kwargs)
 
@@ -206,12 +211,12 @@ class ParallelEnv(BatchedEnv):
         """Takes a step with the actions in the shared memory, and leaves the results there.
 
         Args:
-            eager: True if environments are also reset in the step that ends their episode.
+            eager: True to also reset environments in the step that ends their episode.
         """
         self._workers.step(eager)
 
     def finish_step(self) -> None:
-        """Waits for the processes to finish a step that was interrupted here, if there is one."""
+        """Waits for the processes to finish the pending step, if there is one."""
         if self._workers.step_pending:
             self._workers.finish_step()
 
@@ -245,7 +250,7 @@ class ParallelEnv(BatchedEnv):
         return self._tensordict(self._results(tensordict))
 
     def _results(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        """Takes a step; returns the entries of the TensorDict for ``"next"``."""
+        """Takes a step, and returns the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
         self._last_bits = None
         self._workers.step(self._eager)
@@ -274,7 +279,7 @@ class ParallelEnv(BatchedEnv):
         try:
             if not simple or "next" in tensordict.keys():  # noqa: SIM118
                 return super().step_and_maybe_reset(tensordict)
-            # The steps of the base class, without its lookups.
+            # The same operations as in the base class, without its lookups.
             results = self._results(tensordict)
             tensordict.set("next", self._tensordict(results))
             del results["reward"]
@@ -330,6 +335,6 @@ class ParallelEnv(BatchedEnv):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a ParallelEnv can't be copied or sent to another process; give a function that makes "
-            "it there"
+            "a ParallelEnv can't be copied or sent to another process: pass a function that "
+            "makes it there"
         )

@@ -12,21 +12,21 @@ def derive(seed: int, *path: str | int) -> int:
     """Returns a 32-bit seed for the stream at ``path`` under ``seed``.
 
     Equal arguments give equal seeds on every machine. Different paths give streams that are
-    independent for all practical purposes (``numpy.random.SeedSequence``).
+    independent for all practical purposes, because ``numpy.random.SeedSequence`` derives them.
     """
     spawn_key = tuple(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in path)
     return int(np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(1)[0])
 
 
 def next_seed(seed: int, static_seed: bool = False) -> int:
-    """Returns the seed of the next environment after ``seed`` (``seed`` itself if static)."""
+    """Returns the seed of the next environment: derived from ``seed`` or, if static, the same."""
     return seed if static_seed else derive(seed, "next")
 
 
 def next_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of ``reset`` for the next environment of a batch.
 
-    With one seed for all, the environments would give equal episodes.
+    With the same seed, all environments would produce the same episodes.
     """
     seed = kwargs.get("seed")
     return kwargs if seed is None else {**kwargs, "seed": next_seed(seed)}
@@ -36,8 +36,8 @@ def check_seed(seed: object) -> int:
     """Returns ``seed`` as an int.
 
     Raises:
-        TypeError: if it is not an integer.
-        ValueError: if it is negative.
+        TypeError: if ``seed`` is not an integer.
+        ValueError: if ``seed`` is negative.
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise TypeError(f"seed must be an integer, but it is {type(seed).__name__}: {seed!r}")

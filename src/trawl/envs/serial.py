@@ -1,4 +1,4 @@
-"""Several environments in this process, stepped one after the other as one batch."""
+"""Batches of environments that are stepped one after the other in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SerialEnv(BatchedEnv):
 
     Raises:
         TypeError: if the environments can't be made.
-        ValueError: if a sequence does not have ``num_workers`` entries, or the environments'
+        ValueError: if a sequence does not have ``num_workers`` entries, or if the environments'
             specs differ.
 
     Example:
@@ -136,26 +136,27 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None, *, name: str = "crea
     Args:
         source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
             environment (recognised by its protocol), a function that makes one of these, or a
-            list of any of these, stepped as one batch.
+            list of any of these, which is stepped as one batch.
         kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
-            is a list, they may be a list with one entry for each environment.
+            is a list, ``kwargs`` may be a list with one entry for each environment.
         name: name of the argument that ``source`` comes from, for error messages.
 
     Returns:
-        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned as it
-        is, and a list of them as TorchRL's ``SerialEnv``.
+        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned
+        unchanged, and a list of such environments is returned as TorchRL's ``SerialEnv``.
 
     Raises:
-        TypeError: if ``source`` is none of these, or if ``kwargs`` is a list and ``source`` is
-            not.
-        RuntimeError: if ``kwargs`` are given with an environment object that can't take them.
+        TypeError: if ``source`` is none of the above, or if ``kwargs`` is a list and ``source``
+            is not.
+        RuntimeError: if ``kwargs`` are passed with an environment object that doesn't accept
+            them.
     """
     if is_list(source):
         return _build_list(source, kwargs, name)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
             f"create_env_kwargs is a list, which needs a list of environments, but {name} is "
-            f"{source!r}: give a mapping"
+            f"{source!r}: pass a mapping"
         )
     return build_one(source, kwargs, name)
 
@@ -171,8 +172,8 @@ def _build_list(source: Sequence[Any], kwargs: Any, name: str) -> Any:
         kinds = ", ".join(type(env).__name__ for env in envs)
         _close_all(envs)
         raise TypeError(
-            f"{name} must not mix environments of TorchRL with others in one batch, but "
-            f"the list made {kinds}; give Gymnasium environments, or TorchRL's, only"
+            f"{name} must not mix environments of TorchRL with others in one batch, but the list "
+            f"made {kinds}: pass only Gymnasium environments, or only TorchRL's"
         )
     # TorchRL batches its own environments.
     from torchrl.envs import SerialEnv as TorchRLSerialEnv
@@ -201,7 +202,7 @@ def _close_all(envs: Sequence[Any]) -> None:
 
 
 def _check_distinct(envs: list[TensorDictEnv]) -> None:
-    """Refuses environments that share a simulator: each would change the other's state."""
+    """Rejects environments that share a simulator: each would change the other's state."""
     seen: dict[int, int] = {}
     for index, env in enumerate(envs):
         for simulator in _simulators(env):
@@ -209,7 +210,7 @@ def _check_distinct(envs: list[TensorDictEnv]) -> None:
             if other != index:
                 raise ValueError(
                     f"environments {other} and {index} of one batch are the same object, "
-                    f"{simulator!r}: give an id, or a function that makes a new one each time"
+                    f"{simulator!r}: pass an id, or a function that makes a new one each time"
                 )
 
 

@@ -2,8 +2,8 @@
 
 A :class:`SpaceCodec` is made once for each space. It lists the leaves (key, shape, dtype) that
 the space's samples fill in a TensorDict, encodes samples into arrays, and decodes arrays into
-actions for ``env.step``. Batches of samples, as vector environments return them, are handled like
-single samples: they only have leading dimensions.
+actions for ``env.step``. Batches of samples from vector environments are handled like single
+samples, but their arrays have additional leading dimensions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SpaceLeaf:
     """One of the arrays that a sample of a space consists of.
 
     Attributes:
-        key: its key in a TensorDict.
-        path: its path in a sample, as a sequence of dict keys and tuple indices.
+        key: key of the array in a TensorDict.
+        path: path of the array in a sample, as a sequence of dict keys and tuple indices.
         space: the Gymnasium space of the leaf.
         spec: shape, dtype and domain of the encoded array.
     """
@@ -49,7 +49,7 @@ class SpaceLeaf:
     spec: Spec
 
     def check(self, array: Array, batch: Sequence[int] = ()) -> None:
-        """Refuses an array of another shape or kind than ``batch`` and the space require.
+        """Rejects an array if its shape or dtype doesn't match ``batch`` and the space.
 
         Raises:
             ValueError: if the shape is wrong; the message names the key and both shapes.
@@ -78,8 +78,8 @@ class SpaceCodec:
 
     Args:
         space: the space of a single environment.
-        root: key of a single leaf, and first part of the keys of a Tuple (``"observation"`` or
-            ``"action"``). The entries of a top-level Dict space keep their own names.
+        root: ``"observation"`` or ``"action"``. This is the key of a single leaf, and the first
+            part of the keys of a Tuple. The entries of a top-level Dict space keep their own names.
         categorical: True to keep discrete values as indices instead of one-hot vectors.
     """
 
@@ -91,7 +91,7 @@ class SpaceCodec:
 
     @property
     def fixed(self) -> bool:
-        """True if every leaf has a fixed shape and dtype, and so fits into an array."""
+        """True if every leaf has a fixed shape and dtype, and therefore fits into an array."""
         return not self.loose
 
     @property
@@ -101,11 +101,11 @@ class SpaceCodec:
 
     @property
     def plain(self) -> bool:
-        """True if there is a single leaf and it needs no encoding, as in a Box or MultiBinary."""
+        """True if there is a single leaf that needs no encoding, as in a Box or MultiBinary."""
         return len(self.leaves) == 1 and self._encoders[0] is None
 
     def composite(self, batch: Sequence[int] = ()) -> Composite:
-        """Returns the specs of the leaves, with ``batch`` in front of each shape."""
+        """Returns the specs of the leaves, with ``batch`` prepended to each shape."""
         result = Composite(shape=batch)
         for leaf in self.leaves:
             result[leaf.key] = leaf.spec.expand(*batch)
@@ -122,7 +122,7 @@ class SpaceCodec:
         return values
 
     def decode(self, arrays: Sequence[Any]) -> Any:
-        """Returns the argument for ``env.step``, from arrays in the order of ``leaves``."""
+        """Returns the action for ``env.step``, given arrays in the order of ``leaves``."""
         parts = [decoder(array) for decoder, array in zip(self._decoders, arrays, strict=True)]
         if len(parts) == 1 and not self.leaves[0].path:
             return parts[0]
@@ -165,7 +165,7 @@ def _spec(space: Space[Any], categorical: bool) -> Spec:
 
 
 def _box_spec(space: spaces.Box) -> Spec:
-    # A scalar Box becomes a vector with one element, as a reward does.
+    # A scalar Box becomes a vector with one element, like a reward.
     low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
     dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
     if not (np.isfinite(low).any() or np.isfinite(high).any()):
@@ -228,7 +228,7 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
 
 def _one_hot(index: Array, n: int) -> Array:
     if ((index < 0) | (index >= n)).any():
-        raise ValueError(f"discrete value {index} lies outside of its space of {n} values")
+        raise ValueError(f"discrete value {index} lies outside its space of {n} values")
     result = np.zeros((*index.shape, n), dtype=np.int64)
     np.put_along_axis(result, index.astype(np.int64)[..., None], 1, -1)
     return result

@@ -26,7 +26,7 @@ class Spec:
 
     Args:
         shape: shape of one entry, including the environment's batch dimensions.
-        dtype: dtype of the entry; by default that of the class.
+        dtype: dtype of the entry; by default, the class's ``default_dtype``.
         device: device of the results of :meth:`rand` and :meth:`zero`.
     """
 
@@ -51,12 +51,12 @@ class Spec:
         return torch.zeros((*shape, *self.shape), dtype=self.dtype, device=self.device)
 
     def is_in(self, value: Tensor) -> bool:
-        """Returns True if ``value`` has this trailing shape and dtype and is in the domain."""
+        """Returns True if ``value`` matches the spec's trailing shape, dtype and domain."""
         tail = value.shape[value.ndim - len(self.shape) :]
         return tail == self.shape and value.dtype == self.dtype and self.contains(value)
 
     def expand(self, *shape: int) -> Spec:
-        """Returns a copy with ``shape`` in front of the shape, for a batch of environments."""
+        """Returns a copy with ``shape`` prepended to its shape, for a batch of environments."""
         new = self.clone()
         new.shape = torch.Size((*shape, *self.shape))
         return new
@@ -74,7 +74,7 @@ class Spec:
         return new
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        raise TypeError(f"{type(self).__name__} has no random draw")
+        raise TypeError(f"{type(self).__name__} can't draw random values")
 
     def contains(self, value: Tensor) -> bool:
         """Returns True if all values are in the domain, regardless of their dtype."""
@@ -108,9 +108,8 @@ class Unbounded(Spec):
 class Bounded(Spec):
     """Values between ``low`` and ``high``, both included.
 
-    Random floats are uniform where both bounds are finite, exponentially distributed beside a
-    single finite bound, and standard normal where neither is finite, as in
-    ``gymnasium.spaces.Box``.
+    Random floats have the same distributions as in ``gymnasium.spaces.Box``: uniform if both bounds
+    are finite, exponential if only one is finite, and standard normal if neither is finite.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class Bounded(Spec):
 
     @override
     def contains(self, value: Tensor) -> bool:
-        # In numpy, because torch can't compare the larger unsigned integers.
+        # Compared in numpy, because torch can't compare the larger types of unsigned integers.
         low, high, array = (tensor.cpu().numpy() for tensor in (self.low, self.high, value))
         return bool(((array >= low) & (array <= high)).all())
 
@@ -196,7 +195,7 @@ class Categorical(Spec):
 
 
 class MultiCategorical(Spec):
-    """Several choices among ``nvec`` values each, as int64 indices of shape ``nvec.shape``."""
+    """Several choices as int64 indices; each entry of ``nvec`` is a choice's number of values."""
 
     def __init__(
         self,
@@ -276,7 +275,7 @@ class Binary(Spec):
 
 
 class NonTensor(Spec):
-    """Data without a fixed layout (text, graphs, sequences), kept as it is.
+    """Data without a fixed layout (text, graphs, sequences), stored unchanged.
 
     Args:
         space: the Gymnasium space of the data, which draws the random values.
@@ -288,8 +287,8 @@ class NonTensor(Spec):
         self.space = copy.deepcopy(space)
 
     def rand(self, shape: Sequence[int] = ()) -> Any:
-        """Draws a random value of the space, as ``NonTensorData`` (a stack of them for a batch)."""
-        # Seeded from torch's generator, which the other specs draw from.
+        """Draws a random value of the space, as ``NonTensorData`` (for a batch, as a stack)."""
+        # The seed comes from torch's generator, which the other specs draw from.
         return self._sample(shape, int(torch.randint(2**31, ())))
 
     def zero(self, shape: Sequence[int] = ()) -> Any:
@@ -303,7 +302,7 @@ class NonTensor(Spec):
         return draws[0] if not full else stack(draws).reshape(full)
 
     def is_in(self, value: Any) -> bool:
-        """Returns True if the space contains ``value``, or each entry of a stack."""
+        """Returns True if the space contains ``value`` or, for a stack, each of its entries."""
         if isinstance(value, NonTensorStack):
             return all(self.is_in(entry) for entry in value.unbind(0))
         return bool(self.space.contains(value.data if isinstance(value, NonTensorData) else value))
@@ -313,11 +312,11 @@ class NonTensor(Spec):
 
 
 class Composite:
-    """Specs of a TensorDict's entries, by key; nested data has nested specs.
+    """Specs of a TensorDict's entries, by key; nested entries have nested specs.
 
     Args:
-        specs: spec or nested :class:`Composite` by key.
-        shape: batch size of the TensorDicts that it describes.
+        specs: a spec or a nested :class:`Composite` for each key.
+        shape: batch size of the TensorDicts that the composite describes.
 
     Example:
         >>> import torch
@@ -355,7 +354,7 @@ class Composite:
         child[tuple(tail)] = spec
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> Iterator[str | Key]:
-        """Yields the keys; with ``include_nested`` those of nested specs too, as tuples."""
+        """Yields the keys; with ``include_nested``, also the keys of nested specs, as tuples."""
         for name, spec in self._specs.items():
             if isinstance(spec, Composite):
                 if not leaves_only:
@@ -403,7 +402,7 @@ class Composite:
         return all(key in keys and spec.is_in(value.get(key)) for key, spec in self.items())
 
     def expand(self, *shape: int) -> Composite:
-        """Returns a copy with ``shape`` in front of the shape of every spec."""
+        """Returns a copy with ``shape`` prepended to the shape of every spec."""
         specs = {name: spec.expand(*shape) for name, spec in self._specs.items()}
         return Composite(specs, (*shape, *self.shape))
 

@@ -1,4 +1,4 @@
-"""Shared memory for the actions and results of steps in the processes of environments."""
+"""Shared memory for the actions and results of environments in their own processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trawl.memory import Array, aligned
 # Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8
 
-# Size in bytes of the largest dtype of an action: a policy may write its actions in another dtype
-# than the environment's.
+# Size in bytes of the largest dtype of an action. A policy's actions may have another dtype than
+# the environment's.
 _WIDEST = 8
 
 
 @dataclass(frozen=True)
 class StepBufferSpec:
-    """Contents of :class:`SharedStepBuffers`; a specification can be sent to processes.
+    """Description of the contents of :class:`SharedStepBuffers`, which is sent to processes.
 
     Attributes:
         workers: number of processes.
@@ -46,21 +46,21 @@ class StepBufferSpec:
 
 
 class SharedStepBuffers:
-    """Arrays in the shared memory of all processes, with one row for each environment.
+    """Arrays in memory shared by all processes, with one row for each environment.
 
-    Observations have two sets of arrays, one for the results of steps and one for resets: a
-    process that resets its environment after the last step of an episode writes both.
+    Observations have two sets of arrays: one for steps, and one for resets. A process that resets
+    its environment after the last step of an episode writes to both.
 
     Args:
         spec: contents of the memory.
-        buffer: the memory; None to find out the required size.
+        buffer: the memory; None to compute only the required size.
 
     Attributes:
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
-        rewards: float32.
-        masks: action masks for the next step; 2 where an environment gives none.
-        masked: True for rows whose environment gives masks.
+        rewards: rewards of the step, as float32.
+        masks: action masks for the next step; 2 for environments without masks.
+        masked: True for rows whose environment has masks.
         flags: one byte for each row, a combination of ``TERMINATED``, ``TRUNCATED``, ``RESET``
             (the row was reset after the step) and ``AUTORESET`` (the step was a reset).
         actions: the actions, by key.
@@ -68,7 +68,7 @@ class SharedStepBuffers:
         cut: True for rows to be reset after the step even if their episode has not ended.
         eager: one byte, not 0 if rows are reset after the step that ends their episode.
         number: number of the step to be taken.
-        answers: number of the last step that each process took, negated if it failed.
+        answers: for each process, the number of its last step, negated if the step failed.
         nbytes: size of the memory in bytes.
     """
 

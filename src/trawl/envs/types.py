@@ -9,7 +9,7 @@ import torch
 
 
 class EnvLike(Protocol):
-    """An environment object of Gymnasium, EnvPool, TorchRL or Trawl."""
+    """Environment object of Gymnasium, EnvPool, TorchRL or Trawl."""
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Begins an episode."""
@@ -29,8 +29,9 @@ DeviceLike = torch.device | str | int
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Returns True if an argument is a sequence, with one entry per environment or worker.
+    """Returns True if an argument is a list, with one entry for each environment or worker.
 
-    Lists in Hydra configurations are sequences, but not instances of ``list``.
+    Any sequence except a string counts as a list, because lists in Hydra configurations are not
+    instances of ``list``.
     """
     return isinstance(value, Sequence) and not isinstance(value, str)

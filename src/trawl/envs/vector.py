@@ -1,13 +1,13 @@
-"""Adapters that make all vector environments end and begin episodes in one way.
+"""Adapters that make all vector environments end and begin episodes in the same way.
 
 The step that ends an episode returns its true last observation, and a new episode begins with an
 explicit restart.
 
 Gymnasium has three ways to reset a sub-environment (``AutoresetMode``), and EnvPool has a fourth.
-Each adapter here turns one of them into ``step`` and ``restart(mask)``, so that the loop knows
-only one way. The exception is an environment that can reset only by spending a whole step on it:
-:class:`StepResetVector` returns the rows of a step that were resets, so that they are never taken
-for experience.
+Each adapter translates one of these ways into ``step`` and ``restart(mask)``, so the loop needs to
+support only one way. The exception is an environment that spends a whole step on each reset. For
+such an environment, :class:`StepResetVector` reports which rows of a step were resets, and these
+rows never count as experience.
 
 Source of the modes: https://farama.org/Vector-Autoreset-Mode
 """
@@ -34,8 +34,8 @@ Step = tuple[list[Array], Array, Array, Array]
 
 #: Environments that can restart sub-environments at any time, for error messages.
 RESTARTABLE = (
-    "gymnasium.vector.SyncVectorEnv with stateful wrappers around each sub-environment only, or a "
-    "list of factories"
+    "a list of factories, or a gymnasium.vector.SyncVectorEnv with stateful wrappers only around "
+    "its sub-environments"
 )
 
 
@@ -44,14 +44,14 @@ class VectorAdapter:
 
     Args:
         env: the vector environment.
-        codec: encodes the observations of one sub-environment.
-        check: checks that the environment behaves as its autoreset mode says.
+        codec: codec for the observations of one sub-environment.
+        check: check that the environment behaves according to its autoreset mode.
 
     Attributes:
         num_envs: number of sub-environments.
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
-        masks: the newest action mask of each row, ``(num_envs, choices)``; None if the ``info``
-            of a reset has none.
+        masks: the newest action mask of each row, of shape ``(num_envs, choices)``; None if the
+            ``info`` of the last full reset had no mask.
     """
 
     can_restart = True
@@ -69,14 +69,15 @@ class VectorAdapter:
         """Begins an episode in every sub-environment.
 
         Args:
-            seeds: one for each sub-environment; ignored if ``kwargs`` has a ``seed``.
+            seeds: one seed for each sub-environment; ignored if ``kwargs`` has a ``seed``.
             **kwargs: arguments of the environment's ``reset``.
 
         Returns:
-            The observation leaves, each ``(num_envs, ...)``.
+            The observation leaves, each of shape ``(num_envs, ...)``.
         """
         if seeds is not None:
-            # Only these two take one seed per sub-environment; others derive them from one seed.
+            # Only Gymnasium's own classes accept one seed per sub-environment. Other environments
+            # derive all seeds from one.
             several = isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
             kwargs.setdefault("seed", list(seeds) if several else seeds[0])
         obs, info = self.env.reset(**kwargs)
@@ -88,8 +89,8 @@ class VectorAdapter:
         """Steps every sub-environment.
 
         Returns:
-            The observation leaves (the true last observation where an episode ended), rewards,
-            and the terminated and truncated flags, each with ``num_envs`` rows.
+            The observation leaves, the rewards, and the terminated and truncated flags, each with
+            ``num_envs`` rows. Where an episode ended, the leaves have its true last observation.
         """
         leaves, outcome, info = self._step(action)
         if self._check.sees_observations:
@@ -106,7 +107,7 @@ class VectorAdapter:
         return leaves, outcome, info
 
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
-        """Begins new episodes where ``mask`` is True; returns observation leaves for all rows."""
+        """Begins new episodes where ``mask`` is True; returns the observations of all rows."""
         options = {**(kwargs.pop("options", None) or {}), "reset_mask": mask.copy()}
         verifies = self._check.sees_observations and not mask.all()
         # A copy: the environment may write the new observations into the same memory.
@@ -120,7 +121,7 @@ class VectorAdapter:
         return leaves
 
     def autoreset_mask(self) -> Mask | None:
-        """Returns a mask of the rows whose last step was a reset and no experience, or None."""
+        """Returns a mask of the rows whose last step was only a reset, or None."""
         return None
 
     def close(self) -> None:
@@ -128,13 +129,13 @@ class VectorAdapter:
         self.env.close()
 
     def abandon(self) -> None:
-        """Closes an environment that failed."""
+        """Closes the environment after a failure."""
         inner = self.env.unwrapped if hasattr(self.env, "unwrapped") else self.env
         state = getattr(inner, "_state", AsyncState.DEFAULT)
         if not isinstance(inner, AsyncVectorEnv) or state is AsyncState.DEFAULT:
             self.env.close()
             return
-        # A process died while the environment waited for it, and close() would wait again.
+        # A process died while the environment waited for it, and close() would wait for it again.
         for process in inner.processes:
             process.terminate()
         for pipe in inner.parent_pipes:
@@ -146,10 +147,10 @@ class VectorAdapter:
 
 
 class SameStepVector(VectorAdapter):
-    """Adapter for ``AutoresetMode.SAME_STEP``: an episode's last step also begins the next one.
+    """Adapter for ``AutoresetMode.SAME_STEP``: an episode's last step begins the next episode.
 
-    That step returns the first observation of the next episode. The adapter holds it back until
-    :meth:`restart`, and takes the true last observation from ``info["final_obs"]``.
+    This step returns the first observation of the next episode. The adapter holds the observation
+    back until :meth:`restart`, and reads the true last observation from ``info["final_obs"]``.
     """
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
@@ -192,13 +193,13 @@ class SameStepVector(VectorAdapter):
             if not self.can_restart:
                 raise _cant_restart(self.env)
             # A partial reset also returns the newest observations of the other rows. For a row
-            # whose episode has ended, that is the first observation of the next episode.
+            # whose episode has ended, this is the first observation of the next episode.
             self._fresh = super().restart(more, **kwargs)
         return self._fresh
 
 
 class EnvPoolVector(VectorAdapter):
-    """Adapter for EnvPool, which resets sub-environments by their ids at any time."""
+    """Adapter for EnvPool, which can reset sub-environments by their ids at any time."""
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -208,7 +209,7 @@ class EnvPoolVector(VectorAdapter):
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
         if seeds is not None or kwargs.get("seed") is not None:
             raise ValueError(
-                "an EnvPool environment takes its seed when it is made: "
+                "an EnvPool environment takes its seed when it is made: use "
                 "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
             )
         return super().reset()
@@ -277,8 +278,8 @@ def _raw_reset(env: Any) -> Callable[[Array], tuple[Any, Array]]:
     """Returns a function that resets EnvPool's sub-environments by id.
 
     The function returns observations and ids in the same order. EnvPool's own ``reset`` takes
-    four times as long, mostly to name and nest its results. If observations are a single array,
-    its inner calls suffice.
+    four times as long, mostly because it names and nests its results. If observations are a single
+    array, the function uses EnvPool's inner calls instead.
     """
     keys = list(getattr(env, "_state_keys", ()))
     send_reset, receive = getattr(env, "_reset", None), getattr(env, "_recv", None)
@@ -305,7 +306,7 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
 
     Args:
         env: the environment.
-        codec: encodes the observations of one sub-environment.
+        codec: codec for the observations of one sub-environment.
         given: the autoreset mode stated by the user, or None.
 
     Raises:
@@ -316,8 +317,8 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
     if is_envpool(env):
         if given is not None:
             raise ValueError(
-                f"autoreset_mode={given!r} is not for EnvPool, whose sub-environments are reset "
-                "by their ids; leave it out"
+                f"autoreset_mode={given!r} can't be used with EnvPool, whose sub-environments "
+                "are reset by their ids: leave the argument out"
             )
         return EnvPoolVector(env, codec, ModeCheck(env, codec, AutoresetMode.DISABLED))
     mode = autoreset_mode(env, given)
@@ -328,9 +329,9 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
         wrapper = forgetful_wrapper(env)
         if wrapper is not None:
             warnings.warn(
-                f"{wrapper} forgets what it knows of all sub-environments when one of them is "
-                "reset, as in AutoresetMode.DISABLED after each episode: its statistics will be "
-                "wrong. Make the vector environment with another mode",
+                f"{wrapper} loses its state for all sub-environments when one of them is reset, "
+                "which happens after each episode with AutoresetMode.DISABLED: its statistics "
+                "will be wrong. Make the vector environment with another mode",
                 stacklevel=2,
             )
         return VectorAdapter(env, codec, check)
@@ -341,14 +342,14 @@ def adapt(env: Any, codec: SpaceCodec, given: AutoresetMode | str | None = None)
 
 
 def _check_batch_size(env: Any) -> None:
-    """Refuses an environment that steps only some of its sub-environments at once."""
+    """Rejects an environment that steps only some of its sub-environments at once."""
     pool = is_envpool(env)
     together = env.config["batch_size"] if pool else getattr(env.unwrapped, "batch_size", None)
     if isinstance(together, int) and together != env.num_envs:
         name = "EnvPool" if pool else type(env.unwrapped).__name__
         raise ValueError(
-            f"{name} must step all of its environments at once, but it has "
-            f"batch_size={together} and num_envs={env.num_envs}; make it without batch_size"
+            f"{name} must step all of its environments at once, but it has batch_size={together} "
+            f"and num_envs={env.num_envs}: make it without batch_size"
         )
 
 
@@ -364,7 +365,7 @@ def is_vector_env(env: object) -> bool:
 
 def _cant_restart(env: Any) -> ValueError:
     return ValueError(
-        f"{type(env).__name__} resets its sub-environments by itself when their episodes end, and "
-        "can't be told to restart some of them. Use "
-        f"{RESTARTABLE}, for max_frames_per_traj and for reset(index)."
+        f"{type(env).__name__} resets its sub-environments by itself when their episodes end, "
+        "and can't restart only some of them. For max_frames_per_traj and for reset(index), use "
+        f"{RESTARTABLE}."
     )

@@ -19,14 +19,14 @@ from trawl.keys import DONE, MASK, REWARD, TRAJ_IDS, Key, as_key, next_of, show_
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes that ended, in the order of their ends.
+    """Episodes that ended, in the order in which they ended.
 
     Attributes:
         traj_ids: trajectory id of each episode, int64.
-        returns: sum of the rewards of each episode, float64; with several agents, the mean of
-            their sums.
+        returns: sum of the rewards of each episode, float64. With several agents, the mean of the
+            agents' sums.
         lengths: number of frames of each episode, int64.
-        ends: number of frames seen when each episode ended, including its own, int64.
+        ends: number of frames seen, in all episodes, up to the last frame of each episode, int64.
     """
 
     traj_ids: NDArray[np.int64]
@@ -70,9 +70,10 @@ class Moments:
     _squares: float = field(default=0.0, repr=False)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Adds numbers.
+        """Adds numbers to the statistics.
 
-        The moments of both parts are combined by the formula of Chan, Golub and LeVeque (1979).
+        The previous moments and the moments of the new numbers are combined by the formula of
+        Chan, Golub and LeVeque (1979).
         """
         if not len(values):
             return
@@ -90,24 +91,25 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the values as a population, not estimated from a sample."""
+        """Population standard deviation of the values; NaN if there are none."""
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
 
 class EpisodeStats:
     """Follows trajectories through successive batches, and computes their returns and lengths.
 
-    An episode counts when it ends. Its frames may come in any number of batches, of any shape,
-    mixed with the frames of other episodes: trajectory ids keep them apart.
+    An episode is counted when it ends. Its frames may be spread over any number of batches of any
+    shape, and mixed with the frames of other episodes. The trajectory ids assign the frames to
+    episodes.
 
     Args:
-        recent: number of the last episodes that :attr:`recent_return` and :attr:`recent_length`
-            average.
+        recent: number of most recent episodes over which :attr:`recent_return` and
+            :attr:`recent_length` are averaged.
 
     Attributes:
         frames: number of frames seen.
         returns: moments of the returns of all episodes that ended.
-        lengths: moments of their lengths.
+        lengths: moments of the lengths of all episodes that ended.
 
     Example:
         >>> from trawl import Collector
@@ -127,20 +129,20 @@ class EpisodeStats:
         self._open = Episodes.concatenate([])
 
     def update(self, batch: TensorDictBase) -> Episodes:
-        """Adds a batch.
+        """Adds the frames of a batch to the statistics.
 
         Args:
             batch: batch with ``("collector", "traj_ids")``, ``("next", "reward")`` and
-                ``("next", "done")``. Rows that are masked out, or have id -1, are ignored. Groups
-                of agents may have rewards and flags of their own, such as
-                ``("next", "agents", "reward")``. If a frame has several rewards, their mean counts.
-                If it has several flags, any of them ends the episode.
+                ``("next", "done")``. Rows that are masked out, or have trajectory id -1, are
+                ignored. Groups of agents may have their own rewards and flags, such as
+                ``("next", "agents", "reward")``. If a frame has several rewards, their mean is
+                used. If a frame has several flags, the episode ends if any of them is True.
 
         Returns:
             The episodes that ended in the batch.
 
         Raises:
-            KeyError: if one of these entries is missing.
+            KeyError: if a required entry is missing.
         """
         ids, rewards, done = _columns(batch)
         if not len(ids):
@@ -168,7 +170,7 @@ class EpisodeStats:
         return ended
 
     def _join_open(self, runs: Episodes) -> None:
-        """Adds returns and lengths from earlier batches to the first runs of trajectories."""
+        """Adds returns and lengths from earlier batches to the first run of each trajectory."""
         before = self._open
         first = np.searchsorted(runs.traj_ids, before.traj_ids)
         goes_on = runs.traj_ids[np.minimum(first, len(runs) - 1)] == before.traj_ids
@@ -218,7 +220,7 @@ def _columns(batch: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray
     following = batch.get("next", None)
     keys = [] if following is None else [next_of(as_key(key)) for key in following.keys(True, True)]
     ids = _column(batch, TRAJ_IDS)[:, 0].numpy()
-    # Several values for one frame are those of agents, in one group or in several.
+    # If a frame has several values, they belong to agents in one or several groups.
     agents = [_column(batch, key).double() for key in reward_keys(keys) or [REWARD]]
     rewards = torch.cat(agents, -1).mean(-1).numpy()
     flags = [_column(batch, key).any(-1) for key in done_keys(keys) or [DONE]]
@@ -235,9 +237,9 @@ def _column(batch: TensorDictBase, key: Key) -> Tensor:
     """Returns the values of an entry, with one row for each frame."""
     value = batch.get(key, None)
     if value is None:
-        hint = " (track_traj_ids=True gives it)" if key == TRAJ_IDS else ""
+        hint = " (track_traj_ids=True adds it)" if key == TRAJ_IDS else ""
         raise KeyError(
-            f"the statistics of episodes need {show_key(key)}, which the batch does not have{hint}"
+            f"episode statistics need {show_key(key)}, which the batch does not have{hint}"
         )
     width = value.shape[batch.ndim :].numel()
     column: Tensor = value.detach().cpu().reshape(batch.shape.numel(), width)

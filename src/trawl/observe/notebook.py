@@ -1,4 +1,4 @@
-"""Output of a notebook's cell that is updated in place."""
+"""Output of a notebook cell that can be updated in place."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from trawl.observe.episodes import Episodes
 
-# The running mean covers a tenth of the episodes, but no more than this many.
+# The running mean covers a tenth of the episodes, but at most this number of episodes.
 _LONGEST_MEAN = 100
 _MOST_POINTS = 20_000
 
 
 def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = "") -> None:
-    """Draws the return of each episode, and their running mean, over the frames collected.
+    """Plots the return of each episode and a running mean, against the number of frames.
 
     Args:
         episodes: the episodes to plot.
@@ -24,7 +24,7 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
         title: title of the plot.
 
     Raises:
-        ImportError: if matplotlib is missing (``pip install 'trawl-rl[plot]'``).
+        ImportError: if matplotlib is not installed (``pip install 'trawl-rl[plot]'``).
         ValueError: if there is no episode, or matplotlib does not support the format.
         OSError: if the file can't be written.
 
@@ -51,7 +51,7 @@ def plot_returns(episodes: Episodes, file: str | os.PathLike[str], title: str = 
         raise ModuleNotFoundError(
             "plots need matplotlib: pip install 'trawl-rl[plot]'", name="matplotlib"
         ) from None
-    # Without pyplot: no windows, no global state, nothing to close.
+    # Without pyplot, there are no windows and no global state, and nothing has to be closed.
     figure = Figure(figsize=(8, 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -96,7 +96,7 @@ def _draw(axes: Any, episodes: Episodes) -> None:
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Returns the means of all runs of ``window`` successive values.
+    """Returns the mean of each sequence of ``window`` successive values.
 
     Example:
         >>> running_mean(np.array([1.0, 3.0, 5.0]), 2).tolist()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
     from trawl.observe.notebook import CellOutput
 
-# Without a terminal: a line for each tenth of the frames, and one after 30 s without a line.
+# Without a terminal, a line is printed after each tenth of the frames, and after 30 s without one.
 _LINES, _SECONDS = 10, 30.0
 _PER_SECOND = 4
 # Number of recent batches over which the rate is computed.
@@ -32,15 +32,15 @@ _RATE_BATCHES = 20
 class CollectionProgress:
     """Shows the progress of a collection.
 
-    On a terminal and in a notebook, it shows a bar with figures below it, which is updated while
-    the ``with`` block lasts. If the collector has workers, a line for each worker follows.
-    Elsewhere, it prints a line now and then, without escape codes.
+    On a terminal or in a notebook, the display is a bar with statistics below it, and is updated
+    until the ``with`` block ends. If the collector has workers, a line for each worker follows.
+    Elsewhere, a line without escape codes is printed now and then.
 
     Args:
-        collector: the collector, whose ``stats()`` are shown. Workers are not asked for their own
-            statistics, so they are not held up.
+        collector: the collector whose ``stats()`` are shown. The workers themselves are not
+            queried, so the display does not delay them.
         title: text before the bar.
-        console: console to print to; by default the standard error stream.
+        console: console to print to; by default, the standard error stream.
 
     Attributes:
         episodes: statistics of the episodes seen.
@@ -89,7 +89,7 @@ class CollectionProgress:
         self._task = self._bar.add_task(title, total=self._total, frames=self._count())
 
     def update(self, batch: TensorDictBase) -> None:
-        """Adds a batch that the collector delivered."""
+        """Updates the statistics with a batch that the collector delivered."""
         self.episodes.update(batch)
         self._facts = self._stats()
         now, frames = time.perf_counter(), int(self._facts["frames"])
@@ -123,11 +123,15 @@ class CollectionProgress:
         return facts
 
     def _of(self, index: int, name: str) -> Any:
-        """Returns a figure of a worker, or None if it is not known."""
+        """Returns a statistic of a worker, or None if it is not known."""
         return self._facts.get(f"worker_{index}/{name}")
 
     def workers(self) -> list[list[str]]:
-        """Returns a line per worker: number, frames, rate, share of time in the env, restarts."""
+        """Returns a row of texts for each worker.
+
+        A row has the worker's number, its frames, its rate, the share of time that it spends in
+        its environment, and the number of its restarts.
+        """
         return [self._line(index) for index in range(self._workers)]
 
     def _line(self, index: int) -> list[str]:
@@ -142,7 +146,7 @@ class CollectionProgress:
         ]
 
     def figures(self) -> list[str]:
-        """Returns the figures that are shown beside the count of frames."""
+        """Returns the statistics that are shown with the count of frames, formatted as text."""
         parts = [f"{self.rate:,.0f} frames/s"]
         share = self._facts.get("env_time_share")
         if share:
@@ -162,7 +166,7 @@ class CollectionProgress:
     # --- on a terminal, and in a notebook
 
     def render(self) -> RenderableType:
-        """Returns the bar, and the figures below it."""
+        """Returns the bar with the statistics below it."""
         parts: list[RenderableType] = [self._bar]
         figures = "  ".join(self.figures())
         parts.append(Text(figures, style="dim", overflow="ellipsis", no_wrap=True))
@@ -173,7 +177,10 @@ class CollectionProgress:
         return Group(*parts)
 
     def _table(self) -> Table:
-        """Returns a table with a line for each worker; its end is cut off if there is no room."""
+        """Returns a table with a line for each worker.
+
+        If there is no room for the whole table, its end is cut off.
+        """
         table = Table.grid(padding=(0, 2, 0, 0))
         for justify in ("left", "right", "right", "right", "left"):
             table.add_column(justify=justify, no_wrap=True, style="dim")
@@ -182,7 +189,7 @@ class CollectionProgress:
         return table
 
     def _maybe_replace(self, now: float) -> None:
-        """Shows the newest figures in the notebook, a few times a second."""
+        """Shows the latest statistics in the notebook, a few times a second."""
         if self._cell is not None and now - self._shown >= 1 / _PER_SECOND:
             self._shown = now
             self._cell.replace(self.render())
@@ -223,7 +230,7 @@ class CollectionProgress:
 
 
 def _marks(now: float, frames: int) -> deque[tuple[float, int]]:
-    """Returns a record of recent times and frame counts, with a first entry."""
+    """Returns a queue for recent times and frame counts, which contains a first entry."""
     return deque([(now, frames)], maxlen=_RATE_BATCHES)
 
 
@@ -233,13 +240,13 @@ def _rate(marks: deque[tuple[float, int]]) -> float:
 
 
 def _whole_batches(facts: dict[str, Any]) -> int | None:
-    """Returns the number of frames to collect, in whole batches; None without a limit."""
+    """Returns ``total_frames`` rounded up to whole batches; None without a limit."""
     total, batch = facts.get("total_frames"), facts["requested_frames_per_batch"]
     return None if total is None else math.ceil(total / batch) * batch
 
 
 def short(value: float) -> str:
-    """Formats a number for readers, with about four digits.
+    """Formats a number with about four digits.
 
     Example:
         >>> [short(number) for number in (-1234.56, 21.5, 0.01234, float("nan"))]
@@ -253,7 +260,7 @@ def short(value: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Formats a count with its noun.
+    """Formats a count with a noun in the singular or plural.
 
     Example:
         >>> plural(1, "batch"), plural(1200, "frame")

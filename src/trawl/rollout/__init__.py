@@ -1,1 +1,1 @@
-"""The inner loop, which steps an environment with a policy and fills batches of memory."""
+"""The inner loop, which steps an environment with a policy and fills batches."""

@@ -1,4 +1,4 @@
-"""Batches of fixed layout: environment and policy write directly into one block of memory."""
+"""Batches of fixed layout, which environment and policy write directly into one block."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trawl.keys import (
     show_key,
 )
 from trawl.memory import Array
+from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
-from trawl.rollout.array_restarts import make_stepper
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards, has_autoreset_steps
@@ -43,7 +43,7 @@ _FLAGS = [*_ROOT_FLAGS, *map(next_of, _ROOT_FLAGS)]
 
 
 class ArrayBatchWriter(BatchWriter):
-    """Fills batches of an environment whose data has a fixed layout.
+    """Fills batches with the frames of an environment whose data has a fixed layout.
 
     Args:
         env: the environment; the constructor resets it.
@@ -51,7 +51,7 @@ class ArrayBatchWriter(BatchWriter):
         options: options of the batches.
 
     Raises:
-        NoFixedLayout: if the policy writes something without a fixed layout.
+        NoFixedLayout: if the entries that the policy writes have no fixed layout.
     """
 
     def __init__(self, env: TensorDictEnv, policy: Policy, options: BatchOptions) -> None:
@@ -124,7 +124,7 @@ class ArrayBatchWriter(BatchWriter):
         written = {key: self._leaf_of(key, value) for key, value in found.items()}
         for key in written.keys() & self._roots.keys():
             if written[key] != self._roots[key]:
-                raise NoFixedLayout(f"the policy writes {show_key(key)} over with another layout")
+                raise NoFixedLayout(f"the policy overwrites {show_key(key)} with another layout")
         states = [key[1:] for key in written if key[0] == "next"]
         known = {*self._roots, *states}
         memories = [
@@ -154,7 +154,8 @@ class ArrayBatchWriter(BatchWriter):
         if tuple(value.shape[:batch]) != self.batch:
             raise ValueError(
                 f"policy wrote {show_key(key)} with shape {tuple(value.shape)}, but the "
-                f"environment's batch size is {list(self.batch)}: the shape must begin with it"
+                f"environment's batch size is {list(self.batch)}: the shape must begin with the "
+                "batch size"
             )
         return Leaf(tuple(value.shape[batch:]), value.dtype)
 

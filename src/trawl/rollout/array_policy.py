@@ -1,4 +1,4 @@
-"""The policy's part of a step, on the arrays of a batch."""
+"""Functions that call the policy on the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _SMALL_BYTES = 4096
 
 @dataclass
 class PolicyLeaves:
-    """Entries that a policy writes, and those that it reads again at the next step.
+    """Entries that a policy writes, including those that it reads one step later.
 
     Attributes:
         written: all entries that the policy writes, by key.
-        states: keys that it writes under ``"next"`` and reads one step later.
-        memories: keys that it writes and reads one step later under the same name.
-        convert: the fastest conversion of its tensors to arrays, by key.
+        states: keys of entries that the policy writes under ``"next"`` and reads one step later.
+        memories: keys of entries that the policy writes, and reads under the same name one step
+            later.
+        convert: the fastest conversion of the policy's tensors to arrays, by key.
     """
 
     written: dict[Key, Leaf]
@@ -50,8 +51,8 @@ class PolicyBinder:
         policy: the policy.
         leaves: entries that the policy writes.
         readable: keys of the environment's data that the policy can read.
-        next_obs: the row after the last one of a batch, for each entry that a step passes on to the
-            next.
+        next_obs: for each entry that a step passes on to the next step, the row after the last
+            row of a batch.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class PolicyBinder:
         self._next_obs = next_obs
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
-        """Returns the function that acts in row ``start + t``; None if all rows have actions."""
+        """Returns a function of ``t`` that acts in row ``start + t``.
+
+        Returns None if all actions of the chunk have already been drawn at random.
+        """
         if random or self.policy.draws_from(self.env):
             return self._act_randomly(block, start, stop)
         plan = self.policy.plan(self._readable, self.batch, self.env.device)
@@ -98,7 +102,11 @@ class PolicyBinder:
         return act
 
     def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
-        """Draws random actions, all at once unless an action mask has to be read at each step."""
+        """Draws random actions for the whole chunk at once.
+
+        If action masks apply, also returns a function that draws an allowed action at each step.
+        Otherwise, returns None.
+        """
         self._fill_random(block, start, stop)
         name, *more = self.env.action_keys
         spec, shown = self.env.full_action_spec[name], block.rows.get((MASK_KEY,))
@@ -124,7 +132,7 @@ class PolicyBinder:
         return act_by_info
 
     def _fill_random(self, block: Block, start: int, stop: int) -> None:
-        """Draws all actions of the chunk at once; the policy's other entries become zero."""
+        """Draws all actions of the chunk at once, and sets the policy's other entries to zero."""
         actions = {as_key(key): key for key in self.env.action_keys}
         for key, leaf in self.leaves.written.items():
             rows = block.rows[key][start:stop]
@@ -141,7 +149,7 @@ class PolicyBinder:
     def _inputs(
         self, block: Block, keys: Sequence[Key], start: int, stop: int
     ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
-        """Returns the rows of each key, and a function to apply to rows before use, or None."""
+        """Returns the rows of each key, and a function to apply to each row before use, or None."""
         inputs: list[Any] = []
         contiguous = True
         device = self.policy.device or self.env.device
@@ -198,7 +206,7 @@ class PolicyBinder:
     def _also(
         self, block: Block, key: Key, shape: tuple[int, ...], start: int, stop: int
     ) -> list[Array] | None:
-        """Returns further rows for a value that the policy reads at the next step, or None."""
+        """Returns additional rows for a value that the policy reads at the next step, or None."""
         if key[0] == "next":
             next_obs = self._next_obs[key[1:]].reshape(shape)
             rows = split_rows(block.rows[key[1:]][start + 1 : stop + 1])
@@ -209,7 +217,7 @@ class PolicyBinder:
 
 
 class _Copies:
-    """Copies of a tensor that changes; a policy may keep its input, or return a view of it."""
+    """Copies of a tensor that changes, because a policy may keep or return its input."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -219,7 +227,7 @@ class _Copies:
 
 
 def _guarded(rows: Sequence[Tensor], arrays: Array) -> Any:
-    """Returns rows for a policy that may write to its input, or keep it."""
+    """Returns copies of rows for a policy that may change or keep its inputs."""
     large = rows[0].nbytes > _SMALL_BYTES
     return _Clones(rows) if large else _Snapshots(rows, arrays)
 
@@ -237,7 +245,7 @@ class _Clones:
 class _Snapshots:
     """Small rows that numpy copies to preallocated memory when they are read.
 
-    That takes a tenth of the time of a clone. The memory is new for each chunk, so that a policy
+    Such a copy takes a tenth of the time of a clone. Each chunk gets new memory, so that a policy
     may keep its inputs.
     """
 
@@ -262,29 +270,29 @@ def converter(sample: Tensor) -> Callable[[Any], Array]:
 
 
 def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
-    """Converts an output that is wrapped, on another device, or of another dtype than at first.
+    """Converts an output that is not a plain CPU tensor of the first output's dtype.
 
     Raises:
-        TypeError: if it is not a tensor, or can't be converted to the first dtype.
+        TypeError: if the output has no tensor, or can't be converted to ``dtype``.
     """
     tensor = value if isinstance(value, Tensor) else unwrap(value, key)
     if not torch.can_cast(tensor.dtype, dtype):
         raise TypeError(
-            f"policy wrote {show_key(key)} as {tensor.dtype}; it was {dtype} at first, and must "
-            "stay so"
+            f"policy wrote {show_key(key)} as {tensor.dtype}, but at first as {dtype}: the dtype "
+            "must not change"
         )
     tensor = tensor.detach().cpu()
     cast = tensor.to(dtype)
     if _loses(tensor, cast):
         raise TypeError(
-            f"policy wrote {show_key(key)} as {tensor.dtype}, with values that {dtype} can't hold; "
-            f"it was {dtype} at first, and must stay so"
+            f"policy wrote {show_key(key)} as {tensor.dtype}, with values that {dtype} can't "
+            f"hold, but at first as {dtype}: the dtype must not change"
         )
     return as_array(cast)
 
 
 def _loses(tensor: Tensor, cast: Tensor) -> bool:
-    """Returns True if a cast changed values by more than the precision of floats."""
+    """Returns True if a cast changed values, other than by rounding floats."""
     if tensor.dtype.is_floating_point:
         return bool((cast.isinf() & ~tensor.isinf()).any())
     return not torch.equal(cast.to(tensor.dtype), tensor)
@@ -292,6 +300,6 @@ def _loses(tensor: Tensor, cast: Tensor) -> bool:
 
 def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
     return ValueError(
-        f"policy wrote {show_key(key)} with shape {tuple(got)}; it was {expected} at first, and "
-        "must stay so"
+        f"policy wrote {show_key(key)} with shape {tuple(got)}, but at first with shape "
+        f"{expected}: the shape must not change"
     )

@@ -1,9 +1,10 @@
 """Steppers, which step environments on arrays, without TensorDicts in the loop.
 
-A stepper is bound to a chunk of a batch's rows, and returns a function of the row number. That
-function reads the actions in the row, steps the environment, and writes the results into the row
-and the observation for the next step into the next row. Steppers nest: the stepper of a list of
-environments has one stepper for each of them, and a vector environment has a single stepper.
+A stepper is bound to a chunk of a batch's rows, and returns a function of the row number. This
+function reads the actions in the row, steps the environment, and writes the results into the row.
+It writes the observation for the next step into the next row. Steppers can be nested: the stepper
+of a list of environments has one stepper for each environment. A vector environment has a single
+stepper.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
 class ArrayStepper(Protocol):
-    """Steps an environment, or several, on the arrays of a batch.
+    """Steps one or more environments on the arrays of a batch.
 
     Attributes:
         num_envs: number of environments.
@@ -36,10 +37,10 @@ class ArrayStepper(Protocol):
     num_envs: int
 
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        """Begins episodes everywhere or where ``mask`` is True; fills ``view.next_obs``."""
+        """Begins episodes in all environments, or in ``mask``, and fills ``view.next_obs``."""
 
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        """Returns the function that takes the step of row ``start + t``, ``t < stop - start``."""
+        """Returns a function of ``t`` that takes the step of row ``start + t``."""
 
 
 class SingleStepper(ArrayStepper):
@@ -77,7 +78,7 @@ class SingleStepper(ArrayStepper):
         cutoff = episodes.cutoff(index) - start
 
         def restart(t: int, obs: Any, terminated: Any, truncated: Any) -> Any:
-            """Ends the episode if step ``t`` ended it; returns the next step's observation."""
+            """Ends the episode if step ``t`` was its last; returns the next step's observation."""
             nonlocal cutoff
             terminated = flag_of(terminated, "terminated", env)
             truncated = flag_of(truncated, "truncated", env) or t >= cutoff
@@ -181,7 +182,7 @@ class VectorStepper(ArrayStepper):
 
     def __init__(self, env: GymEnv) -> None:
         if env.vector is None:
-            raise TypeError(f"{env!r} is no vector environment")
+            raise TypeError(f"{env!r} is not a vector environment")
         self.env = env
         self.vector = env.vector
         self.num_envs = env.vector.num_envs
@@ -244,12 +245,12 @@ def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> 
 
 
 class _Observations:
-    """Writes observations into rows, and refuses those of another shape."""
+    """Writes observations into rows, and rejects those of a wrong shape."""
 
     def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
         self.encode = codec.encode
         self._batch = batch
-        # True if an observation is a single array that is written as it is.
+        # True if an observation is a single array that is written without encoding.
         self.is_array = codec.plain and not codec.leaves[0].path
         self.keys = [leaf.key for leaf in codec.leaves]
         self._leaves = codec.leaves
@@ -279,14 +280,14 @@ class _Observations:
 
 
 def from_bfloat16(array: Array) -> Array:
-    """Converts bfloat16 values, stored as int16, to float32, whose upper half they are."""
+    """Converts bfloat16 values, stored as int16, to float32 values with the same upper half."""
     return np.asarray((array.astype(np.uint32) << 16).view(np.float32))
 
 
 def _action_reader(
     codec: SpaceCodec, view: StepArrays, start: int, stop: int
 ) -> Callable[[int], Any]:
-    """Returns a function that reads row ``t``'s actions in the form that the environment takes."""
+    """Returns a function that reads row ``t``'s actions in the form that ``env.step`` expects."""
     keys = [as_key(leaf.key) for leaf in codec.leaves]
     rows = [view.rows(key, start, stop) for key in keys]
     decode = codec.decode

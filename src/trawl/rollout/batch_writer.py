@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 
 from trawl.keys import Key
 from trawl.rollout.block import Block
+from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
-from trawl.rollout.restarts import Restarts
 
 ActFn = Callable[[int], None]
 StepFn = Callable[[int], None]
@@ -22,17 +22,18 @@ StepFn = Callable[[int], None]
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Options of the batches that are filled.
+    """Options of the batches that a writer fills.
 
     Attributes:
-        steps: rows of a batch.
-        limit: steps after which an episode is cut off, or None.
+        steps: number of rows in a batch.
+        limit: number of steps after which an episode is cut off; None for no limit.
         track_traj_ids: True if frames have the id of their trajectory.
         compact: True if observations are left out of ``"next"``.
-        recycle: True if the memory of batches that nobody holds is reused.
-        is_init: True if frames have the flag ``is_init`` for the first of an episode; None if
-            they have it only for a policy that reads it.
-        restarts: record of failures, after which environments are rebuilt; None to raise errors.
+        recycle: True if the memory of batches that are no longer in use is reused.
+        is_init: True if frames have the flag ``is_init``, which marks the first frame of an
+            episode; None if they have it only for a policy that reads it.
+        restarts: record of failures, if environments that fail are rebuilt; None to raise errors
+            instead.
     """
 
     steps: int
@@ -41,17 +42,17 @@ class BatchOptions:
     compact: bool = False
     recycle: bool = True
     is_init: bool | None = None
-    restarts: Restarts | None = None
+    restarts: EnvRestarts | None = None
 
 
 class BatchWriter(Protocol):
     """Fills batches with frames, step by step.
 
-    A batch is begun, bound chunk by chunk to two functions of the row within the chunk (the
-    policy's and the environment's part of a step), and finished.
+    The loop begins a batch, binds it chunk by chunk, and finishes it. Binding returns two functions
+    of a row number in the chunk: the policy's and the environment's part of a step.
 
     Attributes:
-        env: the environment; another may replace it after a failure.
+        env: the environment, which may be replaced after a failure.
         num_envs: number of environments.
         episodes: position of each environment in its episode.
         warnings: warnings to the user about the environment and the policy.
@@ -71,18 +72,18 @@ class BatchWriter(Protocol):
         """Keys of entries in the layout that are left out of delivered batches."""
 
     def begin(self, block: Block | None = None) -> None:
-        """Prepares a new batch, in the memory ``block`` if it is given."""
+        """Prepares a new batch, in the memory of ``block`` if one is given."""
 
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         """Returns the functions for rows ``start`` to ``stop``.
 
-        The policy's function is None if its rows are filled already.
+        The policy's function is None if these rows already have actions.
         """
 
     def finish(self, filled: int) -> TensorDictBase | None:
-        """Returns the batch, of which the first ``filled`` rows were stepped.
+        """Returns the batch, in which the first ``filled`` rows have frames.
 
-        None if the batch is in the block that was given to :meth:`begin`.
+        Returns None if the batch is in the block that was passed to :meth:`begin`.
         """
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
@@ -92,7 +93,7 @@ class BatchWriter(Protocol):
         """Returns a batch of zeros with the layout of a real one."""
 
     def describe(self) -> dict[str, Any]:
-        """Describes the path in use, with the reason if there is a faster one."""
+        """Returns a description of the path in use, with the reason if it is not the fastest."""
 
 
 class NoFixedLayout(Exception):

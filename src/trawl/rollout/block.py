@@ -31,7 +31,7 @@ class Block:
     Attributes:
         lease: the memory that will be delivered.
         rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
-        flat_rows: these arrays with the batch as one dimension, ``(steps, num_envs, *leaf)``.
+        flat_rows: the same arrays with a single batch dimension, ``(steps, num_envs, *leaf)``.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -75,7 +75,7 @@ class Block:
         return as_batch(self.lease, hidden, device)
 
     def flush(self) -> None:
-        """Copies the entries in separate memory to their places in the leased memory."""
+        """Copies entries from separate memory to their places in the leased memory."""
         axis = len(self.lease.layout.batch)
         for key, staged in self._staged.items():
             self.lease.tensors[key].copy_(staged.movedim(0, axis))
@@ -97,7 +97,7 @@ def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -
 
 
 def copy_into(batch: TensorDictBase, lease: Lease) -> bool:
-    """Copies a batch to leased memory if their layouts are equal; returns True if it did."""
+    """Copies a batch to leased memory; returns False if their layouts differ."""
     if layout_of(batch) != lease.layout:
         return False
     for key, tensor in lease.tensors.items():
@@ -127,5 +127,5 @@ def _time_first(layout: Layout, key: Key) -> tuple[int, ...]:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-    """Returns an array of zeros, of the dtype that :func:`as_array` gives for ``dtype``."""
+    """Returns an array of zeros, with the dtype that :func:`as_array` uses for ``dtype``."""
     return np.zeros(shape, as_array(torch.empty(0, dtype=dtype)).dtype)

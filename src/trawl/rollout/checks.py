@@ -1,4 +1,4 @@
-"""Checks of actions and rewards, with errors that say what was expected."""
+"""Checks of actions and rewards, with errors that state what was expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
 
     Raises:
         KeyError: if an action is missing.
-        ValueError: if an action has another shape, or is not one of the discrete choices.
+        ValueError: if an action has a wrong shape, or is not one of the discrete choices.
         TypeError: if a discrete action has a floating-point dtype.
     """
     for name in env.action_keys:
@@ -45,21 +45,21 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
         if isinstance(spec, (MultiOneHot, Categorical, MultiCategorical)) and not (
             spec.contains(value)
         ):
-            what, encode = "an index in its range", ""
+            what, encode = "an index in the valid range", ""
             if isinstance(spec, MultiOneHot):
-                what, encode = "one-hot", ", and encode it (torch.nn.functional.one_hot)"
+                what, encode = "one-hot values", ", and encode it (torch.nn.functional.one_hot)"
             raise ValueError(
-                f"policy wrote {show_key(key)} = {value.flatten()[:8].tolist()}, which is not "
-                f"{what}, as the environment's action spec says: {spec}. Choose an action, by an "
-                f"argmax or a sample{encode}."
+                f"policy wrote {show_key(key)} = {value.flatten()[:8].tolist()}, but the "
+                f"environment's action spec requires {what}: {spec}. Choose an action by argmax "
+                f"or by sampling{encode}."
             )
 
 
 def action_warnings(env: Any, found: dict[Key, Any]) -> list[str]:
     """Returns warnings about the actions for an environment that isn't Trawl's own.
 
-    They are no errors: the environment decides how to interpret an action, and something other
-    than the policy may write it.
+    These are not errors, because the environment decides how to interpret an action, and something
+    other than the policy may write the action.
     """
     warnings = []
     for name in env.action_keys:
@@ -74,12 +74,12 @@ def action_warnings(env: Any, found: dict[Key, Any]) -> list[str]:
         index = not value.dtype.is_floating_point and tuple(value.shape) in (lead, (*lead, 1))
         if index and type(spec).__name__ == "OneHot":
             text += (
-                ": an index for a one-hot spec. TorchRL decodes one-hot actions by an argmax, "
-                "which makes action 0 of any index. Encode it (torch.nn.functional.one_hot), or "
-                "make the environment with categorical_action_encoding=True"
+                ": an index for a one-hot spec. TorchRL decodes one-hot actions by argmax, which "
+                "turns any index into action 0. Encode the index (torch.nn.functional.one_hot), "
+                "or make the environment with categorical_action_encoding=True"
             )
         else:
-            text += ". What becomes of it is up to the environment"
+            text += ". How it is interpreted is up to the environment"
         warnings.append(text)
     return warnings
 
@@ -87,8 +87,8 @@ def action_warnings(env: Any, found: dict[Key, Any]) -> list[str]:
 def _hint(spec: Any) -> str:
     if isinstance(spec, (OneHot, MultiOneHot)):
         return (
-            " For a policy that gives an index, make the environment with "
-            "categorical_action_encoding=True (GymEnv's argument; with an id, in "
+            " For a policy that returns an index, make the environment with "
+            "categorical_action_encoding=True (an argument of GymEnv; with an id, pass it in "
             "create_env_kwargs)."
         )
     return ""
@@ -98,13 +98,13 @@ def has_autoreset_steps(env: TensorDictEnv, limit: int | None) -> bool:
     """Returns True if some steps of the environment are resets, so that frames need a mask.
 
     Raises:
-        ValueError: if there is a limit on episodes, but the environment can't cut them off.
+        ValueError: if episodes have a limit, but the environment can't cut them off.
     """
     for vector in env.vectors:
         if limit is not None and not vector.can_restart:
             raise ValueError(
                 f"max_frames_per_traj={limit} needs an environment that can restart some of its "
-                f"sub-environments, and {type(vector.env).__name__} can't; use {RESTARTABLE}"
+                f"sub-environments, and {type(vector.env).__name__} can't. Use {RESTARTABLE}"
             )
     return env.autoreset_mask() is not None
 
@@ -121,17 +121,18 @@ def _first_nan(values: NDArray[Any], index: int) -> int | None:
 def check_rewards(
     rewards: NDArray[Any], actions: Callable[[], Mapping[Key, NDArray[Any]]] = dict
 ) -> None:
-    """Refuses rewards that are NaN.
+    """Rejects rewards that are NaN.
 
     Args:
-        rewards: ``(steps, num_envs)``.
-        actions: returns the actions of these steps, ``(steps, num_envs, ...)``. If one of them is
-            NaN at or before the first such reward, the error names it as the cause.
+        rewards: rewards of shape ``(steps, num_envs)``.
+        actions: function that returns the actions of these steps, by key, each of shape
+            ``(steps, num_envs, ...)``. If an action is NaN at or before the step of the first NaN
+            reward, the error names this action as the cause.
 
     Raises:
         ValueError: if a reward is NaN; the message names the step and the environment.
     """
-    # The sum is NaN if one of the rewards is, but also if infinities cancel out.
+    # The sum is NaN if one of the rewards is NaN, but also if infinities cancel out.
     with np.errstate(all="ignore"):
         if not np.isnan(rewards.sum()):
             return
@@ -142,10 +143,10 @@ def check_rewards(
             if cause is not None:
                 raise ValueError(
                     f"policy wrote nan to {show_key(key)}{which} at step {cause} of this batch, "
-                    f"and the reward (key ('next', 'reward')) of step {row} is nan; an action must "
-                    "be a number. Look for NaN in the policy's weights and its inputs"
+                    f"and the reward (key ('next', 'reward')) of step {row} is nan; an action "
+                    "must not be nan. Look for NaN in the policy's weights and its inputs"
                 )
         raise ValueError(
-            f"the environment gave a reward of nan (key ('next', 'reward')){which} at step {row} "
-            "of this batch; a reward must be a number"
+            f"the environment returned a reward of nan (key ('next', 'reward')){which} at step "
+            f"{row} of this batch; a reward must be a number"
         )

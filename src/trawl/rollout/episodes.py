@@ -1,8 +1,8 @@
 """Arrays of a batch that is being filled, with its trajectory ids, step counts and ``is_init``.
 
-:class:`StepArrays` holds the arrays of a batch with time first, whatever the batch's shape.
-:class:`EpisodeTracker` knows the row in which each environment's episode began, and writes
-trajectory ids, step counts and ``is_init``.
+:class:`StepArrays` holds the arrays of a batch with time as the first dimension, for any shape of
+the batch. :class:`EpisodeTracker` records the row in which each environment's episode began, and
+writes trajectory ids, step counts and ``is_init``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class StepArrays:
     Args:
         arrays: the arrays, by key.
         next_obs: the observations after the last step, ``(num_envs, *leaf)``, and all other entries
-            that a step passes on to the next. The next batch begins with them.
+            that a step passes on to the next step. The next batch begins with these entries.
         first: index of the first environment.
-        bfloat16: keys of bfloat16 entries. As numpy has no bfloat16, their arrays are int16.
+        bfloat16: keys of bfloat16 entries. Their arrays are int16, because numpy has no bfloat16.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class StepArrays:
         )
 
     def rows(self, key: Key, start: int, stop: int) -> list[Array]:
-        """Returns an array of all environments for each step, so that the loop doesn't slice."""
+        """Returns an array for each step, so that the loop doesn't have to slice."""
         return split_rows(self.arrays[key][start:stop])
 
     def following(self, key: Key, start: int, stop: int) -> list[Array]:
-        """Returns for each step the row of the next step; for the last step, ``next_obs``."""
+        """Returns the next step's row for each step; for a batch's last step, ``next_obs``."""
         return following(self.rows(key, start + 1, stop + 1), stop - start, self.next_obs[key])
 
     def single(self) -> StepArrays:
-        """Returns the arrays of the only environment without its dimension: ``(steps, *leaf)``."""
+        """Returns the arrays of a single environment, without the environment dimension."""
         return StepArrays(
             {key: array[:, 0] for key, array in self.arrays.items()},
             {key: array[0, ...] for key, array in self.next_obs.items()},
@@ -75,16 +75,17 @@ def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:
 
 
 def split_rows(array: Array) -> list[Array]:
-    """Returns the rows of an array as arrays that can be written to, even if they are scalars."""
+    """Returns the rows of an array as writable arrays, even if the rows are scalars."""
     return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
 
 
 @dataclass(frozen=True)
 class StartValue:
-    """Entry that gets a value where an episode begins.
+    """Entry that is set to a fixed value where an episode begins.
 
     Attributes:
-        rows: ``(steps, num_envs, *leaf)``, or None if only ``next_obs`` is written.
+        rows: the entry in all rows, ``(steps, num_envs, *leaf)``; None if only ``next_obs`` is
+            written.
         next_obs: the entry after the last step of the batch, ``(num_envs, *leaf)``.
         value: the value that is written.
     """
@@ -95,15 +96,15 @@ class StartValue:
 
 
 class EpisodeTracker:
-    """Position of each environment in its episode.
+    """Record of each environment's position in its episode.
 
     Args:
         num_envs: number of environments.
-        limit: steps after which an episode is cut off, or None.
+        limit: number of steps after which an episode is cut off; None for no limit.
 
     Attributes:
         next_id: id of the next new trajectory.
-        stride: difference between an id and the next.
+        stride: difference between consecutive ids.
         counts_ahead: True if steps are numbered before they are taken, for a policy that reads
             the count. Otherwise they are numbered when the episode or the batch ends, which costs
             less.
@@ -152,19 +153,19 @@ class EpisodeTracker:
         self._start(index, row + 1)
 
     def skip(self, index: int, row: int) -> None:
-        """Takes the step in ``row`` out of all episodes: it was an autoreset."""
+        """Excludes the step in ``row``, such as an autoreset, from all episodes."""
         if self._traj_ids is not None:
             self._traj_ids[row, index] = NO_TRAJECTORY
         self._start(index, row + 1)
 
     def break_off(self, index: int, row: int) -> bool:
-        """Discards the failed step in ``row``, and ends the episode with the step before.
+        """Discards the failed step in ``row``, and ends the episode with the previous step.
 
         Returns:
             True if the episode has a step before ``row`` in this batch.
         """
         frames = row - self._began[index]
-        # The failed row is numbered, too: the policy may have read its number.
+        # The failed row is numbered too, because the policy may have read its number.
         self._write(index, row + 1)
         if self._steps[index] + frames:
             self._renew(index)
@@ -191,7 +192,7 @@ class EpisodeTracker:
 
         Args:
             done: True where a step ended an episode, ``(steps, num_envs)``.
-            skipped: True where a step is no experience, ``(steps, num_envs)``.
+            skipped: True where a step is not experience, ``(steps, num_envs)``.
         """
         ids = np.empty(done.shape, dtype=np.int64)
         self.begin(StepArrays({TRAJ_IDS: ids}, {}), [])
@@ -202,7 +203,7 @@ class EpisodeTracker:
         return ids
 
     def load(self, next_id: int, stride: int | None = None) -> None:
-        """Continues from ``next_id``, with a new trajectory in every environment."""
+        """Begins new trajectories in all environments, with ids from ``next_id`` on."""
         self.next_id = next_id
         self.stride = self.stride if stride is None else stride
         for index in range(len(self._ids)):
@@ -237,7 +238,7 @@ class EpisodeTracker:
         after[start:stop, index] = numbers + 1
 
     def _start(self, index: int, row: int) -> None:
-        """Makes ``row`` the first of an episode."""
+        """Makes ``row`` the first row of an episode."""
         self._began[index] = row
         self._count_ahead(index, row)
         for start in self._starts:

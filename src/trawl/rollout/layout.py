@@ -29,16 +29,18 @@ class Leaf:
 
 
 class Layout:
-    """Layout of a batch: for each entry the batch dimensions, then time, then its own.
+    """Layout of a batch.
+
+    Each entry has the batch dimensions first, then time, and then its own dimensions.
 
     Args:
         leaves: entries of a frame, by key.
-        batch: batch size of the environment, ``()`` for a single one.
-        steps: frames of each environment in a batch.
+        batch: batch size of the environment; ``()`` for a single environment.
+        steps: number of frames of each environment in a batch.
 
     Attributes:
         offsets: offset of each leaf in the block, in bytes, by key.
-        nbytes: size of the block.
+        nbytes: size of the block in bytes.
     """
 
     def __init__(self, leaves: Mapping[Key, Leaf], batch: tuple[int, ...], steps: int) -> None:
@@ -65,7 +67,7 @@ class Layout:
 
 
 def layout_of(batch: TensorDictBase) -> Layout | None:
-    """Returns the layout of a batch, or None if it has no fixed one."""
+    """Returns the layout of a batch, or None if it has no fixed layout."""
     if has_lazy(batch):
         return None
     leaves: dict[Key, Leaf] = {}
@@ -92,10 +94,11 @@ class BatchPartition:
     """Layout of the batches of several workers in one block.
 
     Args:
-        part: layout of a worker's batch; those of the other workers differ at most in their steps.
+        part: layout of one worker's batch. The layouts of the workers' batches differ only in the
+            number of steps.
         steps: number of steps of each worker.
-        how: ``"stack"`` adds a first dimension for the workers; 0 and -1 concatenate their
-            batches along the first dimension or along time.
+        how: ``"stack"`` adds a first dimension for the workers, 0 concatenates their batches along
+            the first dimension, and -1 concatenates them along time.
 
     Attributes:
         whole: the layout of the block.
@@ -116,8 +119,8 @@ class BatchPartition:
             return
         if len(set(self._steps)) > 1:
             raise ValueError(
-                f"cat_results={how!r} needs batches of one length, but the workers' have "
-                f"{self._steps} steps; cat_results=-1 puts them behind each other"
+                f"cat_results={how!r} needs batches of equal length from all workers, but they "
+                f"have {self._steps} steps: use cat_results=-1 to join them along time"
             )
         together = (count, *batch) if how == "stack" else (count * batch[0], *batch[1:])
         self.whole = Layout(part.leaves, together, self._steps[0])

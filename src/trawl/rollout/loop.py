@@ -2,7 +2,7 @@
 
     for each row of the batch:
         act(row)     # the policy reads the row's observation and writes its actions
-        step(row)    # the environment takes them, and writes what came of it
+        step(row)    # the environment takes the actions, and writes the results
 
 Everything that can be decided beforehand is decided when the two functions are bound.
 """
@@ -39,8 +39,8 @@ _STEP_GIVES = "(observation, reward, terminated, truncated, info)"
 class Rollout:
     """Fills batches with the frames of a policy in an environment.
 
-    It knows nothing of budgets, hooks or buffers, and runs in the same way in every kind of
-    worker.
+    The loop is independent of budgets, hooks and buffers, and runs in the same way in every kind
+    of worker.
 
     Args:
         env: the environment, with the TensorDict interface.
@@ -51,9 +51,9 @@ class Rollout:
     Attributes:
         writer: the object that fills the batches.
         steps_done: steps that each environment has taken.
-        env_share: share of a step's time that the environment takes, estimated from samples.
-        filled: rows of the last batch that were stepped.
-        stream: random numbers of the collector, or None to use the global generators as they are.
+        env_share: share of the loop's time that the environment takes, estimated from samples.
+        filled: number of rows that were filled in the last batch.
+        stream: the collector's stream of random numbers; None to use the global generators.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Rollout:
     ) -> None:
         self.options = options
         self.exploration = exploration
-        # The first call of the policy, which finds out what it writes, must be like later ones.
+        # The first call of the policy, which finds out what the policy writes, must use the same
+        # exploration type as later calls.
         with set_interaction_type(exploration):
             self.writer = _choose(env, policy, options)
         self.steps_done = 0
@@ -71,12 +72,12 @@ class Rollout:
 
     @property
     def env(self) -> Any:
-        """The environment; after a failure it may be another one than at first."""
+        """The environment, which may be replaced after a failure."""
         return self.writer.env
 
     @property
     def env_share(self) -> float:
-        """Share of the loop's time spent in the environment (the rest is the policy's)."""
+        """Share of the loop's time that is spent in the environment rather than in the policy."""
         total = self._act_time + self._step_time
         return self._step_time / total if total else 0.0
 
@@ -92,7 +93,7 @@ class Rollout:
             random: True to draw random actions instead of calling the policy.
             stopped: called before each step except the first; if it returns True, the batch ends
                 there.
-            alone: True if no other thread draws random numbers meanwhile. Only then is the
+            alone: True if no other thread draws random numbers in the meantime. Only then is the
                 collector's own random stream swapped into the global generators.
         """
         batch = self._run(None, random, stopped, alone)
@@ -126,7 +127,7 @@ class Rollout:
                 batch = self.writer.finish(self.filled)
             except ValueError as error:
                 first = self.steps_done
-                add_note(error, f"in a batch of {self.env!r} that began with its step {first}")
+                add_note(error, f"in a batch from {self.env!r} that began with its step {first}")
                 raise
         self.steps_done += self.filled
         return batch
@@ -155,7 +156,7 @@ class Rollout:
         count: int,
         stopped: Callable[[], bool] | None,
     ) -> int:
-        """Takes up to ``count`` steps; returns the number taken."""
+        """Takes up to ``count`` steps, and returns the number of steps taken."""
         t = 0
         try:
             for t in range(min(_TIMED, count)):
@@ -181,11 +182,15 @@ class Rollout:
             number = self.steps_done + start + t
             note = f"while collecting from {self.env!r}, at its step {number} (from 0)"
             if isinstance(error, StopIteration):
-                # It would end the user's loop as if all frames had been collected.
-                raise RuntimeError(f"environment or policy raised StopIteration {note}") from error
+                # StopIteration would end the user's loop as if all frames had been collected.
+                raise RuntimeError(
+                    f"the environment or the policy raised StopIteration {note}"
+                ) from error
             add_note(error, note)
             if isinstance(error, ValueError) and "unpack" in str(error):
-                add_note(error, f"step must return {_STEP_GIVES}; older Gym's API is another")
+                add_note(
+                    error, f"step must return {_STEP_GIVES}; older versions of Gym have another API"
+                )
             raise
         return count
 
@@ -206,9 +211,9 @@ class Rollout:
 
 
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
-    """Returns the fast way to fill batches if environment and policy allow it, or the other."""
+    """Returns the fast batch writer if environment and policy allow it; else, the slower one."""
     if not isinstance(env, TensorDictEnv):
-        why = f"{type(env).__name__} is no Gymnasium environment, but steps TensorDicts itself"
+        why = f"{type(env).__name__} is not a Gymnasium environment, but steps TensorDicts itself"
         return TensorDictBatchWriter(env, policy, options, why)
     if not getattr(env, "fixed_layout", False):
         return TensorDictBatchWriter(

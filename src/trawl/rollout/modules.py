@@ -1,9 +1,9 @@
 """Known modules: the plain functions that they run, and whether they leave their inputs alone.
 
 A call of an ``nn.Module`` looks for hooks, and a layer looks up its parameters by name. For small
-networks this costs as much as the arithmetic. Both can be done before the loop, but must be done
-anew for each batch, since a user may add a hook or replace a parameter between two batches. The
-operations, and so the results, are the same to the bit.
+networks, these lookups cost as much as the arithmetic. They can be done before the loop, but must
+be repeated for each batch, because a user may add a hook or replace a parameter between two
+batches. The operations are the same, so the results are identical to the bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 Function = Callable[..., Any]
 
-# Modules of these packages compute, and keep no inputs.
+# Modules of these packages only compute, and do not keep their inputs.
 _STOCK = ("torch.nn.", "tensordict.nn.")
 _SEQUENCES = (TensorDictSequential, ProbabilisticTensorDictSequential)
 _DISTRIBUTIONS = ("torch.distributions.", "tensordict.nn.")
@@ -38,10 +38,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def unroll(module: Any) -> Function:
-    """Returns a function that does what a call of ``module`` does.
+    """Returns a function that is equivalent to a call of ``module``.
 
     Args:
-        module: a callable; anything but an ordinary module is returned as it is.
+        module: a callable; anything but an ordinary module is returned unchanged.
     """
     if not isinstance(module, nn.Module) or is_special(module):
         return module  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ def _linear(layer: nn.Linear) -> Function:
 def leaves_inputs_alone(module: Any) -> bool:
     """Returns True if a policy is certain neither to change nor to keep its input tensors.
 
-    Only known code can be trusted. A check for changes afterwards would miss some, because numpy,
+    Only known code can be trusted. A check after the call would miss some changes, because numpy,
     ``Tensor.data`` and compiled code write without increasing a tensor's version counter.
     """
     return isinstance(module, nn.Module) and all(map(_is_harmless, module.modules()))
@@ -105,5 +105,5 @@ def _is_harmless(part: nn.Module) -> bool:
     if kind is ProbabilisticTensorDictModule:
         made_by = part.distribution_class
         return isinstance(made_by, type) and made_by.__module__.startswith(_DISTRIBUTIONS)
-    # A function is not among the modules checked, and may do anything.
+    # A plain function is not among the checked modules, and may do anything.
     return kind in _SEQUENCES or (kind is TensorDictModule and isinstance(part.module, nn.Module))

@@ -1,4 +1,4 @@
-"""Stepper on arrays for environments in their own processes."""
+"""Stepper for environments in their own processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
 class ParallelStepper(ArrayStepper):
-    """Steps environments in other processes, all with one exchange.
+    """Steps environments in other processes, all of them at once.
 
-    A process resets its environment in the step that ends an episode, or that reaches the limit
-    on steps. The step then also returns the first observation of the next episode.
+    A process resets its environment in the step that ends an episode or reaches the limit on
+    steps. The step then also returns the first observation of the next episode.
 
     Args:
-        env: the parallel environment, of fixed layout.
+        env: the parallel environment, which has a fixed layout.
     """
 
     def __init__(self, env: ParallelEnv) -> None:

@@ -34,13 +34,14 @@ Operation = Callable[[Values], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy as a function of tensors.
+    """Policy in the form of a function of tensors.
 
     Attributes:
         reads: keys of the arguments of ``call``.
-        writes: keys of its results.
-        call: takes a tensor for each key in ``reads``, and returns a sequence of tensors (for a
-            single key in ``writes``, the tensor itself).
+        writes: keys of the results of ``call``.
+        call: function that takes a tensor for each key in ``reads``, and returns a sequence with a
+            tensor for each key in ``writes``. If there is only one such key, it returns the tensor
+            itself.
     """
 
     reads: tuple[Key, ...]
@@ -58,8 +59,8 @@ def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) 
     Args:
         module: the policy.
         exploration: exploration type of probabilistic modules.
-        unrolled: True to replace inner modules by the functions that they run now; otherwise the
-            plan calls the modules, and stays valid when they change.
+        unrolled: True to replace inner modules with the functions that they currently run. If
+            False, the plan calls the modules, and stays valid when they change.
 
     Raises:
         NotPlannable: if the policy needs a TensorDict; the message says why.
@@ -79,7 +80,7 @@ def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) 
         operations.append(_operation(step, exploration, unrolled))
         writes += [key for key in _out_keys(step) if key not in writes]
     if not writes:
-        raise NotPlannable("the policy says that it writes nothing")
+        raise NotPlannable("the policy has no out_keys")
     return Plan(tuple(reads), tuple(writes), _chain(operations, reads, writes))
 
 
@@ -105,7 +106,7 @@ def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> 
 
 
 def _steps(module: Any) -> Iterable[Any]:
-    """Yields the modules that run one after the other, those of sequences one by one."""
+    """Yields the modules that run one after the other; sequences are replaced by their members."""
     if isinstance(module, nn.Module) and (is_special(module) or _overrides(module)):
         raise NotPlannable(f"{type(module).__name__} has hooks, or methods of its own")
     forward = getattr(type(module), "forward", None)
@@ -126,7 +127,7 @@ def _steps(module: Any) -> Iterable[Any]:
 
 
 def _overrides(module: nn.Module) -> bool:
-    """Returns True if a subclass changes how a TensorDictModule calls its module or writes."""
+    """Returns True if a subclass changes how a module is called or its outputs are written."""
     return isinstance(module, TensorDictModule) and any(
         getattr(type(module), name) is not getattr(TensorDictModule, name)
         for name in ("_call_module", "_write_to_tensordict")
@@ -160,7 +161,7 @@ def unwrap(value: Any, key: Key) -> Tensor:
     key. Numbers and arrays become tensors, as they do in a TensorDict.
 
     Raises:
-        TypeError: if the output has no tensor, array or number.
+        TypeError: if the output contains no tensor, array or number.
     """
     inner = value
     if isinstance(value, (tuple, dict, TensorDictBase)):
@@ -169,7 +170,7 @@ def unwrap(value: Any, key: Key) -> Tensor:
         inner = torch.as_tensor(inner)
     if not isinstance(inner, Tensor):
         raise TypeError(
-            f"policy wrote {show_key(key)} as {type(value).__name__}, where a tensor was expected"
+            f"policy wrote {show_key(key)} as {type(value).__name__} instead of a tensor"
         )
     return inner
 
@@ -222,7 +223,7 @@ def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
         outputs = (outputs,)
     if len(outputs) != len(out_keys):
         raise ValueError(
-            f"the policy's module gave {len(outputs)} outputs, but its out_keys are "
+            f"the policy's module returned {len(outputs)} outputs, but its out_keys are "
             f"[{', '.join(map(show_key, out_keys))}]"
         )
     return zip(out_keys, outputs, strict=True)

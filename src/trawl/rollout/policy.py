@@ -1,7 +1,7 @@
 """Resolves policies of all kinds, and finds the fastest way to call them.
 
-A callable is turned once into a :class:`Policy`: a function of a TensorDict, with a way to call it
-on tensors (:class:`~trawl.rollout.plan.Plan`).
+Each callable is turned into a :class:`Policy` once. A policy is a function of a TensorDict, with a
+way to call it on tensors (:class:`~trawl.rollout.plan.Plan`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Policy:
     """Resolved policy, with the plan by which the loop calls it.
 
     Args:
-        module: maps a TensorDict to one that also has the actions.
+        module: function that maps a TensorDict to a TensorDict that also has the actions.
         exploration: exploration type of probabilistic modules.
-        device: device of the policy's inputs, and of the TensorDicts that it gets; None if it
-            takes its inputs as they are.
-        transform: wraps the function that the loop calls (``torch.compile``), or None.
+        device: device to which the policy's inputs are moved; None to leave them where they are.
+        transform: function such as ``torch.compile``, which wraps the function that the loop
+            calls; None to leave this function as it is.
 
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
@@ -93,8 +93,8 @@ class Policy:
     def remembered(self, written: Iterable[Key]) -> set[Key]:
         """Returns the keys among ``written`` that the policy may read one step later.
 
-        A chain of modules declares what it reads. Any other policy gets back all that it wrote,
-        as in TorchRL's collectors.
+        A chain of modules declares which keys it reads. Any other policy may read everything that
+        it wrote, as in TorchRL's collectors.
         """
         try:
             make_plan(self.module, self.exploration)
@@ -104,7 +104,7 @@ class Policy:
 
     @property
     def function(self) -> Callable[[Any], Any]:
-        """The policy as a function of a TensorDict, compiled if that was asked for."""
+        """The policy as a function of a TensorDict, wrapped by ``transform`` if it is set."""
         if self.transform is None:
             return self.module
         if self._compiled_module is None:
@@ -112,7 +112,7 @@ class Policy:
         return self._compiled_module
 
     def describe(self) -> dict[str, Any]:
-        """Describes the path in use, with the reason if it is the slower one."""
+        """Returns a description of the path in use, with the reason if it is the slower path."""
         if self.why_not_direct is None:
             return {"policy_path": "direct"}
         return {"policy_path": "tensordict", "policy_path_reason": self.why_not_direct}
@@ -121,11 +121,12 @@ class Policy:
         """Calls the policy once to find out what it writes.
 
         Args:
-            root: a TensorDict as an environment returns it from a reset.
+            root: a TensorDict with the entries that an environment's reset returns.
 
         Returns:
-            The values that the policy wrote, by key. Values within a lazy stack are one entry,
-            which is a lazy stack too; its key is empty if ``root`` itself is a lazy stack.
+            The values that the policy wrote, by key. All values within a lazy stack form one
+            entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of this
+            entry is empty.
         """
         try:
             found = self._call_on_tensors(root)
@@ -140,18 +141,19 @@ class Policy:
             if any(_is_tensor(v) and v.dtype is torch.float64 for v in _entries(root).values()):
                 add_note(
                     error,
-                    "observations of float64 are given as they are: convert them in the policy "
-                    "(x.float()), or its weights (policy.double())",
+                    "float64 observations are passed to the policy unchanged: convert them in "
+                    "the policy (x.float()), or convert its weights (policy.double())",
                 )
             raise
         self.writes = tuple(found)
         return found
 
     def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
-        """Returns what the policy writes when it is called on tensors, or None if it can't be.
+        """Calls the policy on tensors, and returns the entries that it writes.
 
-        A TensorDictModule imports pandas to check its inputs for pandas objects. In a new process
-        the import takes as long as the rest of the first batch.
+        Returns None if the policy can't be called on tensors. A call on tensors avoids the import
+        of pandas, which a TensorDictModule needs to check its inputs for pandas objects. In a new
+        process, this import takes as long as the rest of the first batch.
         """
         if self.is_elsewhere(None):
             return None
@@ -169,7 +171,7 @@ class Policy:
         try:
             made = plan.call(*inputs)
         except Exception:
-            made = None  # the call with a TensorDict raises a more telling error
+            made = None  # the call with a TensorDict raises a more informative error
         values = [made] if len(plan.writes) == 1 else made or [None]
         if not all(_is_tensor(v) and v.shape[: len(batch)] == batch for v in values):
             torch.set_rng_state(state)
@@ -178,7 +180,7 @@ class Policy:
         return {key: value for key, value in found.items() if value is not given.get(key)}
 
     def _call(self, root: TensorDictBase) -> dict[Key, Any]:
-        """Calls the policy with a TensorDict, and returns what it writes there."""
+        """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
         given = given_to.copy()
         result = self.module(given_to)
@@ -195,9 +197,10 @@ class Policy:
     def plan(
         self, available: set[Key], batch: tuple[int, ...], home: torch.device | None = None
     ) -> Plan:
-        """Returns the plan by which the loop calls the policy now, with tensors.
+        """Returns a plan with which the loop can call the policy on tensors.
 
-        The plan is made anew for each batch, because a user may have hooked or replaced a module.
+        The plan is made anew for each binding, because a user may hook or replace a module between
+        two batches.
 
         Args:
             available: keys of the tensors that the loop can provide.
@@ -209,16 +212,16 @@ class Policy:
         )
 
     def direct(self, available: set[Key]) -> Plan | None:
-        """Returns a plan that calls the policy without a TensorDict, or None if there is none."""
+        """Returns a plan for calling the policy without a TensorDict, or None."""
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         try:
             plan = make_plan(self.module, self.exploration, self.transform is None)
             missing = set(plan.reads) - available
             if missing:
-                raise NotPlannable(f"it reads {show_keys(missing)}, which nothing gives")
+                raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")
             if set(plan.writes) != set(self.writes):
-                raise NotPlannable("it writes other keys than it says")
+                raise NotPlannable("it writes keys other than its out_keys")
         except NotPlannable as why:
             self.why_not_direct = str(why)
             return None
@@ -226,7 +229,7 @@ class Policy:
         return self._transformed(plan)
 
     def _transformed(self, plan: Plan) -> Plan:
-        """Returns the plan, compiled if that was asked for; compilation runs only once."""
+        """Returns the plan, wrapped by ``transform`` if it is set; a wrapped plan is reused."""
         if self.transform is None:
             return plan
         if self._compiled is None:
@@ -251,28 +254,29 @@ class Policy:
 
 
 def resolve(policy: Any, env: Any, trust: bool) -> Any:
-    """Returns a callable from TensorDict to TensorDict, by the rules of TorchRL's collectors.
+    """Returns a function of a TensorDict for a policy, by the rules of TorchRL's collectors.
 
     A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
     parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) are
-    returned as they are. Any other module or function is wrapped: the names of its parameters
+    returned unchanged. Any other module or function is wrapped: the names of its parameters
     must be observation keys, and its results are the action, followed by ``output1``,
     ``output2``, …
 
     Args:
         policy: the user's policy.
         env: the environment, for its observation and action keys.
-        trust: True to use any callable as it is.
+        trust: True to return any callable unchanged.
 
     Raises:
         TypeError: if the policy can't be called, or its parameters match no observation.
-        RuntimeError: if it has ``in_keys`` and ``out_keys`` but is no ``TensorDictModuleBase``.
+        RuntimeError: if the policy has ``in_keys`` and ``out_keys``, but is not a
+            ``TensorDictModuleBase``.
     """
     if not callable(policy):
         raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
     if isinstance(policy, type):
         raise TypeError(
-            f"policy must be an object, but it is the class {policy.__name__}: make one, "
+            f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
             f"{policy.__name__}(...)"
         )
     if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
@@ -280,8 +284,8 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
     has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")
     if all(has_keys):
         raise RuntimeError(
-            f"policy {_name(policy)} has in_keys and out_keys, but is no TensorDictModuleBase; "
-            "derive its class from tensordict.nn.TensorDictModuleBase"
+            f"policy {_name(policy)} has in_keys and out_keys, but is not a "
+            "TensorDictModuleBase: derive its class from tensordict.nn.TensorDictModuleBase"
         )
     if any(has_keys):
         raise TypeError(f"policy {_name(policy)} must have both in_keys and out_keys, or neither")
@@ -297,7 +301,7 @@ def _reads_is_init(module: Any) -> bool:
 
 
 def _keys_of(keys: Any) -> list[Key]:
-    """Returns the keys of a module's key list or mapping; none for None."""
+    """Returns the keys of a module's key list or mapping; for None, an empty list."""
     return [as_key(key) for key in keys or ()]
 
 
@@ -314,7 +318,9 @@ def _parameters(policy: Any) -> list[inspect.Parameter]:
     try:
         found = inspect.signature(target).parameters.values()
     except (TypeError, ValueError) as error:
-        raise TypeError(f"policy {_name(policy)} has no signature to read: {error}") from error
+        raise TypeError(
+            f"the signature of policy {_name(policy)} can't be read: {error}"
+        ) from error
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [parameter for parameter in found if parameter.kind not in variadic]
 
@@ -329,7 +335,7 @@ def _takes_tensordict(policy: Any) -> bool:
     target = policy.forward if isinstance(policy, nn.Module) else policy
     try:
         hint = get_type_hints(target).get(parameter.name)
-    except Exception:  # an annotation that can't be evaluated here is taken as it is
+    except Exception:  # an annotation that can't be evaluated here is used unevaluated
         hint = parameter.annotation
     if isinstance(hint, str):
         return hint.split(".")[-1] in ("TensorDict", "TensorDictBase")
@@ -353,13 +359,13 @@ def _wrap(policy: Any, env: Any) -> TensorDictModule:
     out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, names, out_keys))]
     if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
         return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
-    # Passed by position, the inputs would reach the wrong parameters.
+    # If the inputs were passed by position, they would reach the wrong parameters.
     by_name = {name: name for name in names}
     return TensorDictModule(policy, in_keys=by_name, out_keys=out_keys, out_to_in_map=True)
 
 
 def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
-    """Returns the number of values besides the actions that the policy returns in a trial call."""
+    """Calls the policy, and returns the number of values that it returns besides the actions."""
     sample = env.observation_spec.rand()
     device = (
         next((p.device for p in policy.parameters()), None)
@@ -382,7 +388,7 @@ def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]
 
 
 def _entries(values: TensorDictBase) -> dict[Key, Any]:
-    """Returns the entries by key; a lazy stack is one entry, as its parts may have other keys."""
+    """Returns the entries by key; a lazy stack is one entry, since its parts' keys may differ."""
     if is_lazy(values):
         return {(): values}
     found: dict[Key, Any] = {}
@@ -399,7 +405,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _describe(root: TensorDictBase) -> str:
-    """Describes the entries that a policy was given."""
+    """Returns a description of the entries that a policy was called with."""
     if is_lazy(root):
         return ", and ".join(_describe(part) for part in root.tensordicts)
     parts = []
@@ -414,6 +420,6 @@ def _describe(root: TensorDictBase) -> str:
 def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
     """Returns the error for a policy that writes no action."""
     return KeyError(
-        f"policy {_name(policy)} wrote no action: the environment takes {show_key(key)}, the "
-        f"policy wrote {show_keys(wrote)}. Name it in the policy's out_keys."
+        f"policy {_name(policy)} wrote no action: the environment takes {show_key(key)}, but the "
+        f"policy wrote {show_keys(wrote)}. Name the action in the policy's out_keys."
     )

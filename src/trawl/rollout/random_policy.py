@@ -35,7 +35,7 @@ class RandomPolicy:
         self.action_key = action_key
 
     def set_action_spec_from_env(self, env: Any) -> None:
-        """Sets the action spec to that of ``env``, if this policy has none."""
+        """Copies the action spec of ``env`` if this policy has no action spec."""
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()
 
@@ -47,10 +47,10 @@ class RandomPolicy:
         """
         if self.action_spec is None:
             raise RuntimeError(
-                "RandomPolicy has no action spec: give it one, RandomPolicy(env.action_spec), "
-                "or give the policy to a collector"
+                "RandomPolicy has no action spec: pass one, RandomPolicy(env.action_spec), or "
+                "pass the policy to a collector"
             )
-        # Composite specs have keys, and leaf specs have none, also in TorchRL.
+        # Composite specs have keys, and leaf specs have none. The same is true in TorchRL.
         spec = self.action_spec
         if isinstance(spec, Composite):
             return td.update(rand_actions(spec, td))

@@ -17,7 +17,7 @@ class RandomStream:
     """State of the global generators (torch, numpy, random) for one collector.
 
     Policies draw from global generators. Between its turns, a stream keeps its own state of these
-    generators, so that the stream's numbers don't depend on what others draw, and vice versa.
+    generators, so that its numbers and all other draws are independent of each other.
 
     Args:
         seed: seed of the stream.

@@ -1,8 +1,8 @@
 """Blocks of memory for batches, leased to the user and then recycled.
 
 A delivered batch stays valid as long as anything refers to it. Each of its tensors keeps its
-storage alive, the storage keeps the array that it was made from, and when that array dies the
-block returns to its pool. Users need not copy a batch to keep it.
+storage alive, and the storage keeps the array from which it was made alive. When this array dies,
+the block returns to its pool. Users need not copy a batch to keep it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trawl.keys import Key
 from trawl.memory import ALIGNMENT, Memory, PrivateMemory
 from trawl.rollout.layout import Layout
 
-# Two blocks are enough for the usual loop: one is filled while the user still holds the last one.
+# Two blocks are enough for the usual loop: one is filled while the user holds the previous one.
 _KEEP = 2
 
 
@@ -43,9 +43,10 @@ class Lease:
 
 
 def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArray[np.uint8]]:
-    """Returns the tensors of a batch in a block, and the array that dies with the last of them.
+    """Returns the tensors of a batch in a block, and the array that dies with the last tensor.
 
-    The block has :func:`needed_bytes`. A shared block has the same offsets in every process.
+    The block must have the size that :func:`needed_bytes` returns. A shared block has the same
+    offsets in every process.
     """
     whole = np.frombuffer(buffer, dtype=np.uint8)
     skip = -whole.ctypes.data % ALIGNMENT
@@ -55,7 +56,7 @@ def tensors_over(layout: Layout, buffer: Any) -> tuple[dict[Key, Tensor], NDArra
 
 
 def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
-    """Returns the tensors of a batch in its block; they keep the array alive."""
+    """Returns the tensors of a batch in its block; the tensors keep ``block`` alive."""
     return {key: _tensor(block, layout, key) for key in layout.leaves}
 
 
@@ -75,13 +76,13 @@ def _tensor(block: NDArray[np.uint8], layout: Layout, key: Key) -> Tensor:
 
 
 class _Bytes(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a block, which keep the reference to the leased array until the array dies."""
+    """Bytes of a block, which keep a weak reference to the leased array until the array dies."""
 
     end: _LeaseEnd
 
 
 class _LeaseEnd(weakref.ref["NDArray[np.uint8]"]):
-    """Reference to a leased array, by which its block returns to the pool when the array dies."""
+    """Weak reference to a leased array, whose callback returns the block to the pool."""
 
     __slots__ = ("block",)
     block: Memory
@@ -90,13 +91,13 @@ class _LeaseEnd(weakref.ref["NDArray[np.uint8]"]):
 class SlabPool:
     """Pool of blocks for the batches of one layout.
 
-    The pool grows while the user keeps batches, and shrinks to its spare blocks when they are
-    released.
+    The pool grows while the user keeps batches, and shrinks to its spare blocks when the batches
+    are released.
 
     Args:
         layout: layout of the batches.
         recycle: True to reuse blocks; otherwise each batch gets new memory.
-        allocate: allocates a block of the given number of bytes.
+        allocate: function that allocates a block of the given number of bytes.
         keep: number of spare blocks to keep.
     """
 
@@ -109,7 +110,7 @@ class SlabPool:
     ) -> None:
         self.layout = layout
         self._allocate = allocate
-        # The deque drops its oldest entry, and thereby the block, if there are more than these.
+        # When the deque exceeds this length, it drops its oldest entry, and thereby the block.
         self._spare: deque[_LeaseEnd] = deque(maxlen=keep if recycle else 0)
         self._leases: list[weakref.ref[NDArray[np.uint8]]] = []
         self._most_leases = 0
@@ -120,10 +121,10 @@ class SlabPool:
             self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
         )
         memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
-        # An array over an array would keep the other's memory, but not the other array.
+        # An array over ``memory`` itself would keep the block's bytes, but not ``memory``.
         tensors, owner = tensors_over(self.layout, memory.data)
-        # The array may die in any thread, at any time. What runs then is C code and atomic: Python
-        # would drop a KeyboardInterrupt that comes while it runs a finaliser written in Python.
+        # The array may die in any thread, at any time. The callback is atomic C code, because
+        # Python would drop a KeyboardInterrupt that arrives during a finaliser written in Python.
         memory.end = _LeaseEnd(owner, self._spare.append)
         memory.end.block = block
         self._note(owner)
@@ -142,5 +143,5 @@ class SlabPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by this pool, leased and spare."""
+        """Size of the pool's blocks, leased and spare, in bytes."""
         return (self.leased + len(self._spare)) * self.layout.nbytes

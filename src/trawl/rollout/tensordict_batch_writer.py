@@ -1,7 +1,7 @@
-"""Batches of TensorDict frames, from TorchRL's environments and those without a fixed layout.
+"""Batches of TensorDict frames, for environments of TorchRL or without a fixed layout.
 
-Frames are gathered as they come, and stacked at the end of the batch. If their layouts differ,
-the batch is a lazy stack.
+The writer keeps the frames, and stacks them at the end of the batch. If the layouts of the frames
+differ, the batch is a lazy stack.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from trawl.rollout.checks import (
     check_rewards,
     has_autoreset_steps,
 )
+from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
-from trawl.rollout.restarts import FailureCounter, PartFailures, break_off, emptied
 from trawl.rollout.tensordict_policy import TensorDictPolicy
 from trawl.tensordicts import (
     broadcastable,
@@ -69,7 +69,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._block: Block | None = None
         self._done_keys = [next_of(as_key(key)) for key in env.done_keys]
         self._reward_keys = [next_of(as_key(key)) for key in env.reward_keys]
-        # One mask for each row, of the environments whose step was an autoreset or failed.
+        # For each row, a mask of the environments whose step failed or was an autoreset.
         self._has_mask = own and has_autoreset_steps(env, self._limit)
         self._masked_out: list[Tensor] = []
         # Environments that fail are rebuilt: Trawl's own one by one, others as a whole.
@@ -92,7 +92,7 @@ class TensorDictBatchWriter(BatchWriter):
         self._passed_on = self._keys_passed_on() if options.compact else []
 
     def _begun(self, root: TensorDictBase) -> TensorDictBase:
-        """Completes ``root`` as the beginning of an episode in all environments."""
+        """Adds the entries that ``root`` needs when episodes begin in all environments."""
         self._with_marks(root)
         for key in (*self._states, *self._memories):
             if key not in root.keys(True):
@@ -173,7 +173,7 @@ class TensorDictBatchWriter(BatchWriter):
             raise
 
     def _step_or_remake(self, counter: FailureCounter, t: int) -> None:
-        """Takes a step of an environment that is rebuilt as a whole if it fails."""
+        """Takes a step in an environment that is rebuilt as a whole if it fails."""
         nowhere = torch.zeros(self.batch, dtype=torch.bool)
         frame = self._carrier
         try:
@@ -199,10 +199,10 @@ class TensorDictBatchWriter(BatchWriter):
         return self._begun(self._reset())
 
     def _discard_step(self, following: TensorDictBase | None, mask: Tensor) -> TensorDictBase:
-        """Discards the step where ``mask`` is True: episodes end with the step before.
+        """Discards the step where ``mask`` is True, and ends episodes there with the previous step.
 
         Returns:
-            The TensorDict for ``"next"``, with blank entries in ``mask``.
+            The TensorDict for ``"next"``, with blank entries where ``mask`` is True.
         """
         if self._records:
             break_off(self._records[-1], self._done_keys, mask & ~self._masked_out[-1])
@@ -250,7 +250,14 @@ class TensorDictBatchWriter(BatchWriter):
     def _where(
         self, mask: Tensor, chosen: TensorDictBase, other: TensorDictBase, key: Key
     ) -> Tensor:
-        """Returns the entry of ``chosen`` where ``mask``, of shape ``(*batch, 1)``, is True."""
+        """Selects between the entries of two TensorDicts.
+
+        Args:
+            mask: mask of shape ``(*batch, 1)``.
+            chosen: TensorDict whose entry is used where ``mask`` is True.
+            other: TensorDict whose entry is used elsewhere.
+            key: key of the entry.
+        """
         value = other.get(key)
         ones = [1] * (value.ndim - len(self.batch))
         return torch.where(mask.reshape((*self.batch, *ones)), chosen.get(key), value)
@@ -280,7 +287,7 @@ class TensorDictBatchWriter(BatchWriter):
         return None if block is not None and copy_into(batch, block.lease) else batch
 
     def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
-        """Returns a batch's actions, ``(steps, num_envs, ...)``, without those in lazy stacks."""
+        """Returns a batch's actions, ``(steps, num_envs, ...)``, except those in lazy stacks."""
         axis, actions = len(self.batch), {}
         for key in map(as_key, self.env.action_keys):
             if whole_key(batch, key) == key and isinstance(value := batch.get(key, None), Tensor):
@@ -296,11 +303,11 @@ class TensorDictBatchWriter(BatchWriter):
         return whole
 
     def _compact(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the batch, without the entries that steps pass on if ``compact`` is set."""
+        """Returns the batch; if ``compact`` is set, entries that steps pass on are left out."""
         return batch.exclude(*self._passed_on) if self._passed_on else batch
 
     def _keys_passed_on(self) -> list[Key]:
-        """Returns the keys under "next" of the entries that a step passes on to the next one."""
+        """Returns the keys under "next" of the entries that a step passes on to the next step."""
         env = self.env
         if isinstance(env, TensorDictEnv):
             passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]

@@ -1,4 +1,4 @@
-"""The policy's part of a step, on TensorDicts."""
+"""Functions that call the policy with TensorDicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trawl.rollout.plan import Plan, unwrap
 from trawl.rollout.policy import Policy, missing_action
 from trawl.tensordicts import changes, has_lazy, is_lazy, noted, snapshot, whole_key
 
-#: Writes the actions to a TensorDict; returns it, or a copy in its place.
+#: Function that writes the actions to a TensorDict, and returns the TensorDict or a copy.
 TensorDictActFn = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -27,15 +27,16 @@ class TensorDictPolicy:
     Args:
         env: the environment.
         policy: the policy; the constructor calls it once to find out what it writes.
-        root: TensorDict of the environment's reset.
+        root: TensorDict that the environment's reset returned.
 
     Attributes:
         written: the entries that the policy wrote in its first call.
-        states: keys that it writes under ``"next"`` and reads one step later.
-        memories: keys that it writes and reads one step later under the same name.
-        first: zeros for the entries that it reads one step later.
+        states: keys of entries that the policy writes under ``"next"`` and reads one step later.
+        memories: keys of entries that the policy writes, and reads under the same name one step
+            later.
+        first: zeros for the entries that the policy reads one step later.
         warnings: warnings to the user about the actions.
-        unwritten: actions that it did not write in its first call.
+        unwritten: keys of actions that the policy did not write in its first call.
     """
 
     def __init__(self, env: Any, policy: Policy, root: TensorDictBase) -> None:
@@ -51,7 +52,8 @@ class TensorDictPolicy:
         tensors = {k: v for k, v in found.items() if isinstance(v, Tensor) or is_lazy(v)}
         self._blank = self._as_one(tensors, env.device).clone().zero_()
         self._dtypes = {key: value.dtype for key, value in found.items() if _is_tensor(value)}
-        # Actions count even if the policy did not write them in its first call: it may later.
+        # Actions count even if the policy did not write them in its first call, because it may
+        # write them later.
         actions = [whole_key(root, as_key(key)) for key in env.action_keys]
         self._outputs = list(dict.fromkeys([*found, *actions]))
         self.unwritten = [key for key in actions if key not in found]
@@ -83,7 +85,7 @@ class TensorDictPolicy:
         return TensorDict(entries, self._batch, device=device) if whole is None else whole
 
     def bind(self, env: Any, carrier: TensorDictBase) -> TensorDictActFn:
-        """Returns the function that acts, for TensorDicts like ``carrier``.
+        """Returns the function that writes actions, for TensorDicts like ``carrier``.
 
         Args:
             env: the environment.
@@ -134,9 +136,9 @@ class TensorDictPolicy:
         guarded = elsewhere or not self._policy.leaves_inputs_alone
 
         def act(carrier: TensorDictBase) -> TensorDictBase:
-            # A copy, because the frame before shares tensors that the policy may change in place.
+            # A copy, because the last frame shares tensors that the policy may change in place.
             given = snapshot(carrier) if guarded else carrier
-            # The TensorDict gets the policy's device, even if its tensors are there already.
+            # The TensorDict gets the policy's device, even if its tensors are already there.
             given = given.to(device) if moved else given
             before = noted(given)
             result = module(given)
@@ -149,7 +151,7 @@ class TensorDictPolicy:
         return act
 
     def _copy_outputs(self, carrier: TensorDictBase) -> TensorDictBase:
-        """Copies what the policy wrote, because it may reuse the memory of its outputs."""
+        """Copies the policy's outputs, because the policy may reuse their memory."""
         for key in self._outputs:
             if not key:
                 carrier = carrier.clone()
@@ -160,7 +162,7 @@ class TensorDictPolicy:
         return carrier
 
     def explain(self, error: KeyError, carrier: TensorDictBase) -> None:
-        """Adds a note to the error of a step if the policy still wrote no action."""
+        """Adds a note to the error of a step if the policy has still not written an action."""
         for key in self.unwritten:
             if carrier.get(key, None) is None:
                 wrote = set(self._policy.writes)

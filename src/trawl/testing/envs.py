@@ -1,8 +1,8 @@
 """Deterministic environments that number their own steps.
 
-Each observation holds the number of its environment and of its step, so a frame that is lost,
-duplicated, mixed up or flagged wrongly can be detected; :class:`~trawl.testing.Ledger` does that.
-The variants hold the same numbers in other observation and action spaces.
+Each observation holds the numbers of its environment and its step. With these numbers,
+:class:`~trawl.testing.Ledger` detects frames that are lost, duplicated, mixed up or have wrong
+flags. Other environments have the same numbers in other observation and action spaces.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _ENDS = ("terminated", "truncated", "both")
 
 
 class NumberedEnv(gymnasium.Env[Any, Any]):
-    """Observes five numbers, and ends its episodes after given lengths.
+    """Environment that returns five numbers as its observation, with episodes of given lengths.
 
     The observation is a float32 vector: the environment's number, the number of the episode
-    (from 0), steps taken in the episode, steps taken in all, and the last action (-1 after a
-    reset). The reward of a step is the number of steps taken in all, the step included.
+    (from 0), steps taken in the episode, steps taken in total, and the last action (-1 after a
+    reset). The reward of a step is the number of steps taken in total, including this step.
 
     Args:
         number: number of this environment.
-        lengths: number of steps of each episode; after the last length, the first one follows.
-        ends: end of each episode: ``"terminated"``, ``"truncated"`` or ``"both"``; after the last
-            end, the first one follows.
+        lengths: number of steps of each episode. After the last length, the list starts again.
+        ends: flags at the end of each episode: ``"terminated"``, ``"truncated"`` or ``"both"``.
+            After the last value, the list starts again.
         render_mode: ``"rgb_array"`` for images that show the numbers (see :class:`ImageEnv`).
 
     Attributes:
         actions: the actions taken, as numbers.
 
     Raises:
-        ValueError: if a length is below 1, or an end is another one.
+        ValueError: if ``lengths`` or ``ends`` is empty, or has an invalid value.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -79,7 +79,12 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
         self._step = 0
 
     def ending(self, episode: int, step: int) -> tuple[bool, bool]:
-        """Returns whether step ``step`` (from 1) of an episode terminates, and truncates it."""
+        """Returns the flags ``terminated`` and ``truncated`` of a step of an episode.
+
+        Args:
+            episode: number of the episode, from 0.
+            step: number of the step in the episode, from 1.
+        """
         if step < self.lengths[episode % len(self.lengths)]:
             return False, False
         end = self.ends[episode % len(self.ends)]
@@ -107,13 +112,13 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
+        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
         found: Tensor = frames.get("observation").long()
         return found
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the actions in ``frames`` as numbers, int64 of shape ``batch``."""
+        """Returns the actions in the frames as int64 numbers of shape ``batch``."""
         found: Tensor = frames.get("action").argmax(-1)
         return found
 
@@ -131,7 +136,7 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
 
 
 class ImageEnv(NumberedEnv):
-    """Observes an image, uint8 of shape ``(8, 8, 3)``, that shows the numbers.
+    """Environment that returns the numbers as an image, uint8 of shape ``(8, 8, 3)``.
 
     Args:
         number: number of this environment.
@@ -144,7 +149,7 @@ class ImageEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
+        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
         return read_image(frames.get("observation"))
 
     def _observe(self) -> Any:
@@ -152,11 +157,12 @@ class ImageEnv(NumberedEnv):
 
 
 class NestedEnv(NumberedEnv):
-    """Observes and acts through nested Dict and Tuple spaces with many kinds of leaves.
+    """Environment with nested Dict and Tuple spaces, which have many kinds of leaves.
 
     Args:
         number: number of this environment, below 8.
-        **kwargs: further arguments of :class:`NumberedEnv`; episodes have fewer than 256 steps.
+        **kwargs: further arguments of :class:`NumberedEnv`. Episodes must have fewer than 256
+            steps.
     """
 
     def __init__(self, number: int = 0, **kwargs: Any) -> None:
@@ -187,7 +193,7 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations of ``frames``, int64 ``(*batch, 5)``."""
+        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
         bits = frames.get(("when", "episode")).long()
         digits = frames.get(("when", "steps", "0"))
         fields = [
@@ -201,7 +207,7 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the actions in ``frames`` as numbers, int64 of shape ``batch``."""
+        """Returns the actions in the frames as int64 numbers of shape ``batch``."""
         bits = frames.get(("pick", "1")).long()
         found: Tensor = 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
         return found
@@ -229,10 +235,10 @@ class NestedEnv(NumberedEnv):
 
 
 class RaggedEnv(NumberedEnv):
-    """Observes the numbers together with text, a sequence and a graph, without a fixed layout.
+    """Environment that also returns a text, a sequence and a graph, which have no fixed layout.
 
     The text is ``"<env>.<episode>.<step>"``. The sequence holds the numbers of the steps taken in
-    the episode. The graph has a node for each of these steps, and one more.
+    the episode. The graph has a node for each of these steps, and one additional node.
 
     Args:
         number: number of this environment.
@@ -262,16 +268,16 @@ class RaggedEnv(NumberedEnv):
 
 
 class FaultyEnv(NumberedEnv):
-    """Does something wrong at a certain step.
+    """Environment that fails or returns wrong data at a certain step.
 
     Args:
         at: number of the step, counted from 0 over all episodes.
-        fault: kind of fault: an exception to raise; ``"nan"`` for a reward that is NaN;
-            ``"shape"`` for an observation of another shape.
+        fault: the fault: an exception to raise, ``"nan"`` to return NaN as the reward, or
+            ``"shape"`` to return an observation of another shape.
         **kwargs: arguments of :class:`NumberedEnv`.
 
     Raises:
-        ValueError: for another fault.
+        ValueError: if ``fault`` is another string.
     """
 
     def __init__(self, at: int, fault: str | BaseException, **kwargs: Any) -> None:
@@ -282,7 +288,7 @@ class FaultyEnv(NumberedEnv):
         self.fault = fault
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a step, or fails."""
+        """Takes a step, with the fault if this is the step ``at``."""
         now = len(self.actions) == self.at
         if now and isinstance(self.fault, BaseException):
             raise self.fault
@@ -295,11 +301,11 @@ class FaultyEnv(NumberedEnv):
 
 
 class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
-    """Vector environment that resets its environments by itself, and can't reset only some.
+    """Vector environment that resets its environments itself, and can't reset only some of them.
 
-    The step after an episode's end is spent on resetting
-    (``gymnasium.vector.AutoresetMode.NEXT_STEP``), as in many simulators that step all their
-    environments at once.
+    The step after the end of an episode only resets the environment
+    (``gymnasium.vector.AutoresetMode.NEXT_STEP``). Many simulators that step all their environments
+    at once work in this way.
 
     Args:
         env_fns: functions that make the environments.
@@ -328,10 +334,10 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
         """Resets all environments.
 
         Raises:
-            ValueError: if ``options`` ask to reset only some environments.
+            ValueError: if ``options`` has a ``reset_mask``, to reset only some environments.
         """
         if "reset_mask" in (options or {}):
-            raise ValueError("only all environments can be reset, not some of them")
+            raise ValueError("all environments must be reset together, not only some of them")
         return self._inner.reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -344,13 +350,16 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def read_image(images: Tensor) -> Tensor:
-    """Returns the numbers that images of :class:`ImageEnv` show, int64 ``(*batch, 5)``."""
+    """Returns the numbers in images of :class:`ImageEnv`, as int64 of shape ``(*batch, 5)``."""
     digits = images[..., : len(FIELDS), :4, 0].long()
     return (digits * 256 ** torch.arange(4)).sum(-1) - 1
 
 
 def _image(numbers: Sequence[int]) -> NDArray[np.uint8]:
-    """Returns an image with a row of pixels for each number, its bytes in the red channel."""
+    """Returns an image with a row of pixels for each number.
+
+    The red channel holds the bytes of the number.
+    """
     image = np.zeros((8, 8, 3), dtype=np.uint8)
     for row, number in enumerate(numbers):
         # Stores each number plus 1, because the action may be -1.

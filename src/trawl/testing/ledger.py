@@ -1,4 +1,4 @@
-"""Check that each step of an environment is delivered once, in order and with correct data."""
+"""A check that each step of an environment is delivered once, in order and with correct data."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class _EnvState:
 class Ledger:
     """Checks batches of frames of :class:`~trawl.testing.NumberedEnv`.
 
-    Each step of each environment has to come exactly once and in order. The observation before a
-    step has to be the one after the previous step, or the first of an episode. Flags, rewards,
-    actions, trajectory ids and step counts have to be those of the step. Frames of several
-    environments may be mixed in any way.
+    Each step of each environment must arrive exactly once and in order. The observation before a
+    step must be equal to the observation after the previous step, or be the first observation of
+    an episode. Flags, rewards, actions, trajectory ids and step counts must match the step. Frames
+    of several environments may be mixed in any way.
 
     Args:
-        envs: the environments, or others made with the same arguments.
+        envs: the environments, or environments made with the same arguments.
         limit: the ``max_frames_per_traj`` of the collector.
 
     Attributes:
         frames: number of frames checked.
         episodes: number of episodes that ended.
-        steps: number of steps of each environment, by its number.
+        steps: number of steps that each environment has taken, by its number.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -66,16 +66,20 @@ class Ledger:
         return {number: state.now[3] if state.now else 0 for number, state in self._states.items()}
 
     def reset(self, number: int | None = None) -> None:
-        """Notes that an environment (all, with None) was reset since the last batch."""
+        """Records that an environment was reset since the last batch.
+
+        Args:
+            number: number of the environment; None for all environments.
+        """
         for state in self._states.values() if number is None else [self._states[number]]:
             state.resets += 1
 
     def add(self, batch: TensorDictBase) -> None:
-        """Checks a batch that follows those added before.
+        """Checks the next batch.
 
         Raises:
-            AssertionError: if a frame is wrong; names the first wrong frame and the expected
-                value.
+            AssertionError: if a frame is wrong. The message names the first wrong frame and the
+                expected value.
         """
         columns = self._columns(batch)
         for index in range(batch.numel()):
@@ -88,7 +92,7 @@ class Ledger:
                 self.frames += 1
 
     def _columns(self, batch: TensorDictBase) -> dict[str, list[Any]]:
-        """Returns the values to check, for each frame, by name."""
+        """Returns, by name, the values to check, with a list entry for each frame."""
         following = batch.get("next")
         found = {
             "now": self._kind.numbers(batch),
@@ -154,7 +158,7 @@ class Ledger:
         if not began:
             _same("trajectory", trajectory, state.trajectory)
         elif trajectory in self._trajectories:
-            raise AssertionError(f"trajectory {trajectory} was there before")
+            raise AssertionError(f"trajectory {trajectory} occurred before")
         self._trajectories.add(trajectory)
         state.trajectory = trajectory
 

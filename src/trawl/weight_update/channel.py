@@ -40,12 +40,19 @@ class WeightMessage:
         return self.data
 
     def update(self, since: int = 0) -> WeightUpdate:
-        """Returns the weights, for a receiver that has those up to update ``since``."""
+        """Returns the weights as an update, for a receiver that already has update ``since``."""
         slot = None if self.layout is None else Slot(self.layout, self.opened())
         return WeightUpdate(self.count, self.version, slot, self.extra, since)
 
     def after(self, waiting: WeightMessage | None) -> WeightMessage:
-        """Returns the message to receive if this one follows ``waiting``, which was not."""
+        """Returns the message to deliver in place of this one and an earlier one.
+
+        If this message has only a version, the result combines it with the weights of the earlier
+        message.
+
+        Args:
+            waiting: the earlier message, which was not received; None if there is none.
+        """
         if waiting is None or self.layout is not None:
             return self
         return replace(waiting, count=self.count, version=self.version)
@@ -80,7 +87,7 @@ class Outbox:
     """Message to send next, and the numbers of the messages sent and acknowledged.
 
     Args:
-        number: number of the receiver, for errors.
+        number: number of the receiver, for error messages.
     """
 
     def __init__(self, number: int) -> None:
@@ -102,7 +109,8 @@ class Outbox:
         """Returns the message to send next, or None.
 
         Args:
-            wait: whether to wait for a message; None then means that the channel has ended.
+            wait: whether to wait for a message. If True, a result of None means that the channel
+                has ended.
         """
         with self._changed:
             if wait:
@@ -111,19 +119,19 @@ class Outbox:
             return None if self._lost else message
 
     def acknowledge(self, count: int) -> None:
-        """Notes that the receiver has received the messages up to number ``count``."""
+        """Records that the receiver has received the messages up to number ``count``."""
         with self._changed:
             self._received = max(self._received, count)
             self._changed.notify_all()
 
     def close(self, lost: bool = False) -> None:
-        """Notes that nothing more will be sent, or that the receiver is lost."""
+        """Records that nothing more will be sent, or that the receiver is lost."""
         with self._changed:
             self._closed, self._lost = True, self._lost or lost
             self._changed.notify_all()
 
     def wait_ack(self, timeout: float | None, count: int | None = None) -> None:
-        """Waits until messages up to ``count``, or all, are received.
+        """Waits until all messages, or those up to number ``count``, have been received.
 
         Raises:
             Exception: the errors of :meth:`Channel.wait_ack`.
@@ -134,16 +142,20 @@ class Outbox:
             if self._received >= wanted:
                 return
             if self._lost:
-                raise ConnectionError(f"receiver {self._number} has ended, and took no weights")
-            raise TimeoutError(f"receiver {self._number} took no weights within {timeout:.3g} s")
+                raise ConnectionError(
+                    f"receiver {self._number} ended before it received the weights"
+                )
+            raise TimeoutError(
+                f"receiver {self._number} did not receive the weights within {timeout:.3g} s"
+            )
 
 
 class Inbox:
-    """Receiver's end of a channel, which keeps the newest message only.
+    """Receiver's end of a channel, which keeps only the newest message.
 
     Args:
         message: message that was sent before the receiver started.
-        acknowledge: called with the number of each message that is received.
+        acknowledge: function to call with the number of each received message.
 
     Attributes:
         count: number of the message that was received last.
@@ -166,7 +178,7 @@ class Inbox:
 
     @property
     def newer(self) -> bool:
-        """True if there is a message that was not received."""
+        """True if there is a message that has not been received yet."""
         return self._message is not None
 
     def put(self, message: WeightMessage) -> None:
@@ -177,7 +189,7 @@ class Inbox:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Notes that the sender has ended."""
+        """Records that the sender has ended."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -186,7 +198,7 @@ class Inbox:
         """Waits for a new message; returns False if none arrives in time.
 
         Raises:
-            ConnectionError: if the sender has ended, and all its messages were received.
+            ConnectionError: if the sender has ended, and all its messages have been received.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -200,7 +212,10 @@ class Inbox:
         return True
 
     def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
-        """Receives and returns the newest weights; calls ``use`` with them, if there are any."""
+        """Receives and returns the newest update; ``use`` is called with it.
+
+        If there is no new update, ``use`` is not called, and the result has no weights.
+        """
         with self._changed:
             if self._message is None:
                 return WeightUpdate(self.count)
@@ -212,11 +227,11 @@ class Inbox:
 
 
 def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
-    """Returns the channel to a receiver, or its address.
+    """Returns the entry for a receiver (its channel or the address of its channel).
 
     Raises:
         ValueError: if the sender has no receiver of this number.
     """
     if worker not in channels:
-        raise ValueError(f"worker_idx is {worker}, but the sender has receivers {sorted(channels)}")
+        raise ValueError(f"worker_idx is {worker}, but the receivers are {sorted(channels)}")
     return channels[worker]

@@ -1,4 +1,4 @@
-"""Transports of weights in a process group, or an RPC framework, that the user has started."""
+"""Transports of weights through a process group or RPC framework that the user has started."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trawl.weight_update.strategy import WeightStrategy, in_form, load_received
 from trawl.weight_update.tensors import Weights, weights_of
 from trawl.weight_update.transports import Transport, copies
 
-# Time-out for calls of PyTorch that need one, where the caller wants none.
+# Timeout for calls of PyTorch that need one, if the caller wants none.
 _LONG = timedelta(days=365)
 # Weights for receivers of this RPC node that are not collectors, by the receiver's number.
 _inboxes: defaultdict[int, queue.Queue[Any]] = defaultdict(queue.Queue)
 
 
 class RPCTransport(Transport):
-    """Sends weights by ``torch.distributed.rpc``, in the framework that the user has started.
+    """Sends weights over ``torch.distributed.rpc``, which the user has started.
 
     With a reference to a collector (``collector_rref``), the transport calls the collector's
     ``update_policy_weights_``. Without one, the weights wait in the receiving node until a
@@ -36,7 +36,7 @@ class RPCTransport(Transport):
         collector_rref: reference (``RRef``) to the collector that gets the weights.
         collector_class: class whose ``update_policy_weights_`` is called with the collector. None
             for the collector's own class.
-        worker_rank: number of the receiver among those of its node.
+        worker_rank: number of the receiver among the receivers in its node.
 
     Example:
         >>> from trawl.weight_update import RPCTransport
@@ -84,7 +84,7 @@ class RPCTransport(Transport):
             self._pending = rpc.rpc_async(to, _put, args=(self.worker_rank or 0, sent))
         else:
             raise RuntimeError(
-                "this transport has no receiver: give collector_info, collector_rref, or both"
+                "this transport has no receiver: pass collector_info, collector_rref, or both"
             )
 
     @override
@@ -108,17 +108,17 @@ class RPCTransport(Transport):
     def _receive_first(self, worker_idx: int, use: Callable[[Weights], None]) -> None:
         if self.worker_rank is None:
             self.worker_rank = worker_idx
-        # Weights that have not arrived yet are not waited for.
+        # This call does not wait for weights that have not arrived yet.
         self._receive(0, use)
 
 
 class DistributedTransport(Transport):
-    """Sends weights by ``torch.distributed``, in the default process group of this process.
+    """Sends weights over ``torch.distributed``, in the default process group of this process.
 
     Each side makes a transport. The sender is rank 0, and passes the rank of the receiver; the
-    receiver passes no rank. The process group carries the tensors. Through the store, if there is
-    one, the receiver learns that weights were sent, and the sender that they were received. It
-    delivers all weights, one after the other.
+    receiver passes no rank. The process group carries the tensors. If there is a store, it notifies
+    the receiver that weights were sent, and the sender that the weights were received. The
+    transport delivers all weights, one set after the other.
 
     Args:
         weights_buffer: a TensorDict with the names, shapes and dtypes of the weights, the same on
@@ -151,7 +151,7 @@ class DistributedTransport(Transport):
         if not torch.distributed.is_initialized():
             raise RuntimeError(
                 "DistributedTransport needs a process group: call "
-                "torch.distributed.init_process_group() before"
+                "torch.distributed.init_process_group() first"
             )
         self.weights_buffer = weights_buffer
         self.rank = rank
@@ -173,7 +173,7 @@ class DistributedTransport(Transport):
     def send_weights_async(self, weights: Any) -> None:
         """Sends weights without waiting for the receiver.
 
-        Weights that were passed to an earlier call are sent completely first.
+        The call first waits until the weights of earlier calls have been sent.
         """
         self._finish()
         if self._store is not None:
@@ -203,14 +203,18 @@ class DistributedTransport(Transport):
         while self._store is not None and self._received < self._count:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._was_set(f"{self._prefix}/taken/{self._received}", left):
-                raise TimeoutError(f"rank {self.rank} took no weights within {timeout:.3g} s")
+                raise TimeoutError(
+                    f"rank {self.rank} did not receive the weights within {timeout:.3g} s"
+                )
             self._received += 1
         self._finish()
 
     def _send(self, weights: Any) -> None:
         WeightStrategy().apply_weights(self.weights_buffer, weights)
         if self.rank is None:
-            raise RuntimeError("this end of the transport receives: give the sender's a rank")
+            raise RuntimeError(
+                "this end of the transport only receives: pass a rank to the sender's end"
+            )
         for tensor in self._tensors():
             # Keeps the tensor alive until it is sent.
             sent = tensor.contiguous()
@@ -226,7 +230,8 @@ class DistributedTransport(Transport):
         if self._store is None:
             if timeout is not None:
                 raise ValueError(
-                    f"timeout={timeout} needs a store, by which the receiver hears of weights"
+                    f"timeout={timeout} needs a store, through which the receiver learns of new "
+                    "weights"
                 )
         elif not self._was_set(f"{self._prefix}/sent/{self._count}", timeout):
             return
@@ -260,7 +265,8 @@ class DistributedTransport(Transport):
         store = self._store
         assert store is not None
         limit = _LONG if timeout is None else timedelta(seconds=max(timeout, 0.001))
-        # PyTorch prints each wait that fails, so a call that should not wait only checks.
+        # PyTorch prints a message for each wait that fails, so a call that should not wait only
+        # checks the key.
         if timeout == 0 and not store.check([key]):
             return False
         try:

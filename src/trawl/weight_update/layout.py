@@ -20,12 +20,12 @@ from trawl.weight_update.tensors import (
     named_tensors,
 )
 
-# Prefixes that wrappers add to names: TensorDictModule and DataParallel, torch.compile, both.
+# Prefixes that wrappers add to names: TensorDictModule or DataParallel, torch.compile, or both.
 _WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
 _POINTER, _CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
 _SHAPE = attrgetter("shape")
 
-# Addresses of tensors, then whether each is contiguous, then shapes.
+# Addresses of tensors, then whether each tensor is contiguous, then the shapes.
 _Places = list[Any]
 
 
@@ -34,7 +34,7 @@ class TensorEntry:
     """One tensor of a model.
 
     Attributes:
-        names: names of the tensor; several if it is tied.
+        names: names of the tensor; several if the tensor is tied.
         shape: shape of the tensor.
         dtype: dtype of the tensor.
         required: True for a tensor that all weights must include. Buffers may be missing.
@@ -54,16 +54,17 @@ class TensorEntry:
 
 
 class FlatLayout:
-    """Layout of a model's tensors in a buffer; tensors of one dtype lie side by side.
+    """Layout of a model's tensors in a buffer. Tensors of the same dtype lie side by side.
 
     Args:
-        tensors: the tensors by name; a tensor with several names is packed once.
+        tensors: the tensors by name. A tensor with several names is packed only once.
         required: names of the tensors that all weights must include.
 
     Attributes:
         entries: the tensors, in their order in the buffer.
-        nbytes: size of the buffer. The buffer begins with an int64 for each entry, and one for
-            extra state: the number of the update that brought it, or 0 if it is missing.
+        nbytes: size of the buffer in bytes. The buffer begins with an int64 for each entry and one
+            for extra state. Each int64 is the number of the update that brought the entry or the
+            extra state, or 0 if there was no such update.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], required: Collection[str]) -> None:
@@ -71,7 +72,7 @@ class FlatLayout:
         for name, tensor in tensors.items():
             names.setdefault(id(tensor), []).append(name)
         firsts = [(tensors[own[0]], own) for own in names.values()]
-        # Sorting is stable: within a dtype the order is the model's.
+        # Sorting is stable: tensors of the same dtype stay in the model's order.
         firsts.sort(key=lambda pair: str(pair[0].dtype))
         self.entries: list[TensorEntry] = []
         start = aligned(8 * len(firsts) + 8)
@@ -98,16 +99,16 @@ class FlatLayout:
         return cls(named_tensors(module), parameters)
 
     def match(self, tensors: Mapping[str, Tensor], model: str) -> list[Tensor | None]:
-        """Returns the tensor for each entry, or None for an entry that is not given.
+        """Returns the tensor for each entry, or None for an entry without a tensor.
 
         Args:
             tensors: tensors by name.
-            model: name of the model, for errors.
+            model: name of the model, for error messages.
 
         Raises:
             KeyError: if names are missing or unknown.
-            ValueError: if a tensor is sparse or on the meta device, a shape differs, a dtype is
-                not cast, or a tied tensor is given several values.
+            ValueError: if a tensor is sparse or on the meta device, a shape differs, a dtype can't
+                be cast, or a tied tensor has different values under its names.
         """
         found: list[Tensor | None] = [None] * len(self.entries)
         unknown = []
@@ -120,8 +121,8 @@ class FlatLayout:
             other = found[number]
             if other is not None and not _equal(value, other):
                 raise ValueError(
-                    f"weights {', '.join(map(repr, self.entries[number].names))} are one and the "
-                    "same in the policy, but the values given for them differ"
+                    f"weights {', '.join(map(repr, self.entries[number].names))} are tied in the "
+                    "policy, but different values were given for them"
                 )
             found[number] = value
         missing = [
@@ -137,7 +138,7 @@ class FlatLayout:
         return found
 
     def difference(self, other: FlatLayout) -> str:
-        """Describes why tensors of this layout don't fit another one; empty if they do."""
+        """Describes why tensors of this layout don't fit another layout; empty if they fit."""
         own, its = ({n: e for e in one.entries for n in e.names} for one in (self, other))
         differing = sorted(
             name
@@ -147,13 +148,16 @@ class FlatLayout:
         )
         parts = {
             "only here": sorted(own.keys() - its.keys()),
-            "only there": sorted(its.keys() - own.keys()),
-            "of another shape or kind": differing,
+            "only in the workers": sorted(its.keys() - own.keys()),
+            "with another shape or dtype": differing,
         }
         return ", ".join(f"{what} {names}" for what, names in parts.items() if names)
 
     def runs(self) -> list[tuple[int, int]]:
-        """Returns the range of entries of each dtype: the first, and the one after the last."""
+        """Returns the runs, one for each dtype.
+
+        A run is a range of entries: the index of its first entry, and the index after its last.
+        """
         found, first = [], 0
         for _, group in groupby(self.entries, key=lambda entry: entry.dtype):
             count = len(list(group))
@@ -169,12 +173,12 @@ class FlatLayout:
 
 
 def _hint(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """Returns a hint for an error if the names differ by the prefix of a wrapper only."""
+    """Returns a hint for an error message if the names differ only by the prefix of a wrapper."""
     for prefix in _WRAPPERS:
         if missing and {prefix + name for name in missing} <= set(unknown):
-            return f". Without {prefix!r} these fit: give the module that the wrapper holds"
+            return f". They fit without the prefix {prefix!r}: pass the module inside the wrapper"
         if unknown and {prefix + name for name in unknown} >= set(missing) != set():
-            return f". With {prefix!r} these fit: give the module that holds this one"
+            return f". They fit with the prefix {prefix!r}: pass the module that contains this one"
     return ""
 
 
@@ -197,11 +201,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 class Slot:
-    """Buffer that holds the tensors of a model.
+    """Buffer that contains the tensors of a model.
 
     Args:
         layout: layout of the tensors.
-        buffer: memory of at least ``layout.nbytes`` bytes, aligned to 64.
+        buffer: memory of at least ``layout.nbytes`` bytes, aligned to 64 bytes.
     """
 
     def __init__(self, layout: FlatLayout, buffer: Any) -> None:
@@ -237,7 +241,10 @@ class Slot:
         return [view if new else None for view, new in zip(self.views, newer, strict=True)]
 
     def named(self, since: int = 0) -> dict[str, Tensor]:
-        """Returns :meth:`tensors` by name, tied tensors under each of their names."""
+        """Returns the same tensors as :meth:`tensors`, but by name.
+
+        A tied tensor appears under each of its names.
+        """
         pairs = zip(self.layout.entries, self.tensors(since), strict=True)
         return {n: tensor for entry, tensor in pairs if tensor is not None for n in entry.names}
 
@@ -262,13 +269,16 @@ class Slot:
 
     @torch.no_grad()
     def put(self, tensors: Sequence[Tensor | None], update: int = 1) -> None:
-        """Fills the slot with tensors, one for each entry; None for a missing tensor."""
+        """Fills the slot with one tensor for each entry. None stands for a missing tensor."""
         self._updates[:] = [0 if tensor is None else update for tensor in tensors]
         _copy(self.views, [None if tensor is None else tensor.detach() for tensor in tensors])
 
     @torch.no_grad()
     def complete_by(self, other: Slot) -> None:
-        """Copies missing tensors from another slot, and the number of missing extra state."""
+        """Copies missing tensors from another slot.
+
+        If this slot has no extra state, it also gets the number of the other slot's extra state.
+        """
         self._extra[self._extra == 0] = other.extra_number
         if other.layout != self.layout:
             return
@@ -279,7 +289,7 @@ class Slot:
 
     @torch.no_grad()
     def put_flat(self, tensors: Sequence[Sequence[Tensor]], update: int = 1) -> None:
-        """Fills the slot with flat CPU tensors, given by run; each run is copied at once."""
+        """Fills the slot with flat CPU tensors, grouped by run. Each run is copied at once."""
         self._updates[:] = update
         for run, parts in zip(self._flat, tensors, strict=True):
             torch.cat(list(parts), out=run)
@@ -303,12 +313,12 @@ Write = Callable[[Slot, int], None]
 class ModuleWeights:
     """Current tensors of a module.
 
-    The tensors are looked up once. After that, only their identities are checked, and their
-    addresses before they are copied to a slot.
+    The tensors are looked up once. After that, each use checks only the identities of the tensors.
+    Copying them to a slot also checks their addresses.
 
     Args:
         module: the module.
-        layout: layout of its tensors; by default :meth:`FlatLayout.of` the module.
+        layout: layout of the module's tensors; by default, ``FlatLayout.of(module)``.
 
     Raises:
         KeyError, ValueError: if the module doesn't fit the layout.
@@ -321,20 +331,20 @@ class ModuleWeights:
         self._tables: list[Mapping[str, Any]] = []
         self._known: list[int] = []
         self._whole = False
-        # Keeps the objects alive whose ids are known, so that no new object gets such an id.
+        # Keeps the objects with the known ids alive, so that no new object gets one of these ids.
         self._kept: list[Any] = []
         self._tensors: list[Tensor | None] = []
         self._flat: tuple[_Places, list[list[Tensor]] | None] = [], None
         self.tensors()
 
     def tensors(self) -> list[Tensor | None]:
-        """Returns the module's tensor for each entry; None for a buffer that it lacks."""
+        """Returns the module's tensor for each entry; None for a buffer that the module lacks."""
         if not self._known or self._known != _identities(self._tables):
             self._look_up()
         return self._tensors
 
     def _checked(self) -> list[Tensor | None]:
-        """Returns :meth:`tensors`, after a check that all weights of the module are tensors."""
+        """Checks that all weights of the module are tensors, and returns :meth:`tensors`."""
         tensors = self.tensors()
         if not self._whole:
             check_whole(self.module)
@@ -365,8 +375,8 @@ class ModuleWeights:
         return _writer(tensors, flat)
 
     def _flattened(self, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
-        """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
-        # A tensor may have other memory now (after ``p.data = ...`` or ``module.to(...)``).
+        """Returns flat views of all tensors by run; None if a tensor can't be copied bytewise."""
+        # A tensor may have new memory (after ``p.data = ...`` or ``module.to(...)``).
         whole = [tensor for tensor in tensors if tensor is not None]
         places = [*map(_POINTER, whole), *map(_CONTIGUOUS, whole), *map(_SHAPE, whole)]
         known, flat = self._flat
@@ -389,7 +399,8 @@ class ModuleWeights:
         Raises:
             KeyError, ValueError: if the weights don't fit the module.
         """
-        # Usually this is the same object again. A full comparison takes as long as a copy.
+        # Usually, the layout is the same object as in the last call. A full comparison takes as
+        # long as a copy.
         if slot.layout is self._fitting or slot.layout == self.layout:
             self._fitting = slot.layout
             self.load(slot.tensors(since))
@@ -413,7 +424,7 @@ def _writer(tensors: Sequence[Tensor | None], flat: Sequence[Sequence[Tensor]] |
 
 
 def _flat_views(layout: FlatLayout, tensors: Sequence[Tensor | None]) -> list[list[Tensor]] | None:
-    """Returns flat views of all tensors by run, or None if one can't be copied bytewise."""
+    """Returns flat views of all tensors by run; None if a tensor can't be copied bytewise."""
     pairs = zip(layout.entries, tensors, strict=True)
     flat = [tensor.detach().view(-1) for entry, tensor in pairs if _is_plain(tensor, entry)]
     return [flat[a:b] for a, b in layout.runs()] if len(flat) == len(tensors) else None

@@ -1,4 +1,7 @@
-"""Schemes that send weights as messages, where memory can't be shared; and one that sends none."""
+"""Schemes that send weights as messages, and a scheme that sends nothing.
+
+Messages are used where memory can't be shared.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
     def __init__(self, strategy: str = "tensordict") -> None:
         super().__init__(strategy)
-        # Newest message to each worker. A replacement of the worker starts with it.
+        # Newest message to each worker. A replacement of the worker starts with this message.
         self._newest: dict[int, WeightMessage] = {}
         self._updates = 0
 
@@ -43,8 +46,8 @@ class MessageWeightSyncScheme(WeightSyncScheme):
             RuntimeError: if this scheme has no channels of its own.
         """
         raise RuntimeError(
-            f"{type(self).__name__} needs a collector, which carries the weights. Between "
-            "processes of your own use SharedMemWeightSyncScheme, or DistributedWeightSyncScheme"
+            f"{type(self).__name__} needs a collector, which carries the weights. Between your "
+            "own processes, use SharedMemWeightSyncScheme or DistributedWeightSyncScheme"
         )
 
     @override
@@ -60,8 +63,9 @@ class MessageWeightSyncScheme(WeightSyncScheme):
     def _check_fork(self) -> None:
         raise RuntimeError(
             f"{type(self).__name__}: a receiver can't be in a process that was forked from the "
-            "sender's, which has threads. Start it by multiprocessing.get_context('spawn') or "
-            "'forkserver', or use SharedMemWeightSyncScheme"
+            "sender's process, which has threads. Start the process with "
+            "multiprocessing.get_context('spawn') or 'forkserver', or use "
+            "SharedMemWeightSyncScheme"
         )
 
     @override
@@ -73,8 +77,8 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 
         Args:
             worker: number of the receiver.
-            group: a new group that holds only this receiver; None to add it to the first
-                receiver's group, with that receiver's newest weights.
+            group: a new group that contains only this receiver. If None, the receiver joins the
+                first group, and starts with the newest weights of that group's first receiver.
         """
         assert self._groups is not None
         if group is not None:
@@ -93,8 +97,8 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         while left:
             before = self._newest.get(left[0])
             message, complete = self._filled(update, before)
-            # Missing tensors come from a worker's last message, so workers whose last messages
-            # differ get different ones now.
+            # Missing tensors are copied from a worker's last message, so workers with different
+            # last messages get different messages now.
             known = None if before is None else before.data
             alike = [i for i in left if complete or self._data(i) is known]
             for worker in alike:
@@ -104,7 +108,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
     def _filled(
         self, update: PreparedUpdate, before: WeightMessage | None
     ) -> tuple[WeightMessage, bool]:
-        """Returns a message with weights, and True if it is complete without ``before``."""
+        """Returns a message with weights, and True if the message needs nothing from ``before``."""
         buffer = self._buffer(update.layout.nbytes)
         slot = Slot(update.layout, buffer)
         update.write(slot, self._updates)
@@ -116,7 +120,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
         return self._message(update.layout, buffer, update.extra or more), complete
 
     def _buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Returns new memory to write weights to; messages keep it, so it can't be reused."""
+        """Returns new memory for weights. Messages keep this memory, so it can't be reused."""
         return np.empty(nbytes, dtype=np.uint8)
 
     def _message(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
@@ -180,14 +184,14 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
         worker_rank: int | None = None,
         **options: Any,
     ) -> TransportBackend:
-        """Returns an :class:`RPCTransport` to a node of the user's own.
+        """Returns an :class:`RPCTransport` to a node that the user has started.
 
         Args:
             collector_info: as in :class:`RPCTransport`.
             collector_rref: as in :class:`RPCTransport`.
             collector_class: as in :class:`RPCTransport`.
             worker_rank: as in :class:`RPCTransport`.
-            **options: no further arguments are accepted.
+            **options: not used; other arguments raise an error.
 
         Raises:
             TypeError: for any other argument.
@@ -196,7 +200,7 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
 
 
 class NoWeightSyncScheme(MessageWeightSyncScheme, backends=("none", "direct")):
-    """Sends nothing. For policies that never change, or get their weights in another way."""
+    """Sends nothing, for policies that never change, or that get their weights in another way."""
 
     @override
     def _open(self, workers: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Groups of receivers that get the same weights, and checked weights for them."""
+"""Groups of receivers that get the same weights, and weights that were checked for a group."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ReceiverGroup:
 
     Attributes:
         workers: numbers of the receivers.
-        live: model that provides the weights if none are given; or None.
+        live: model that provides the weights of updates that include none; or None.
         fixed: source of the weights in place of ``live``: a TensorDict, a dict, or a module whose
             tensors had no shapes yet; or None.
         layout: layout of the receivers' models; None while it is not known.
-        model: name of the model, for errors.
+        model: name of the model, for error messages.
         misfit: reason why the weights of ``live`` don't fit the receivers; empty if they do.
     """
 
@@ -39,7 +39,10 @@ class ReceiverGroup:
 
     @classmethod
     def of(cls, workers: Iterable[int], source: Any) -> ReceiverGroup:
-        """Returns a group with weights from ``source``; with None, updates must include them."""
+        """Returns a group with weights from ``source``.
+
+        If ``source`` is None, updates must include weights.
+        """
         if isinstance(source, nn.Module):
             model = type(source).__name__
             if any(is_lazy(parameter) for parameter in source.parameters()):
@@ -62,27 +65,30 @@ class ReceiverGroup:
             # Weights have to fit the receivers' model.
             self.layout = layout
             self.misfit = (
-                f"the {self.model} that is here is not like those of workers: {difference}"
+                f"the policy {self.model} in this process differs from the workers' policy: "
+                f"{difference}"
             )
 
     def prepare(
         self, workers: tuple[int, ...], weights: Any, layout: FlatLayout | None
     ) -> PreparedUpdate:
-        """Checks weights for receivers of this group: the given ones, or else the group's own.
+        """Checks weights for receivers of this group, and returns them as an update.
+
+        If ``weights`` is None, the update has the group's own weights.
 
         Raises:
             Exception: the errors of :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
         """
         if weights is None and self.misfit:
-            raise ValueError(f"{self.misfit}. Give weights that fit")
+            raise ValueError(f"{self.misfit}. Pass weights that fit the workers' policy")
         if weights is None and self.live is not None:
             write, extra = self.live.writer(), packed_extra(extra_state(self.live.module))
             return PreparedUpdate(self, workers, self.live.layout, write, extra)
         source = self.fixed if weights is None else weights
         if source is None:
             raise RuntimeError(
-                "there are no weights to take: the policy is no module, or was made by a "
-                "policy_factory; give the weights"
+                "there are no weights to send: the policy is not a module, or policy_factory "
+                "makes it. Pass the weights"
             )
         given = weights_of(source)
         if self.live is not None and not self.misfit:
@@ -145,10 +151,10 @@ class ReceiverGroups:
                 group.set_layout(layout)
 
     def chosen(self, worker_ids: Any) -> list[int]:
-        """Returns the numbers of the named receivers; None names all.
+        """Returns the numbers of the selected receivers. None selects all receivers.
 
         Raises:
-            ValueError: if a receiver is unknown, or none is named.
+            ValueError: if a receiver is unknown, or no receiver is selected.
             TypeError: if ``worker_ids`` are not integers.
         """
         known = self.workers
@@ -158,22 +164,22 @@ class ReceiverGroups:
         given: list[Any] = [worker_ids] if single else list(cast("Iterable[Any]", worker_ids))
         if any(isinstance(i, bool) or not isinstance(i, (int, np.integer)) for i in given):
             raise TypeError(
-                "worker_ids must be the number of a worker, or several of them, but it is "
+                "worker_ids must be the number of a worker, or several such numbers, but it is "
                 f"{worker_ids!r}"
             )
         chosen = [int(i) for i in given]
         if not chosen:
-            raise ValueError("worker_ids is empty: nobody would get the weights")
+            raise ValueError("worker_ids is empty: no worker would receive the weights")
         for index in chosen:
             if index not in known:
                 raise ValueError(
-                    f"worker_ids names worker {index}, but there are workers {known[0]} to "
+                    f"worker_ids names worker {index}, but the workers are {known[0]} to "
                     f"{known[-1]}"
                 )
         return chosen
 
     def prepare(self, weights: Any, workers: Sequence[int]) -> Iterator[PreparedUpdate]:
-        """Checks weights, and yields the updates that they make.
+        """Checks weights for receivers, and yields them as prepared updates.
 
         Raises:
             Exception: the errors of :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
@@ -183,7 +189,7 @@ class ReceiverGroups:
             workers = [i for i in self.chosen(list(own)) if i in workers]
             if not workers:
                 raise ValueError(
-                    f"there are weights for workers {sorted(own)} only: nobody gets any"
+                    f"the weights are only for workers {sorted(own)}, none of which was selected"
                 )
         for group in self._groups:
             chosen = tuple(i for i in group.workers if i in workers)
@@ -196,7 +202,7 @@ class ReceiverGroups:
 
 
 def by_worker(weights: Any) -> dict[int, Any]:
-    """Returns the weights of each receiver if they are a dict by number, else an empty dict."""
+    """Returns the weights if they are a dict by the numbers of receivers, else an empty dict."""
     if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
         return {}
     return dict(weights) if all(type(name) is int for name in weights) else {}
@@ -239,7 +245,7 @@ def receivers_of(
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"{name} must be an integer, but it is {count!r}")
         if count < 1:
-            raise ValueError(f"{name} is {count}: there have to be receivers")
+            raise ValueError(f"{name} is {count}, but there must be at least one receiver")
     if len(set(counts.values())) > 1:
-        raise ValueError(f"the number of receivers is not clear: {counts}")
+        raise ValueError(f"the arguments disagree on the number of receivers: {counts}")
     return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)

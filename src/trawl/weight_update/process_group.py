@@ -1,4 +1,4 @@
-"""Weights that travel through process groups: the scheme, and its channels."""
+"""Schemes that send weights through process groups, and their channels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _LAST = 5.0
 
 
 class GroupWeightSyncScheme(MessageWeightSyncScheme):
-    """Sends weights through a process group of two with each receiver, if it has no collector.
+    """Base class of schemes that, without a collector, use a process group for each receiver.
+
+    The members of each group are the sender and the receiver.
 
     Args:
         strategy: the form in which weights are returned.
@@ -32,12 +34,12 @@ class GroupWeightSyncScheme(MessageWeightSyncScheme):
 
     def __init__(self, strategy: str = "tensordict") -> None:
         super().__init__(strategy)
-        # Where the sender meets each receiver.
+        # Address at which the sender meets each receiver.
         self._addresses: dict[int, Address] = {}
 
     @abstractmethod
     def _meeting(self) -> tuple[str, int, float]:
-        """Returns the host and port of the sender's store, and the time-out for connecting."""
+        """Returns the host and port of the sender's store, and the timeout for connecting."""
 
     @override
     def _new_channels(self, workers: Sequence[int]) -> dict[int, Channel]:
@@ -55,18 +57,18 @@ class GroupWeightSyncScheme(MessageWeightSyncScheme):
 
 
 class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed",)):
-    """Sends weights over a network, by process groups.
+    """Sends weights over a network, through process groups.
 
     With a collector, weights travel over its connections to its ranks. Without a collector, the
     scheme makes a process group of two with each receiver, in any process on any machine.
 
     Args:
-        backend: the kind of process group: ``"gloo"``.
+        backend: the kind of process group; only ``"gloo"`` can be used.
         sync: accepted for compatibility. Sending never waits, and batches that begin later have
             the new weights.
         timeout: seconds that a sender and a receiver wait for each other when they connect.
         address: without a collector, address of the sender's machine, to which receivers connect.
-            Only this machine can reach the default.
+            The default can be reached only from this machine.
         port: without a collector, port at that address; 0 for any free port.
 
     Raises:
@@ -90,7 +92,7 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
         super().__init__()
         check_name(backend)
         if not timeout > 0:
-            raise ValueError(f"timeout must be seconds above 0, but it is {timeout!r}")
+            raise ValueError(f"timeout must be a number of seconds above 0, but it is {timeout!r}")
         self.backend = backend
         self.sync = sync
         self.timeout = timeout
@@ -102,7 +104,7 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Returns a :class:`DistributedTransport` to a rank of the user's own process group.
+        """Returns a :class:`DistributedTransport` to a rank in the user's own process group.
 
         Args:
             **options: ``weights_buffer``, ``store``, ``rank`` and ``sync``.
@@ -114,7 +116,7 @@ class LinkChannel(Channel):
     """Channel through a process group of two: the sender and one receiver.
 
     Args:
-        number: number of the receiver, for errors.
+        number: number of the receiver, for error messages.
         address: address at which sender and receiver meet.
         store: the TCP store at that address, in this process.
     """
@@ -142,13 +144,13 @@ class LinkChannel(Channel):
     def close(self) -> None:
         self._outbox.close()
         if not self._linked:
-            # Ends the wait for a receiver that has not come.
+            # Ends the wait for a receiver that has not joined.
             self._store.set(f"{self._address.prefix}/{STATE}", GONE)
         if self._thread.is_alive():
             self._thread.join(_LAST)
 
     def _send_all(self) -> None:
-        # If the receiver does not come, or is gone, the last line ends all waits for it.
+        # If the receiver does not join, or is gone, the last line ends all waits for the receiver.
         with contextlib.suppress(Exception):
             link = self._address.link(0)
             self._linked = True
@@ -169,7 +171,7 @@ class LinkChannel(Channel):
 
 
 def joined(address: Address) -> Inbox:
-    """Returns the receiver's end of a channel; waits for the sender."""
+    """Waits for the sender, and returns the receiver's end of a channel."""
     link = address.link(1)
 
     def acknowledge(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Schemes for workers, and for other actors, in a Ray cluster; and the transport to an actor."""
+"""Schemes and a transport that send weights to workers and other actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     The sender writes the weights once, however many workers there are. Ray copies them once to
     each node, and all workers of a node read the same memory. Without a collector, pass the scheme
     to your own actors as an argument of one of their methods. An actor notices when the sender
-    ends. With the object store, the sender does not notice when an actor ends, so give
-    ``wait_async`` a time-out.
+    ends. With the object store, the sender does not notice when an actor ends, so pass a timeout
+    to ``wait_async``.
 
     Args:
         strategy: the form in which weights are returned.
-        backend: ``"object_store"``, or ``"gloo"`` to send the weights to each receiver: through the
-            collector's connection to it, or else through a process group of two.
+        backend: ``"object_store"``, or ``"gloo"`` to send the weights to each receiver separately.
+            With ``"gloo"``, the weights go through the collector's connection to the receiver or,
+            without a collector, through a process group of two.
         timeout: with ``"gloo"`` and without a collector, seconds that a sender and a receiver wait
             for each other when they connect.
 
@@ -70,8 +71,8 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         super().__init__(strategy)
         if backend not in _BACKENDS:
             raise ValueError(
-                f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but it is {backend!r}. "
-                "(Weights are sent in CPU memory: 'nccl' has no use here)"
+                f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but it is "
+                f"{backend!r}. (Weights are sent in CPU memory, so 'nccl' can't be used)"
             )
         self.backend = backend
         self.timeout = timeout
@@ -81,7 +82,7 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
 
     @property
     def connection_info_name(self) -> str:
-        """Name of the actor by which transports for this model find each other."""
+        """Name of the actor through which transports for this model find each other."""
         return f"connection_info_{self._model_id or 'policy'}"
 
     @override
@@ -93,7 +94,7 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
         remote_collector: Any = None,
         **options: Any,
     ) -> TransportBackend:
-        """Returns a :class:`RayTransport` to an actor of the user's own.
+        """Returns a :class:`RayTransport` to one of the user's actors.
 
         Args:
             remote_actor: handle of the actor.
@@ -145,12 +146,12 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     def _message(self, layout: FlatLayout, buffer: Any, extra: bytes) -> WeightMessage:
         if self.backend != _STORE:
             return super()._message(layout, buffer, extra)
-        # The messages hold the reference, so Ray keeps the weights as long as they may be read.
+        # The messages contain the reference, so Ray keeps the weights while they may be read.
         return RayMessage(0, None, layout, import_ray().put(buffer), extra)
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
-    """Sends weights to the module of TorchRL's ``RayModuleTransform``, which has its own actor.
+    """Sends weights to the module of TorchRL's ``RayModuleTransform``, which is in its own actor.
 
     Pass the scheme to the transform, which connects it to its actor::
 
@@ -167,7 +168,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
 
     Args:
         strategy: the form in which weights are returned.
-        backend: as in :class:`RayWeightSyncScheme`.
+        backend: see :class:`RayWeightSyncScheme`.
     """
 
     model_is_elsewhere: ClassVar[bool] = True
@@ -194,7 +195,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         num_workers: int | None = None,
         ray_transform: Any = None,
     ) -> None:
-        """Makes this scheme the sender's end; the transform's actor is its only receiver.
+        """Makes this scheme the sender's end, with the transform's actor as the only receiver.
 
         Args:
             model_id: name of the module.
@@ -204,7 +205,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
             devices: not used.
             params_map: not used.
             device_map_fn: not used.
-            num_workers: not used: there is one receiver.
+            num_workers: not used, because there is only one receiver.
             ray_transform: the transform, if it was not made with this scheme.
 
         Raises:
@@ -216,7 +217,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         if self._transform is None:
             raise ValueError(
                 "RayModuleTransformScheme needs a transform: make RayModuleTransform with "
-                "weight_sync_scheme=, or give ray_transform="
+                "weight_sync_scheme=, or pass ray_transform="
             )
         super().init_on_sender(model_id=model_id, model=model, weights=weights, num_workers=1)
 
@@ -267,9 +268,9 @@ class RayTransport(Transport):
     Args:
         remote_actor: handle of the actor, on the sender's side.
         worker_idx: number of the receiver; 0 by default.
-        backend: ``"gloo"`` sends weights by a process group of the two, ``"object_store"`` by Ray's
-            store.
-        connection_info_name: name of the actor by which sender and receiver find each other.
+        backend: ``"gloo"`` sends weights through a process group of the sender and the receiver;
+            ``"object_store"`` sends them through Ray's object store.
+        connection_info_name: name of the actor through which sender and receiver find each other.
         model_id: name of the model that the weights belong to.
 
     Raises:
@@ -299,7 +300,7 @@ class RayTransport(Transport):
         self.backend = backend
         self.connection_info_name = connection_info_name
         self.model_id = model_id
-        #: Version of the weights that were received last; None if they had none.
+        #: Version of the weights that were received last; None if these weights had no version.
         self.model_version: Version = None
         self._scheme = RayWeightSyncScheme(backend=backend)
         self._next_version: Version = None
@@ -344,29 +345,29 @@ class RayTransport(Transport):
         """Waits until the actor has received the last weights.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
             RuntimeError: if nothing was sent.
-            TimeoutError: if the actor does not receive them in time.
+            TimeoutError: if the actor does not receive the weights in time.
             ConnectionError: if the receiver has ended.
             Exception: any error that the actor's ``update_policy_weights_`` raises.
         """
         if self._call is not None:
             ready, _ = import_ray().wait([self._call], timeout=timeout)
             if not ready:
-                raise TimeoutError(f"the actor took no weights within {timeout:.3g} s")
+                raise TimeoutError(f"the actor did not receive the weights within {timeout:.3g} s")
             call, self._call = self._call, None
             import_ray().get(call)
         elif self._scheme.synchronized_on_sender:
             self._scheme.wait_async(timeout)
         else:
-            raise RuntimeError("wait_ack() before send_weights_async()")
+            raise RuntimeError("call send_weights_async() before wait_ack()")
 
     # --- the receiver
 
     def set_model(self, model: Any) -> None:
-        """Sets the module that weights are loaded into, if a call names no other."""
+        """Sets the module into which weights are loaded if a call has no other destination."""
         self._model = model
 
     @override
@@ -395,7 +396,7 @@ class RayTransport(Transport):
 
 
 class _Registry:
-    """Actor from which each receiver gets its end of a scheme."""
+    """Actor that passes the receivers' ends of schemes from senders to receivers."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str | None, int], RayWeightSyncScheme] = {}
@@ -408,7 +409,7 @@ class _Registry:
             self._changed.notify_all()
 
     def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
-        """Returns the end for a receiver; None if there is none in time."""
+        """Waits for the end for a receiver, and returns it; None if there is none in time."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._ends, timeout)
             return self._ends.get(key)

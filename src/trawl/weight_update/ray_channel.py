@@ -1,6 +1,6 @@
 """Channels through Ray to receivers outside of a collector.
 
-An actor keeps the newest messages, and Ray's object store the weights.
+An actor keeps the newest messages. The weights are in Ray's object store.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing_extensions import override
 from trawl.backends.ray_cluster import import_ray
 from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
 
-# Concurrent calls of the messenger for each receiver: one that waits for weights, one for an
-# acknowledgement, and one more.
+# Concurrent calls of the messenger for each receiver: one that waits for weights, one that waits
+# for an acknowledgement, and one more.
 _CALLS = 3
 
 
@@ -39,11 +39,11 @@ class _Messenger:
         return self._outboxes[number].next(wait)
 
     def acknowledge(self, number: int, count: int) -> None:
-        """Notes that a receiver has received the messages up to number ``count``."""
+        """Records that a receiver has received the messages up to number ``count``."""
         self._outboxes[number].acknowledge(count)
 
     def wait_ack(self, number: int, count: int, timeout: float | None) -> bool:
-        """Waits until a receiver has received messages up to ``count``; False on a time-out."""
+        """Waits until a receiver has received messages up to ``count``; False after a timeout."""
         try:
             self._outboxes[number].wait_ack(timeout, count)
         except TimeoutError:
@@ -51,7 +51,7 @@ class _Messenger:
         return True
 
     def close(self) -> None:
-        """Notes that nothing more will be sent."""
+        """Records that nothing more will be sent."""
         for outbox in self._outboxes.values():
             outbox.close()
 
@@ -85,7 +85,9 @@ class RayChannel(Channel):
             return
         ref = self._messenger.wait_ack.remote(self._number, self._newest.count, timeout)
         if not import_ray().get(ref):
-            raise TimeoutError(f"receiver {self._number} took no weights within {timeout:.3g} s")
+            raise TimeoutError(
+                f"receiver {self._number} did not receive the weights within {timeout:.3g} s"
+            )
 
     @override
     def close(self) -> None:
@@ -95,7 +97,7 @@ class RayChannel(Channel):
 
 
 def new_messenger(numbers: Sequence[int]) -> Any:
-    """Starts the actor for receivers. The actor ends with the sender."""
+    """Starts the actor that keeps messages to receivers. The actor ends when the sender ends."""
     calls = _CALLS * len(numbers) + 1
     options = {"num_cpus": 0, "max_concurrency": calls, "max_restarts": 0}
     return import_ray().remote(_Messenger).options(**options).remote(list(numbers))

@@ -13,7 +13,7 @@ from trawl.weight_update.updaters import RemoteWeightUpdater
 
 
 class RayWeightUpdater(RemoteWeightUpdater):
-    """Sends weights to the collectors of a Ray cluster; newer code uses a weight-sync scheme.
+    """Sends weights to the collectors of a Ray cluster. New code should use a weight-sync scheme.
 
     Without arguments, the updater serves the
     :class:`~trawl.collectors.distributed.RayCollector` that it is passed to.
@@ -22,10 +22,10 @@ class RayWeightUpdater(RemoteWeightUpdater):
         policy_weights: weights to send if none are pushed; None for the collector's policy.
         remote_collectors: handles of actors with a method ``update_policy_weights_``, such as the
             ``remote_collectors`` of a collector. The updater then calls these actors, and doesn't
-            wait for the calls. If a call has failed by the next push or :meth:`close`, that push
-            or :meth:`close` raises its error, or warns if the actor has died.
+            wait for the calls. If a call fails, the next push or :meth:`close` raises its error,
+            or only warns if the actor has died.
         max_interval: number of batches that a worker has to deliver after an update before it
-            gets another.
+            gets the next update.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
         # Not a copy: a collector keeps its list up to date.
         self.remote_collectors = () if remote_collectors is None else remote_collectors
         self._by_handles = remote_collectors is not None
-        # Calls whose results were not checked yet, with the number of the actor.
+        # Calls whose results have not been checked yet, each with the number of its actor.
         self._calls: dict[Any, int] = {}
         self.max_interval = max(0, max_interval)
         self._sent: dict[int, int] = {}
@@ -91,7 +91,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
     @override
     def reached(self) -> list[int] | None:
         reached = super().reached()
-        # Workers that take weights through their handles report that themselves.
+        # Workers that get weights through their handles report this themselves.
         return [] if self._by_handles else reached
 
     @override
@@ -100,7 +100,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
         self._calls.clear()
 
     def _check_calls(self) -> None:
-        """Raises errors of earlier pushes that are known by now.
+        """Raises the errors of earlier pushes that have failed by now.
 
         A dead actor only causes a warning, because a collector replaces it.
         """
@@ -115,7 +115,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
                 ray.get(call)
             except ray.exceptions.RayActorError as error:
                 warnings.warn(
-                    f"actor {worker} died before it took the weights that were pushed: "
+                    f"actor {worker} died before it received the weights that were pushed: "
                     f"{str(error).splitlines()[0]}",
                     RuntimeWarning,
                     stacklevel=4,

@@ -35,7 +35,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         scheme.init_on_sender(model=learner, num_workers=2)
         ...                             # start the processes, with the scheme as an argument
         scheme.connect()
-        scheme.send()                   # whenever the learner has learned
+        scheme.send()                   # whenever the learner has new weights
 
         # in process number i
         scheme.init_on_receiver(model=actor, worker_idx=i)
@@ -64,7 +64,8 @@ class WeightSyncScheme(SchemeEnd, ABC):
         self.on_send: Callable[[str, Any, Any], None] | None = None
         self._groups: ReceiverGroups | None = None
         self._connected_sender = False
-        # Senders' ends by receiver, and the receiver's end; none if a collector carries weights.
+        # The sender's ends of channels by receiver, and the receiver's end. There are no channels
+        # if a collector carries the weights.
         self._channels: dict[int, Any] = {}
         self._inbox: Any = None
         self._live: ModuleWeights | None = None
@@ -88,7 +89,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         scheme: WeightSyncScheme = _by_backend[backend](**options)
         return scheme
 
-    # --- for subclasses; those that are not abstract are optional
+    # --- for subclasses, which need not override methods that are not abstract
 
     @abstractmethod
     def _open(self, workers: Sequence[int]) -> None:
@@ -99,7 +100,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """Returns the receiver's end of a channel: a :class:`Receiver` that can also wait."""
 
     def _check(self, update: PreparedUpdate) -> None:
-        """Refuses weights that can't be sent, before any are sent."""
+        """Raises an error for weights that can't be sent, before any weights are sent."""
 
     @abstractmethod
     def _publish(self, update: PreparedUpdate, version: Version) -> None:
@@ -107,22 +108,22 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
     @abstractmethod
     def publish_version(self, version: Version, workers: Iterable[int]) -> None:
-        """Gives the weights that receivers were sent last another version."""
+        """Sends receivers a new version for the weights that they received last."""
 
     @abstractmethod
     def receiver(self, worker: int) -> Receiver:
-        """Returns a worker's source of new weights, to be sent to the worker as it is started."""
+        """Returns a worker's source of new weights, which is sent to the worker at its start."""
 
     @abstractmethod
     def count(self, worker: int) -> int:
         """Returns the number of updates that were sent to a worker."""
 
     def last_sent(self, worker: int) -> Weights | None:
-        """Returns a copy of the weights that a worker was sent last; None before the first."""
+        """Returns a copy of the weights that were last sent to a worker; None if there are none."""
         return None
 
     def _check_fork(self) -> None:
-        """Refuses a receiver in a process forked from the sender's, if that is not supported."""
+        """Raises an error if a receiver can't be in a process forked from the sender's process."""
 
     # --- the sender
 
@@ -142,11 +143,11 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
         Args:
             model_id: name, or path, of the model.
-            context: the collector that has the model. The scheme holds a weak reference only.
+            context: the collector that has the model. The scheme keeps only a weak reference.
             model: the model itself; its current weights are sent each time.
             weights: a TensorDict or dict of tensors to send in place of a model's weights.
-            devices: device of each receiver's model. Only their number is used, as the number of
-                receivers; receivers copy weights to their devices themselves.
+            devices: device of each receiver's model. Only the number of devices is used, as the
+                number of receivers. Receivers copy weights to their devices themselves.
             params_map: weights for each receiver, by its number.
             device_map_fn: function that is called with a receiver's number and the model or
                 ``weights``, and returns the weights for this receiver.
@@ -158,11 +159,11 @@ class WeightSyncScheme(SchemeEnd, ABC):
             ValueError: if the arguments contradict each other on the number of receivers.
         """
         if self.initialized_on_sender or self.initialized_on_receiver:
-            raise RuntimeError("this weight-sync scheme was initialised already")
+            raise RuntimeError("this weight-sync scheme is already initialised")
         given = {"model": model, "weights": weights, "params_map": params_map}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise TypeError(f"give one of {', '.join(names)}, not several")
+            raise TypeError(f"pass only one of {', '.join(names)}")
         self._set_model(model_id, model, context)
         if self._host is not None:
             self._groups = ReceiverGroups(self._host.groups(model_id))
@@ -183,18 +184,18 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """Connects this end. Call it once on each side, when all processes have been started.
 
         Args:
-            worker_idx: the receiver's number, if it was not given before.
+            worker_idx: the receiver's number, if it was not passed before.
             weights: weights to send at once, on the sender's side.
 
         Raises:
-            RuntimeError: if the scheme is not initialised, or was connected before, or
-                ``worker_idx`` is given to the sender.
+            RuntimeError: if the scheme is not initialised, or is already connected, or if
+                ``worker_idx`` is passed to the sender's end.
         """
         if self.initialized_on_sender:
             if worker_idx is not None:
-                raise RuntimeError(f"worker_idx={worker_idx} is for receivers; this is the sender")
+                raise RuntimeError(f"worker_idx={worker_idx} is for receivers, not for the sender")
             if self._connected_sender:
-                raise RuntimeError("this weight-sync scheme was connected already")
+                raise RuntimeError("this weight-sync scheme is already connected")
             for channel in self._channels.values():
                 channel.connect_sender()
             self._connected_sender = True
@@ -202,9 +203,9 @@ class WeightSyncScheme(SchemeEnd, ABC):
                 self.send(weights)
             return
         if not self.initialized_on_receiver:
-            raise RuntimeError("connect() before init_on_sender() or init_on_receiver()")
+            raise RuntimeError("call init_on_sender() or init_on_receiver() before connect()")
         if self._inbox is not None:
-            raise RuntimeError("this weight-sync scheme was connected already")
+            raise RuntimeError("this weight-sync scheme is already connected")
         if worker_idx is not None:
             self._worker_idx = worker_idx
         self._inbox = self._join(self._worker_idx or 0)
@@ -216,24 +217,25 @@ class WeightSyncScheme(SchemeEnd, ABC):
         and raises the same errors.
 
         Args:
-            weights: weights in any form (a module, a TensorDict, a dict). A dict by the numbers of
-                receivers gives each receiver its own. None sends the model's current weights.
+            weights: weights in any form (a module, a TensorDict, a dict). To send each receiver its
+                own weights, pass a dict by the receivers' numbers. None sends the model's current
+                weights.
             worker_ids: numbers of the receivers that get the weights; None for all.
 
         Raises:
             RuntimeError: if the scheme is not connected, or there are no weights to send.
-            ValueError: if a receiver is unknown, a shape differs, or a dtype is not cast.
+            ValueError: if a receiver is unknown, a shape differs, or a dtype can't be cast.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
         if not self.initialized_on_sender:
-            raise RuntimeError("send() before init_on_sender()")
+            raise RuntimeError("call init_on_sender() before send()")
         if self.on_send is not None and self.context is not None:
             # The collector counts versions, and limits how far workers may lag behind.
             self.on_send(self._model_id or "", weights, worker_ids)
             return
         if not self._connected_sender:
-            raise RuntimeError("send() before connect()")
+            raise RuntimeError("call connect() before send()")
         self.commit(self.prepare(weights, self.receivers.chosen(worker_ids)), None)
 
     def send_async(
@@ -251,15 +253,15 @@ class WeightSyncScheme(SchemeEnd, ABC):
         begins its next batch.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None for no limit.
             worker_ids: numbers of the receivers; None for all.
 
         Raises:
-            TimeoutError: if a receiver does not receive them in time.
+            TimeoutError: if a receiver does not receive the weights in time.
             ConnectionError: if a receiver has ended.
         """
         if not self._connected_sender:
-            raise RuntimeError("wait_async() before connect()")
+            raise RuntimeError("call connect() before wait_async()")
         deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self.receivers.chosen(worker_ids):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -271,7 +273,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
         Raises:
             RuntimeError: if there are no weights to send.
-            ValueError: if a shape differs, a dtype is not cast, or no receiver would get any.
+            ValueError: if a shape differs, a dtype can't be cast, or no receiver would get weights.
             KeyError: if names don't fit.
             TypeError: if weights are in no known form.
         """
@@ -288,7 +290,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
             **options: arguments of the transport.
 
         Raises:
-            NotImplementedError: if no kind of transport belongs to this scheme.
+            NotImplementedError: if this scheme has no kind of transport.
         """
         raise NotImplementedError(f"{type(self).__name__} has no transport of its own")
 
@@ -300,7 +302,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
     @property
     def receivers(self) -> ReceiverGroups:
-        """The receivers, in groups; none before :meth:`init_on_sender`."""
+        """The receivers, in groups. There are none before :meth:`init_on_sender`."""
         return ReceiverGroups() if self._groups is None else self._groups
 
     # --- the receiver
@@ -318,20 +320,20 @@ class WeightSyncScheme(SchemeEnd, ABC):
         Args:
             model_id: name, or path, of the model.
             context: the collector that has the model. New weights are passed to its
-                ``update_policy_weights_``. The scheme holds a weak reference only.
+                ``update_policy_weights_``. The scheme keeps only a weak reference.
             model: the model itself, into which weights are loaded.
-            worker_idx: number of this receiver; by default that of the context, or 0.
+            worker_idx: number of this receiver; by default, the number of the context, or 0.
 
         Raises:
-            RuntimeError: if the scheme was initialised before, or if this process was forked from
-                the sender's and the scheme does not support that.
+            RuntimeError: if the scheme is already initialised, or if this process was forked from
+                the sender's process and the scheme does not support that.
         """
         if self.initialized_on_sender and not self.sends:
             # This is a copy of the sender's end, in a forked process.
             self._check_fork()
             self.__dict__.update(self.__getstate__())
         if self.initialized_on_sender or self.initialized_on_receiver:
-            raise RuntimeError("this weight-sync scheme was initialised already")
+            raise RuntimeError("this weight-sync scheme is already initialised")
         self._set_model(model_id, model, context)
         self._live = None if model is None else ModuleWeights(model)
         if worker_idx is None:
@@ -342,21 +344,20 @@ class WeightSyncScheme(SchemeEnd, ABC):
         """Receives the newest weights, and loads them into the model.
 
         Args:
-            timeout: seconds to wait for new weights; 0 doesn't wait, None waits as long as it
-                takes.
+            timeout: seconds to wait for new weights; 0 to return at once, None for no limit.
 
         Returns:
-            The weights, in the form of :attr:`strategy`; None if there are no new ones.
+            The weights, in the form of :attr:`strategy`; None if there are no new weights.
 
         Raises:
             RuntimeError: if the scheme is not initialised or connected.
-            ConnectionError: if the sender has ended, and all its weights were received.
+            ConnectionError: if the sender has ended, and all its weights have been received.
             KeyError, ValueError: if the weights don't fit the model.
         """
         if not self.initialized_on_receiver:
-            raise RuntimeError("receive() before init_on_receiver()")
+            raise RuntimeError("call init_on_receiver() before receive()")
         if self._inbox is None:
-            raise RuntimeError("receive() before connect()")
+            raise RuntimeError("call connect() before receive()")
         inbox = self._inbox
         if not inbox.wait(timeout):
             return None
@@ -369,7 +370,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
                 received.append(update.copy())
 
         inbox.receive(use)
-        # The context may forward the weights, so it gets them once the channel is released.
+        # The context may forward the weights, so it gets them after the channel is released.
         if received and self.context is not None:
             self.context.update_policy_weights_(received[0], model_id=self._model_id)
         return in_form(received[0], self._strategy.extract_as) if received else None
@@ -412,7 +413,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
             RuntimeError: if the scheme is not connected.
         """
         if self._inbox is None:
-            raise RuntimeError("incoming before connect()")
+            raise RuntimeError("call connect() before reading incoming")
         inbox: Receiver = self._inbox
         return inbox
 
@@ -423,23 +424,23 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
     @property
     def receiver_transport(self) -> Any:
-        """Receiver's end of the channel from the sender; None if there is none here."""
+        """Receiver's end of the channel from the sender; None if this end has no such channel."""
         return self._inbox
 
     @property
     def shared_transport(self) -> Any:
-        """Object from which all receivers get weights; None if there is no single one."""
+        """Object from which all receivers get weights; None if they have no common source."""
         return None
 
     def shutdown(self) -> None:
-        """Releases all resources. May be called again."""
+        """Releases all resources. May be called more than once."""
         for channel in self._channels.values():
             channel.close()
         self._channels = {}
         self.__dict__.update(_fresh())
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process, the scheme starts uninitialised, to become a receiver's end.
+        # In another process, the scheme starts uninitialised, and can become a receiver's end.
         return {**self.__dict__, **_fresh()}
 
 

@@ -1,4 +1,4 @@
-"""Base of the ends of a weight-sync scheme: their model, and the form of its weights."""
+"""Base class of weight-sync schemes: the model of a scheme, and the form of its weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SchemeEnd:
 
     @property
     def context(self) -> Any:
-        """Collector that has the model; None if none was given, or it no longer exists."""
+        """Collector that has the model; None if there was none, or it no longer exists."""
         return None if self._context is None else self._context()
 
     @property
@@ -75,7 +75,7 @@ class SchemeEnd:
             RuntimeError: if the scheme is not initialised.
         """
         if not self.initialized_on_receiver:
-            raise RuntimeError("apply_weights() before init_on_receiver()")
+            raise RuntimeError("call init_on_receiver() before apply_weights()")
         self._strategy.apply_weights(self.model, weights, inplace)
 
     def prepare_weights(
@@ -85,14 +85,14 @@ class SchemeEnd:
         strategy: WeightStrategy | None = None,
         context: Any = None,
     ) -> Any:
-        """Returns weights in the form in which they are sent, not copied.
+        """Returns weights in the form in which they are sent, without copying them.
 
         Args:
             weights: weights in any form; the path of a model of the context; or None for the
                 current weights of the model.
             model_id: name of the model that the weights belong to.
-            strategy: determines the form; by default that of this scheme.
-            context: the collector that has the model; by default that of this scheme.
+            strategy: determines the form; by default, the strategy of this scheme.
+            context: the collector that has the model; by default, the context of this scheme.
 
         Raises:
             RuntimeError: if there are no weights to return.
@@ -106,8 +106,8 @@ class SchemeEnd:
             weights = self._model if owner is None else _model_of(owner, model_id)
         if weights is None:
             raise RuntimeError(
-                f"there are no weights of {model_id!r} to take: give them, or a context that has "
-                "the model"
+                f"there are no weights of {model_id!r} to prepare: pass them, or a context that "
+                "has the model"
             )
         return form.extract_weights(weights)
 

@@ -1,4 +1,4 @@
-"""Schemes and the transport that share weights with processes of the same machine."""
+"""Schemes and a transport that share weights with processes of the same machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trawl.weight_update.wakeup import PeerGone, Wakeup
 
 
 class SharedMemTransport(Transport):
-    """Transport to a receiver by shared memory; the newest weights replace earlier ones.
+    """Transport to a receiver through shared memory. The newest weights replace earlier ones.
 
     Args:
-        store: shared memory in which weights are published; by default new memory.
+        store: shared memory in which weights are published; by default, new memory.
         index: number of the receiver among the store's readers.
-        number: number of the receiver in errors; ``index`` by default.
+        number: number of the receiver in error messages; ``index`` by default.
 
     The sender makes the object, and passes it to the receiver's process as an argument of
     ``multiprocessing.Process``. In that process, the object receives. If one object has to serve
@@ -47,7 +47,7 @@ class SharedMemTransport(Transport):
         self._theirs: Wakeup | None
         self._ours, self._theirs = Wakeup.pair()
         # With several receivers: their scheme, the weights that were registered, and the queues
-        # by which each receiver gets its own transport.
+        # through which each receiver gets its own transport.
         self._scheme: SharedMemWeightSyncScheme | None = None
         self._registered: list[TensorDictBase] = []
         self._queues: Mapping[int, Any] = {}
@@ -75,10 +75,10 @@ class SharedMemTransport(Transport):
         Args:
             params_map: first weights of each receiver, by its number. Receivers with the same
                 TensorDict share one copy in shared memory.
-            init_queues: queues (``multiprocessing.Queue``) by which receivers get their ends, by
-                the receiver's number.
-            per_worker: whether each receiver has a copy of its own, even if their weights are the
-                same now.
+            init_queues: queues (``multiprocessing.Queue``) through which receivers get their ends,
+                by the receiver's number.
+            per_worker: whether each receiver has a copy of its own, even if several receivers have
+                the same weights now.
 
         Raises:
             ValueError: if a receiver has no queue.
@@ -93,26 +93,26 @@ class SharedMemTransport(Transport):
 
     @property
     def unique_weights(self) -> list[TensorDictBase]:
-        """First weights that were registered, each TensorDict once.
+        """First weights that were registered, with each TensorDict only once.
 
         Raises:
             RuntimeError: if no weights were registered.
         """
         if self._scheme is None:
-            raise RuntimeError("unique_weights before register_weights()")
+            raise RuntimeError("call register_weights() before reading unique_weights")
         return self._registered
 
     @override
     def setup_connection_and_weights_on_sender(self) -> None:
         """Sends the first weights of all receivers, and sends each receiver its end.
 
-        Without registered weights, this is :meth:`connect_sender`.
+        If no weights were registered, this method only calls :meth:`connect_sender`.
         """
         if self._scheme is None:
             self.connect_sender()
             return
         for worker, transport in self._scheme.sender_transports.items():
-            # A queue would pickle it later, when this end may be closed already.
+            # A queue would pickle the transport later, when this end may already be closed.
             self._queues[worker].put(bytes(reduction.ForkingPickler.dumps(transport)))
         self._scheme.connect()
         self._scheme.send()
@@ -138,13 +138,13 @@ class SharedMemTransport(Transport):
 
         Raises:
             ValueError: if the sender registered no such receiver.
-            TimeoutError: if the sender does not come in time.
+            TimeoutError: if the sender does not connect in time.
         """
         if not self._queues:
             self.connect_receiver()
         elif worker_idx is None or worker_idx not in self._queues:
             raise ValueError(
-                f"worker_idx is {worker_idx}, but there are receivers {sorted(self._queues)}"
+                f"worker_idx is {worker_idx}, but the receivers are {sorted(self._queues)}"
             )
         else:
             if self._scheme is not None and not self._scheme.sends:
@@ -154,7 +154,9 @@ class SharedMemTransport(Transport):
             try:
                 self._own = pickle.loads(self._queues[worker_idx].get(timeout=timeout))
             except queue.Empty:
-                raise TimeoutError(f"the sender of weights did not come in {timeout:g} s") from None
+                raise TimeoutError(
+                    f"the sender of weights did not connect within {timeout:g} s"
+                ) from None
             self._own.connect_receiver()
         return self.receive_weights(timeout, weights=weights, model=model, strategy=strategy)
 
@@ -171,8 +173,8 @@ class SharedMemTransport(Transport):
         """Sends weights without waiting until they are received.
 
         Args:
-            weights: weights in any form; with several receivers also a dict by their numbers.
-            worker_ids: with several receivers, the numbers of those that get the weights; None
+            weights: weights in any form; with several receivers, also a dict by their numbers.
+            worker_ids: with several receivers, numbers of the receivers that get the weights; None
                 for all.
         """
         if self._scheme is not None:
@@ -181,7 +183,7 @@ class SharedMemTransport(Transport):
             unknown = chosen - set(self._scheme.receivers.workers) | chosen - set(own or chosen)
             if unknown:
                 missing = sorted(unknown)
-                raise ValueError(f"there are no receivers, or no weights for them: {missing}")
+                raise ValueError(f"these receivers don't exist, or have no weights: {missing}")
             self._scheme.send(weights, worker_ids)
             return
         store = self._sending()
@@ -195,7 +197,7 @@ class SharedMemTransport(Transport):
         self.send_weights(weights)
 
     def notify(self) -> None:
-        """Tells the receiver that there are new weights."""
+        """Notifies the receiver that there are new weights."""
         if self._ours is not None:
             self._ours.wake()
 
@@ -204,7 +206,7 @@ class SharedMemTransport(Transport):
         """Waits until all receivers have received the last weights.
 
         Raises:
-            TimeoutError: if a receiver does not receive them in time.
+            TimeoutError: if a receiver does not receive the weights in time.
             ConnectionError: if a receiver has ended.
         """
         if self._scheme is not None:
@@ -215,18 +217,23 @@ class SharedMemTransport(Transport):
         while store.received(self.index) < store.count(self.index):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise TimeoutError(f"receiver {self.number} took no weights within {timeout:.3g} s")
+                raise TimeoutError(
+                    f"receiver {self.number} did not receive the weights within {timeout:.3g} s"
+                )
             assert self._ours is not None
             try:
                 self._ours.wait(left)
             except PeerGone:
                 raise ConnectionError(
-                    f"receiver {self.number} has ended, and took no weights"
+                    f"receiver {self.number} ended before it received the weights"
                 ) from None
 
     def _sending(self) -> WeightStore:
         if self._store is None:
-            raise RuntimeError("this end of the transport receives: send by the one it was made of")
+            raise RuntimeError(
+                "this end of the transport only receives: send with the transport that it was "
+                "made from"
+            )
         return self._store
 
     # --- the receiver
@@ -245,16 +252,16 @@ class SharedMemTransport(Transport):
 
     @property
     def newer(self) -> bool:
-        """True if there is an update that was not received."""
+        """True if there is an update that has not been received yet."""
         return self.reader.newer
 
     @property
     def count(self) -> int:
-        """Number of updates for the receiver at the time when it last received one."""
+        """Number of updates that had been sent to the receiver when it last received one."""
         return self.reader.count
 
     def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
-        """Receives and returns the newest update; ``use`` is called with it."""
+        """Receives the newest update, calls ``use`` with it, and returns it."""
         update = self.reader.receive(use)
         self.send_ack()
         return update
@@ -263,7 +270,7 @@ class SharedMemTransport(Transport):
         """Waits for new weights; returns False if none arrive in time.
 
         Raises:
-            ConnectionError: if the sender has ended, and all its weights were received.
+            ConnectionError: if the sender has ended, and all its weights have been received.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.reader.newer:
@@ -271,7 +278,7 @@ class SharedMemTransport(Transport):
             if left is not None and left <= 0:
                 return False
             if self._theirs is None:
-                raise RuntimeError("this end of the transport sends: it can't receive")
+                raise RuntimeError("this end of the transport only sends: it can't receive")
             try:
                 self._theirs.wait(left)
             except PeerGone:
@@ -280,16 +287,17 @@ class SharedMemTransport(Transport):
         return True
 
     def send_ack(self, message: str = "updated") -> None:
-        """Tells the sender that the weights were received.
+        """Notifies the sender that the weights were received.
 
         Args:
-            message: accepted for compatibility: the shared memory says how much was received.
+            message: accepted for compatibility. The shared memory shows which weights were
+                received.
         """
         if self._theirs is not None:
             self._theirs.wake()
 
     def close(self) -> None:
-        """Closes the ends in this process."""
+        """Closes the ends of the transport in this process."""
         if self._scheme is not None:
             self._scheme.shutdown()
         for end in (self._own, self._ours, self._theirs):
@@ -420,7 +428,7 @@ class MultiProcessWeightSyncScheme(
 ):
     """Sends weights to each receiver separately, in a copy of its own.
 
-    Use this scheme if receivers get different weights. If all get the same,
+    Use this scheme if receivers get different weights. If all receivers get the same weights,
     :class:`SharedMemWeightSyncScheme` copies the weights only once.
 
     Args:
@@ -433,7 +441,7 @@ class MultiProcessWeightSyncScheme(
 
     @override
     def create_transport(self, **options: Any) -> TransportBackend:
-        """Returns an :class:`MPTransport` over queues of the user's own.
+        """Returns an :class:`MPTransport` over the user's own queues.
 
         Args:
             **options: ``weight_queue``, ``ack_queue`` and ``timeout``.

@@ -1,9 +1,9 @@
 """Shared memory in which one process publishes weights and others read them.
 
-The memory has a header and slots. Each slot holds a complete set of weights, and for each reader
-a word in the header names the slot of its newest set. The writer fills a slot that no word names
-and nobody reads, and then changes the words. A reader therefore sees the new set or the one
-before it, never a mixture, and neither side waits for the other.
+The memory has a header and slots. Each slot contains a complete set of weights. For each reader, a
+word in the header names the slot with the reader's newest set. The writer fills a slot that no word
+names and nobody reads, and then changes the words. A reader therefore sees the new set or the
+previous one, never a mixture, and neither side waits for the other.
 
 Readers and writers lock a slot with ``fcntl``, so the kernel releases the lock when a process
 dies. The file is sparse: a slot that is never used takes no memory.
@@ -29,8 +29,8 @@ Version = int | str | None
 # Words of the header, all int64: sizes and offsets, then a record for each reader.
 _TOTAL, _LAYOUT, _STRIDE, _FIRST = 0, 1, 2, 3
 _RECORDS = 8
-# Words of a record: the newest update, the count last received, and two version fields, used in
-# turn.
+# Words of a record: the newest update, the count of updates when the reader last received one, and
+# two version fields, which are used in turn.
 _NEWEST, _RECEIVED, _VERSIONS = 0, 1, 2
 _VERSION_WORDS = 15
 _RECORD = _VERSIONS + 2 * _VERSION_WORDS
@@ -43,7 +43,7 @@ _NO_SLOT = (1 << _SLOT_BITS) - 1
 # Room for extra state after the weights. Room that is not used takes no memory.
 _EXTRA_ROOM = 1 << 20
 
-# ``fcntl`` locks exclude other processes only; this lock excludes other threads of this one.
+# ``fcntl`` locks exclude only other processes. This lock excludes other threads of this process.
 # It is reentrant, so that a reader may publish in a store of its own from within ``receive``.
 _here = threading.RLock()
 
@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """Weights and their version, as a receiver gets them.
+    """Weights and their version, in the form in which a receiver gets them.
 
     Attributes:
         count: number of updates for this receiver, including this one.
@@ -77,7 +77,7 @@ class WeightUpdate:
 
     @property
     def newest(self) -> int:
-        """Number of the newest update that the receiver has with this one."""
+        """Number of the newest update that the receiver has once it has received this one."""
         return self.since if self.slot is None else max(self.slot.newest, self.since)
 
     def copy(self) -> Weights:
@@ -109,7 +109,7 @@ class Receiver(Protocol):
 
     @property
     def newer(self) -> bool:
-        """True if there is an update that was not received. It is read before each batch."""
+        """True if there is an update that has not been received. Checked before each batch."""
 
     def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
         """Receives and returns the newest update.
@@ -150,7 +150,7 @@ class WeightStore:
         return self._words[_at(index)] >> _SLOT_BITS
 
     def received(self, index: int) -> int:
-        """Returns the number of updates for a reader at the time when it last received one."""
+        """Returns the number of updates that had been sent when a reader last received one."""
         return self._words[_at(index) + _RECEIVED]
 
     def publish(
@@ -164,15 +164,15 @@ class WeightStore:
         """Publishes weights. Missing tensors are copied from each reader's previous weights.
 
         Args:
-            layout: layout of the weights; always the same.
+            layout: layout of the weights, which must be the same in all calls.
             write: function that fills a slot.
             extra: extra state, pickled; empty to keep the previous one.
             version: version of the weights.
             readers: readers that get the weights.
 
         Raises:
-            ValueError: as :meth:`check`, or if the version is too long.
-            RuntimeError: if readers hold all other slots.
+            ValueError: for the reasons given in :meth:`check`, or if the version is too long.
+            RuntimeError: if readers are reading all other slots.
         """
         record = _version_record(version)
         with _here:
@@ -191,7 +191,7 @@ class WeightStore:
                 left = [i for i in left if i not in alike]
 
     def check(self, layout: FlatLayout, extra: bytes) -> None:
-        """Refuses weights that can't be published.
+        """Rejects weights that can't be published.
 
         Raises:
             ValueError: if the layout differs from that of the first weights, or the extra state
@@ -201,17 +201,17 @@ class WeightStore:
             return
         if layout is not self._layout and layout != self._file.layout:
             raise ValueError(
-                "these weights have other names, shapes or dtypes than those that were sent "
-                "before, or the same in another order"
+                "these weights have other names, shapes or dtypes than the weights that were "
+                "sent before, or the same in another order"
             )
         if len(extra) > self._file.extra_room:
             raise ValueError(
-                f"the policy's extra state takes {len(extra)} bytes, but at first it was so small "
-                f"that only {self._file.extra_room} were set aside for it"
+                f"the policy's extra state has grown to {len(extra)} bytes, but only "
+                f"{self._file.extra_room} bytes were reserved for it at first"
             )
 
     def _fill(self, file: _File, write: Write, extra: bytes, before: int) -> tuple[int, bool]:
-        """Fills a free slot; returns its number, and True if it is complete without ``before``."""
+        """Fills a free slot; returns its number, and True if it needs nothing from ``before``."""
         number = self._free(file)
         slot = file.slot(number)
         try:
@@ -234,7 +234,7 @@ class WeightStore:
                 self._announce(index, record, self._newest(index))
 
     def newest(self, index: int) -> Weights | None:
-        """Returns a copy of the newest weights of a reader; None before the first."""
+        """Returns a copy of the newest weights of a reader; None before the first weights."""
         with _here:
             number = self._newest(index)
             if self._file is None or number == _NO_SLOT:
@@ -247,7 +247,10 @@ class WeightStore:
         return self._words[_at(index)] & _NO_SLOT
 
     def _free(self, file: _File) -> int:
-        """Locks a slot that is no reader's newest and that no reader holds; returns its number."""
+        """Locks a slot that may be overwritten, and returns its number.
+
+        No reader is reading this slot, and it is not the newest slot of any reader.
+        """
         newest = {self._newest(index) for index in range(self.readers)}
         for number in range(file.slots):
             if number not in newest and file.lock(number, fcntl.LOCK_EX):
@@ -266,14 +269,14 @@ class WeightStore:
 
 
 class StoreReader:
-    """Reader's side; it can be sent to another process while that process is started.
+    """Reader's side of the memory, which can be sent to a process that is being started.
 
     Args:
         header: the store's header.
         index: number of this reader.
 
     Attributes:
-        count: number of updates for this reader at the time when it last received one.
+        count: number of updates that had been sent to this reader when it last received one.
     """
 
     def __init__(self, header: SharedMemory, index: int) -> None:
@@ -291,7 +294,7 @@ class StoreReader:
 
     @property
     def newer(self) -> bool:
-        """True if there is an update that was not received."""
+        """True if there is an update that has not been received yet."""
         return self._words[self._at] != self._seen
 
     def receive(self, use: Callable[[WeightUpdate], None]) -> WeightUpdate:
@@ -417,7 +420,7 @@ def _version_record(version: Version) -> bytes:
     text = f"{kind}{'' if version is None else version}".encode()
     if len(text) >= _VERSION_BYTES:
         raise ValueError(
-            f"a policy version may have {_VERSION_BYTES - 2} bytes, but {version!r} has "
+            f"a policy version may have at most {_VERSION_BYTES - 2} bytes, but {version!r} has "
             f"{len(text) - 1}"
         )
     return bytes([len(text)]) + text.ljust(_VERSION_BYTES - 1, b"\0")

@@ -49,9 +49,9 @@ class WeightStrategy:
         """Returns the weights of a module, a TensorDict or a dict.
 
         Returns:
-            Parameters and buffers, not copied, in the form of this strategy. If modules have extra
-            state (``nn.Module.get_extra_state``), it is under ``"__extra_state__"``. None if
-            ``source`` is None.
+            Parameters and buffers, not copied, in the form of this strategy. Extra state of modules
+            (``nn.Module.get_extra_state``) is under the key ``"__extra_state__"``. The result is
+            None if ``source`` is None.
 
         Raises:
             TypeError: if ``source`` has no weights.
@@ -63,13 +63,13 @@ class WeightStrategy:
 
         Args:
             destination: the module, TensorDict or dict.
-            weights: weights in any form; names with dots are those of submodules. None changes
-                nothing.
-            inplace: whether values are copied into the existing tensors. Otherwise a module gets
-                new parameters and buffers, which share the memory of the tensors given.
+            weights: weights in any form. In a flat dict, names with dots belong to submodules. None
+                changes nothing.
+            inplace: whether values are copied into the existing tensors. Otherwise, a module gets
+                new parameters and buffers, which share the memory of the given tensors.
 
         Raises:
-            ValueError: if ``destination`` is of another type, a shape differs, or a dtype is not
+            ValueError: if ``destination`` is of another type, a shape differs, or a dtype can't be
                 cast.
             TypeError: if weights are in no known form.
             KeyError: if names don't fit.
@@ -83,13 +83,13 @@ class WeightStrategy:
             _update(destination, given)
         else:
             raise ValueError(
-                "weights can be put into a module, a TensorDict or a dict of tensors, but "
-                f"destination is {type(destination).__name__}"
+                "destination must be a module, a TensorDict or a dict of tensors, but it is "
+                f"{type(destination).__name__}"
             )
 
 
 def check_strategy(name: str, form: str) -> None:
-    """Refuses an unknown form of weights."""
+    """Raises a ``ValueError`` for an unknown form of weights."""
     if form not in _FORMS:
         raise ValueError(f"{name} must be 'tensordict' or 'state_dict', but it is {form!r}")
 
@@ -133,7 +133,7 @@ def load_weights(module: nn.Module, source: Any) -> None:
         TypeError: if the weights are in none of the forms, or the module has weights that are
             not tensors.
         KeyError: if names are missing or unknown.
-        ValueError: if a shape differs, or a dtype is not cast.
+        ValueError: if a shape differs, or a dtype can't be cast.
     """
     check_whole(module)
     weights = weights_of(source)
@@ -167,8 +167,8 @@ def _update(destination: Any, weights: Weights) -> None:
     for name, value in weights.tensors.items():
         if own[name].shape != value.shape:
             raise ValueError(
-                f"weight {name!r} has shape {tuple(value.shape)}, but that of destination has "
-                f"{tuple(own[name].shape)}"
+                f"weight {name!r} has shape {tuple(value.shape)}, but in destination it has "
+                f"shape {tuple(own[name].shape)}"
             )
         check_dtype(name, value.dtype, own[name].dtype)
     for name, value in weights.tensors.items():

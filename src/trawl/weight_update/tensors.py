@@ -1,4 +1,4 @@
-"""Weights of a model by name, from any of the forms in which users give them."""
+"""Weights of a model by name, converted from any form in which a user may pass them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Weights:
     """Weights in the internal form, to which all other forms are converted.
 
     Attributes:
-        tensors: parameters and buffers by dotted name; tied ones under each of their names.
+        tensors: parameters and buffers by dotted name; tied tensors under each of their names.
         extra: extra state (``nn.Module.get_extra_state``) by the path of its module.
     """
 
@@ -33,7 +33,7 @@ class Weights:
 
 
 def weights_of(source: Any) -> Weights:
-    """Converts weights from any of the forms in which a user may give them.
+    """Converts weights from any form in which a user may pass them.
 
     Args:
         source: a module; a TensorDict of its parameters and buffers; a nested mapping of these,
@@ -59,24 +59,25 @@ def weights_of(source: Any) -> Weights:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Returns all parameters and buffers by name, tied ones under each of their names."""
+    """Returns all parameters and buffers by name, tied tensors under each of their names."""
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**dict(parameters), **dict(buffers)}
 
 
 def check_whole(module: nn.Module) -> None:
-    """Refuses a module with weights that are not tensors, such as a quantized module.
+    """Rejects a module with weights that are not tensors, such as a quantized module.
 
     Raises:
-        TypeError: if weights are not tensors, since an update would not reach them.
+        TypeError: if weights are not tensors, because an update would not change these weights.
         ValueError: if parameters have no shapes yet.
     """
     lazy = [name for name, value in module.named_parameters() if is_lazy(value)]
     if lazy:
         raise ValueError(
-            f"{type(module).__name__} has parameters without shapes, as those of LazyLinear before "
-            f"its first call: {', '.join(lazy)}. Call it once before its weights are sent"
+            f"{type(module).__name__} has parameters without shapes, such as those of LazyLinear "
+            f"before its first call: {', '.join(lazy)}. Call the module once before its weights "
+            "are sent"
         )
     for path, part in module.named_modules():
         plain = type(part)._save_to_state_dict is nn.Module._save_to_state_dict
@@ -89,37 +90,37 @@ def check_whole(module: nn.Module) -> None:
         ]
         if others:
             raise TypeError(
-                f"{type(module).__name__} has weights that are no tensors: {', '.join(others)} (it "
-                "was quantized, perhaps). They can't be sent; send those of the module it was "
-                "made of, to workers that don't quantize it, or collect without updates"
+                f"{type(module).__name__} has weights that are not tensors: {', '.join(others)} "
+                "(perhaps it was quantized). They can't be sent: send the weights of the "
+                "original module to workers that don't quantize it, or collect without updates"
             )
 
 
 def check_dtype(name: str, given: torch.dtype, own: torch.dtype) -> None:
-    """Refuses a weight whose dtype may not be cast to the model's.
+    """Rejects a weight whose dtype can't be cast to the model's dtype.
 
-    Floating-point numbers are rounded to the precision of the model. An integer is accepted only
-    for an integer type that holds all of its values, so counts don't change. A bool is accepted
-    only for a bool, so masks stay masks.
+    Floating-point numbers are rounded to the precision of the model. An integer dtype is cast only
+    to an integer dtype that can represent all of its values, so counts don't change. A bool is cast
+    only to a bool, so masks stay masks.
 
     Args:
-        name: name of the weight, for the error.
+        name: name of the weight, for the error message.
         given: dtype of the weight.
         own: dtype that the model has.
 
     Raises:
-        ValueError: if ``given`` may not be cast to ``own``.
+        ValueError: if ``given`` can't be cast to ``own``.
     """
     if not is_castable(given, own):
         raise ValueError(
-            f"weight {name!r} is {given}, which is not cast to the policy's {own}, since values "
-            f"could be lost. If this is the right tensor, give it as {own}, for example with "
-            f".to({own})"
+            f"weight {name!r} is {given}, which is not cast to the policy's {own}, because "
+            f"values could be lost. If this is the right tensor, convert it to {own}, for "
+            f"example with .to({own})"
         )
 
 
 def is_castable(given: torch.dtype, own: torch.dtype) -> bool:
-    """Returns True if dtype ``given`` may be cast to ``own``; see :func:`check_dtype`."""
+    """Returns True if dtype ``given`` can be cast to ``own``; see :func:`check_dtype`."""
     if given == own:
         return True
     if given.is_floating_point:
@@ -142,13 +143,13 @@ def extra_state(module: nn.Module) -> dict[str, Any]:
 
 
 def packed_extra(extra: Mapping[str, Any]) -> bytes:
-    """Pickles extra state; an empty mapping gives empty bytes."""
+    """Pickles extra state. The result for an empty mapping is empty."""
     data: bytes = cloudpickle.dumps(extra) if extra else b""
     return data
 
 
 def unpacked_extra(data: bytes) -> dict[str, Any]:
-    """Unpickles extra state; empty bytes give an empty dict."""
+    """Unpickles extra state. The result for empty bytes is empty."""
     return pickle.loads(data) if data else {}
 
 
@@ -156,7 +157,7 @@ def set_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> None:
     """Passes extra state to submodules (``set_extra_state``).
 
     Raises:
-        KeyError: as :func:`check_extra_state`.
+        KeyError: see :func:`check_extra_state`.
     """
     for part, state in check_extra_state(module, extra):
         part.set_extra_state(state)
@@ -166,7 +167,7 @@ def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple
     """Returns each submodule that gets extra state, together with that state.
 
     Raises:
-        KeyError: if a submodule does not exist, or takes no extra state.
+        KeyError: if a submodule does not exist, or does not accept extra state.
     """
     found = []
     for path, state in extra.items():
@@ -174,11 +175,12 @@ def check_extra_state(module: nn.Module, extra: Mapping[str, Any]) -> list[tuple
             part = module.get_submodule(path)
         except AttributeError:
             raise KeyError(
-                f"there is extra state for {path!r}, which {type(module).__name__} has not"
+                f"there is extra state for {path!r}, but {type(module).__name__} has no such "
+                "submodule"
             ) from None
         if type(part).set_extra_state is nn.Module.set_extra_state:
             kind = type(part).__name__
-            raise KeyError(f"there is extra state for {path!r}, but {kind} takes none")
+            raise KeyError(f"there is extra state for {path!r}, but {kind} takes no extra state")
         found.append((part, state))
     return found
 
@@ -194,7 +196,7 @@ def _of_mapping(source: Mapping[str, Any]) -> Weights:
         elif isinstance(value, Tensor):
             tensors[name] = value
         else:
-            raise TypeError(f"weight {name!r} is no tensor but {type(value).__name__}")
+            raise TypeError(f"weight {name!r} must be a tensor, but it is {type(value).__name__}")
     return Weights(tensors, extra)
 
 

@@ -46,7 +46,7 @@ class TransportBackend(Protocol):
         """Receives and returns the newest weights, or None if none arrive in time.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None for no limit.
             weights: tensors to copy the weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
@@ -81,7 +81,7 @@ class InitialSyncTransport(Protocol):
 class Transport(ABC):
     """Base class of the transports."""
 
-    # Module that weights are loaded into, if a call names no other.
+    # Module into which weights are loaded if a call has no other destination.
     _model: Any = None
 
     def send_weights(self, weights: Any) -> None:
@@ -112,13 +112,13 @@ class Transport(ABC):
         """Receives and returns the newest weights, or None if none arrive in time.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None for no limit.
             weights: tensors to copy the weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
 
         Raises:
-            ConnectionError: if the sender has ended, and all its weights were received.
+            ConnectionError: if the sender has ended, and all its weights have been received.
         """
         return self._loaded(partial(self._receive, timeout), model, weights, strategy)
 
@@ -161,14 +161,15 @@ class Transport(ABC):
 
 
 class MPTransport(Transport):
-    """Transport to a receiver by queues of the user's own, such as ``multiprocessing.Queue``.
+    """Transport to a receiver through the user's own queues, such as ``multiprocessing.Queue``.
 
-    It delivers every update in order, and skips none.
+    The transport delivers every update in order, and skips none.
 
     Args:
         weight_queue: queue that carries weights to the receiver (``put`` and ``get``).
-        ack_queue: queue that carries acknowledgements back to the sender; None for none.
-        timeout: seconds to wait for weights or an acknowledgement, if a call gives no time-out.
+        ack_queue: queue that carries acknowledgements back to the sender; None to send no
+            acknowledgements.
+        timeout: default time limit, in seconds, for weights or an acknowledgement.
     """
 
     def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0) -> None:
@@ -182,7 +183,7 @@ class MPTransport(Transport):
 
         Args:
             weights: weights in any form.
-            model_id: accepted for compatibility: a queue carries the weights of one model.
+            model_id: accepted for compatibility. A queue carries the weights of only one model.
         """
         given = weights_of(weights)
         self.weight_queue.put((copies(given), given.extra))
@@ -192,7 +193,7 @@ class MPTransport(Transport):
         """Waits for the receiver's acknowledgement; without an ``ack_queue``, returns at once.
 
         Raises:
-            TimeoutError: if none arrives in time.
+            TimeoutError: if no acknowledgement arrives in time.
         """
         if self.ack_queue is None:
             return
@@ -200,7 +201,7 @@ class MPTransport(Transport):
         try:
             self.ack_queue.get(timeout=limit)
         except queue.Empty:
-            raise TimeoutError(f"the receiver took no weights within {limit:g} s") from None
+            raise TimeoutError(f"the weights were not received within {limit:g} s") from None
 
     @override
     def _receive(self, timeout: float | None, use: Callable[[Weights], None]) -> None:
@@ -212,11 +213,11 @@ class MPTransport(Transport):
         self.send_ack()
 
     def send_ack(self) -> None:
-        """Tells the sender that weights were received."""
+        """Notifies the sender that weights were received."""
         if self.ack_queue is not None:
             self.ack_queue.put(True)
 
 
 def copies(weights: Weights) -> dict[str, Tensor]:
-    """Returns copies of tensors in CPU memory, which later changes of the tensors don't reach."""
+    """Returns copies of tensors in CPU memory, which don't change when the tensors change."""
     return {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors.items()}

@@ -20,7 +20,7 @@ _STRATEGY = WeightStrategy()
 
 
 class Updater(Protocol):
-    """The interface of an updater, of Trawl or TorchRL, that a collector uses."""
+    """Interface of weight updaters, both Trawl's and TorchRL's, as a collector uses it."""
 
     def init(self, *args: Any, **kwargs: Any) -> Any:
         """Initialises the updater."""
@@ -60,8 +60,8 @@ class WeightUpdaterBase:
         super().__init_subclass__(**kwargs)
         if not cls.__module__.startswith("trawl."):
             warnings.warn(
-                f"{cls.__name__}: weight updaters are deprecated; use a weight-sync scheme "
-                "(trawl.weight_update), or leave it to the collector",
+                f"{cls.__name__}: weight updaters are deprecated. Use a weight-sync scheme "
+                "(trawl.weight_update), or let the collector send the weights",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -77,41 +77,41 @@ class WeightUpdaterBase:
         """Initialises the updater, with the arguments of ``collector.init_updater``."""
 
     def all_worker_ids(self) -> Sequence[Any] | None:
-        """Returns the workers, as numbers or devices; None to send once, naming no worker."""
+        """Returns the workers, as numbers or devices; None to send once without naming a worker."""
         collector = self._first()
         count = getattr(collector, "num_workers", None)
         return None if count is None else list(range(count))
 
     def _get_server_weights(self) -> Any:
-        """Returns the weights to send if none are given: by default the collector's policy."""
+        """Returns the weights to send if none are passed; by default, the collector's policy."""
         policy = getattr(self._first(), "policy", None)
         return policy if isinstance(policy, nn.Module) else None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Converts the given weights to those that are sent: by default to a TensorDict.
+        """Converts weights to the form in which they are sent; by default, to a TensorDict.
 
         Raises:
-            TypeError: if these are not weights.
+            TypeError: if ``policy_or_weights`` is not a form of weights.
         """
         return _STRATEGY.extract_weights(policy_or_weights)
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Returns True if this update leaves out a worker."""
+        """Returns True if this update must leave out a worker."""
         return False
 
     def _sync_weights_with_worker(self, worker_id: Any = None, server_weights: Any = None) -> None:
-        """Sends weights to a worker: by default, a worker of the registered collectors.
+        """Sends weights to a worker; by default, to a worker of each registered collector.
 
         Raises:
             RuntimeError: if there is no collector.
         """
         if not self.collectors:
-            raise RuntimeError(f"{type(self).__name__} has no collector to bring weights to")
+            raise RuntimeError(f"{type(self).__name__} has no collector to send weights to")
         for collector in self.collectors:
             collector.deliver_weights(server_weights, worker_id)
 
     def close(self) -> None:
-        """Does nothing by default; called when a collector that the updater serves is closed."""
+        """Does nothing by default. Called when a collector that the updater serves is closed."""
 
     # --- pushing weights
 
@@ -119,8 +119,8 @@ class WeightUpdaterBase:
         """Sends weights to workers, and calls the hooks.
 
         Args:
-            policy_or_weights: a module, a TensorDict or a dict of weights; None for those that
-                ``_get_server_weights`` returns.
+            policy_or_weights: a module, a TensorDict or a dict of weights; None for the weights
+                that ``_get_server_weights`` returns.
             worker_ids: one worker, or several; None for all.
 
         Raises:
@@ -137,7 +137,7 @@ class WeightUpdaterBase:
         given = self._get_server_weights() if policy_or_weights is None else policy_or_weights
         if given is None:
             raise RuntimeError(
-                f"{type(self).__name__} has no weights to push: give them, or let "
+                f"{type(self).__name__} has no weights to push: pass them, or let "
                 "_get_server_weights() return them"
             )
         weights = self._maybe_map_weights(given)
@@ -164,7 +164,9 @@ class WeightUpdaterBase:
     # --- registered collectors
 
     def register_collector(self, collector: Any) -> None:
-        """Registers a collector whose workers the updater serves, as a weak reference.
+        """Registers a collector whose workers the updater serves.
+
+        The updater keeps only a weak reference to the collector.
 
         Args:
             collector: the collector. Several may be registered.
@@ -188,14 +190,16 @@ class WeightUpdaterBase:
         """
         known = self.collectors
         if len(known) > 1:
-            raise ValueError(f"{len(known)} collectors were registered: see `collectors`")
+            raise ValueError(
+                f"{len(known)} collectors are registered: use `collectors` instead of `collector`"
+            )
         return known[0] if known else None
 
     def _first(self) -> Any:
         return next(iter(self.collectors), None)
 
     def increment_version(self) -> None:
-        """Begins the next version of the policy, on all registered collectors."""
+        """Begins the next version of the policy in all registered collectors."""
         for collector in self.collectors:
             collector.increment_version()
 
@@ -203,12 +207,12 @@ class WeightUpdaterBase:
 
     @property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """Functions that are called after weights were pushed."""
+        """Functions that are called each time weights have been pushed."""
         hooks: list[Callable[[], Any]] = self.__dict__.setdefault("_hooks", [])
         return hooks
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
-        """Registers a function that is called, without arguments, after weights were pushed."""
+        """Registers a function to call, without arguments, each time weights have been pushed."""
         self.post_hooks.append(hook)
 
     def _call_post_hooks(self) -> None:
@@ -239,9 +243,9 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     def register_collector(self, collector: Any) -> None:
         if getattr(collector, "num_workers", None) is not None:
             raise ValueError(
-                f"weight_updater: {type(self).__name__} copies weights into a policy of this "
-                f"process, but the policies of {type(collector).__name__} are those of its "
-                "workers. Use MultiProcessedWeightUpdater, or none"
+                f"weight_updater: {type(self).__name__} copies weights into a policy in this "
+                f"process, but the policies of {type(collector).__name__} are in its workers. "
+                "Use MultiProcessedWeightUpdater, or no updater"
             )
         super().register_collector(collector)
 
@@ -298,10 +302,10 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
 
 class RemoteModuleWeightUpdater(WeightUpdaterBase):
-    """Sends weights to workers whose policies exist only there.
+    """Sends weights to workers whose policies exist only in the workers.
 
-    It is for policies from a ``policy_factory``: this process does not have their weights, so each
-    update must include them.
+    Use this updater for policies from a ``policy_factory``. This process does not have the weights
+    of these policies, so each update must include weights.
 
     Example:
         >>> from trawl.collectors import MultiSyncCollector, RemoteModuleWeightUpdater
@@ -321,12 +325,12 @@ class RemoteModuleWeightUpdater(WeightUpdaterBase):
 
     @override
     def all_worker_ids(self) -> None:
-        """Returns None: the collector knows its workers."""
+        """Returns None, because the collector knows its workers."""
 
     @override
     def _get_server_weights(self) -> Any:
         raise RuntimeError(
-            f"{type(self).__name__} has no weights of its own: give them to "
+            f"{type(self).__name__} has no weights of its own: pass them to "
             "update_policy_weights_()"
         )
 
@@ -336,11 +340,11 @@ class RemoteWeightUpdater(WeightUpdaterBase):
 
     Args:
         policy_weights: weights to send if none are pushed; None for the collector's policy.
-        num_workers: number of workers; None for that of the collector.
+        num_workers: number of workers; None for the collector's number of workers.
     """
 
     def __init__(self, policy_weights: Any = None, num_workers: int | None = None) -> None:
-        # A TensorDict is a mapping, too, but by name.
+        # A TensorDict is also a mapping, but its keys are names.
         by_device = isinstance(policy_weights, Mapping) and not isinstance(
             policy_weights, TensorDictBase
         )
@@ -362,15 +366,15 @@ class RemoteWeightUpdater(WeightUpdaterBase):
 
 
 class DistributedWeightUpdater(RemoteWeightUpdater):
-    """Sends weights to the ranks of a collector; newer code uses a weight-sync scheme.
+    """Sends weights to the ranks of a collector. New code should use a weight-sync scheme.
 
     Workers are numbered from 0.
 
     Args:
-        store: accepted for compatibility: the collector's connections are used.
+        store: accepted for compatibility. The collector's connections are used.
         policy_weights: weights to send if none are pushed; None for the collector's policy.
-        num_workers: number of workers; None for that of the collector.
-        sync: accepted for compatibility: sending never waits.
+        num_workers: number of workers; None for the collector's number of workers.
+        sync: accepted for compatibility. Sending never waits.
     """
 
     def __init__(
@@ -386,14 +390,14 @@ class DistributedWeightUpdater(RemoteWeightUpdater):
 
 
 class RPCWeightUpdater(RemoteWeightUpdater):
-    """Sends weights to the nodes of a collector; newer code uses a weight-sync scheme.
+    """Sends weights to the nodes of a collector. New code should use a weight-sync scheme.
 
     Args:
-        collector_infos: accepted for compatibility: the collector knows its nodes.
+        collector_infos: accepted for compatibility. The collector knows its nodes.
         collector_class: accepted for compatibility.
         collector_rrefs: accepted for compatibility.
         policy_weights: weights to send if none are pushed; None for the collector's policy.
-        num_workers: number of workers; None for that of the collector.
+        num_workers: number of workers; None for the collector's number of workers.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ class PeerGone(ConnectionError):
 
 
 class Wakeup:
-    """One end of a connection on which each side can wake the other, and notice its death."""
+    """One end of a connection over which each side can wake the other side and notice its death."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -36,7 +36,7 @@ class Wakeup:
             self._end.send(b"!")
 
     def wait(self, timeout: float | None) -> None:
-        """Waits until the other side wakes it, but not longer than ``timeout`` seconds.
+        """Waits until the other side wakes this one, but not longer than ``timeout`` seconds.
 
         Raises:
             PeerGone: if the other side has ended.

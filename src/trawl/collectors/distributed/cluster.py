@@ -1,4 +1,4 @@
-"""The base of collectors whose workers may be on other machines."""
+"""Base class of collectors whose workers may be on other machines."""
 
 from __future__ import annotations
 
@@ -45,23 +45,24 @@ def _collector_class(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The options of cluster collectors, beside those of every collector with workers.
+    """The options of cluster collectors, besides those of every collector with workers.
 
     Attributes:
         sync: whether all workers contribute to each batch. Default: each batch comes from one
             worker.
-        collector_class: what a worker runs: ``"single"`` (a ``Collector``), ``"sync"`` or
-            ``"async"`` (a collector with workers of its own), or a class.
-        num_workers_per_collector: number of copies of its environment that each worker has. They
-            run in one process each if the worker's collector has workers of its own; otherwise
-            they are stepped as one batch.
+        collector_class: collector that each worker runs: ``"single"`` (a ``Collector``),
+            ``"sync"`` or ``"async"`` (a collector with its own workers), or a class.
+        num_workers_per_collector: number of copies of its environment that each worker has. If the
+            worker's collector has its own workers, each copy runs in a separate process.
+            Otherwise, the copies are stepped as one batch.
         collector_kwargs: options of the workers' collectors: one mapping for all workers, or a
             list. An option with the same value for all workers acts as if it were given to this
             collector. ``init_random_frames`` are summed over the workers. An option that would
-            have no effect in a worker is refused.
-        update_after_each_batch: sends a worker the policy's weights after each of its batches.
-        max_weight_update_interval: number of a worker's batches after which it is sent the
-            policy's weights automatically. -1: never.
+            have no effect in a worker is rejected.
+        update_after_each_batch: whether to send the policy's weights to a worker after each of the
+            worker's batches.
+        max_weight_update_interval: number of batches of a worker after which the policy's weights
+            are sent to it automatically; -1 for never.
     """
 
     sync: bool = option(False, _sync)
@@ -82,12 +83,12 @@ class ClusterOptions:
 
     @property
     def nested(self) -> bool:
-        """True if the workers' collectors have workers of their own."""
+        """True if the workers' collectors have their own workers."""
         return isinstance(self.kind, type) and issubclass(self.kind, WorkerCollector)
 
     @property
     def interval(self) -> int | None:
-        """Number of a worker's batches after which it is sent weights automatically, or None."""
+        """Number of batches after which a worker's weights are updated automatically, or None."""
         if self.update_after_each_batch:
             return 1
         interval = self.max_weight_update_interval
@@ -119,7 +120,7 @@ class ClusterCollector(WorkerCollector):
         names = {field.name for field in fields(self._options)}
         self.remote = self._options(**{name: options.pop(name) for name in names & options.keys()})
         self.sync = self.remote.sync
-        # Number of each worker's batches since it was last sent weights.
+        # Number of each worker's batches since weights were last sent to it.
         self._since: dict[int, int] = {}
 
     if not TYPE_CHECKING:
@@ -160,8 +161,8 @@ class ClusterCollector(WorkerCollector):
         frames = self.config.init_random_frames
         if not self.sync and frames:
             warn(
-                f"init_random_frames={frames} with sync=False: workers that are slow may begin "
-                "random batches when others act by the policy already"
+                f"init_random_frames={frames} with sync=False: slow workers may begin random "
+                "batches when other workers already act with the policy"
             )
 
     @override
@@ -169,8 +170,8 @@ class ClusterCollector(WorkerCollector):
         super()._check()
         if self.remote.interval is not None and not self._has_source():
             raise ValueError(
-                "update_after_each_batch and max_weight_update_interval need a policy whose "
-                "weights are sent: a module. This one is none, or was made by a policy_factory"
+                "update_after_each_batch and max_weight_update_interval send the weights of a "
+                "module, but the policy is not a module, or policy_factory makes it"
             )
 
     @property
@@ -194,11 +195,11 @@ class ClusterCollector(WorkerCollector):
         return super()._collect()
 
     def _due(self) -> list[int]:
-        """Returns the workers that are due to be sent weights."""
+        """Returns the workers to which weights are due to be sent."""
         return self._after(self.remote.interval)
 
     def _after(self, batches: int | None) -> list[int]:
-        """Returns the workers that delivered ``batches`` batches since they were sent weights."""
+        """Returns the workers that made at least ``batches`` batches since their last weights."""
         if batches is None:
             return []
         return sorted(index for index, count in self._since.items() if count >= batches)
@@ -210,7 +211,7 @@ class ClusterCollector(WorkerCollector):
 
 
 def each(name: str, given: Any, count: int) -> list[Any]:
-    """Returns an entry for each worker, from one entry for all workers or a list.
+    """Returns an entry for each worker, from a list or from one entry for all workers.
 
     Raises:
         ValueError: if the list has the wrong length.
@@ -222,7 +223,7 @@ def each(name: str, given: Any, count: int) -> list[Any]:
     for one in found:
         if one is not None and not isinstance(one, Mapping):
             raise TypeError(
-                f"{name} must be a mapping, or a list of such, but there is "
-                f"{type(one).__name__}: {one!r}"
+                f"{name} must be a mapping or a list of mappings, but got {type(one).__name__}: "
+                f"{one!r}"
             )
     return found

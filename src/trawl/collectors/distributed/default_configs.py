@@ -1,4 +1,4 @@
-"""Default parameters of Slurm jobs, under the module path of TorchRL."""
+"""Default parameters of Slurm jobs, available at the same module path as in TorchRL."""
 
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF
 from trawl.collectors.distributed.launchers import DEFAULT_SLURM_CONF_MAIN

@@ -1,4 +1,4 @@
-"""The key shared by ranks that are started from outside; it comes from their environment."""
+"""Key that ranks share if they are started from outside."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHORTEST = 32
 
 
 def environment_key(host: str, port: int) -> bytes | None:
-    """Returns the key of all ranks that meet at an address.
+    """Returns the key of all ranks that connect to an address.
 
-    The key is derived from the variable ``TRAWL_KEY`` of the environment. Without the variable,
-    ranks that are all on this machine use the key in a file of this user, which is created on
+    The key is derived from the environment variable ``TRAWL_KEY``. If the variable is not set, and
+    all ranks are on this machine, they use the key in a file of this user. The file is created on
     first use.
 
     Returns:
@@ -35,7 +35,7 @@ def environment_key(host: str, port: int) -> bytes | None:
         if len(text) < _SHORTEST:
             raise ValueError(
                 f"{VARIABLE} has {len(text)} characters, but must have at least {_SHORTEST} that "
-                "nobody can guess: `openssl rand -hex 32` makes some"
+                "nobody can guess: `openssl rand -hex 32` generates such a key"
             )
         return hashlib.sha256(text.encode()).digest()
     return _users_key() if _within_this_machine(host, port) else None
@@ -50,7 +50,7 @@ def _within_this_machine(host: str, port: int) -> bool:
 
 
 def _users_key() -> bytes | None:
-    """Returns the key in the file of this user; None if there can be no such file."""
+    """Returns the key in the file of this user; None if the file can't be created."""
     try:
         path = _folder() / "key"
         if not path.exists():
@@ -68,7 +68,7 @@ def _folder() -> Path:
 def _write_key(path: Path) -> None:
     written = write_private(path.parent, os.urandom(KEY_BYTES))
     try:
-        # Another process may have created it first.
+        # Another process may have created the file first.
         with contextlib.suppress(FileExistsError):
             os.link(written, path)
     finally:

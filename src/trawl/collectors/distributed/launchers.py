@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trawl.backends.authentication import KEY_BYTES, derived_key
-from trawl.backends.launch import LaunchPlan, LocalLauncher, OutsideLauncher
+from trawl.backends.launch import Launcher, LaunchPlan, LocalLauncher, OutsideLauncher
 from trawl.backends.launch_command import CommandLauncher
 from trawl.backends.launch_submitit import DEFAULT_SLURM_CONF, SubmititLauncher, executor, folder_of
 from trawl.backends.link import Address
@@ -27,22 +27,25 @@ DEFAULT_SLURM_CONF_MAIN = {**DEFAULT_SLURM_CONF, "slurm_cpus_per_task": 32}
 
 
 def launch_plan(options: RemoteOptions, count: int) -> LaunchPlan:
-    """Returns the launcher of ``count`` workers, and the address of the driver, by the options."""
-    if options.outside:
-        return _outside(options, count)
-    if options.launcher == "mp":
-        return LaunchPlan(LocalLauncher(), options.address or LOOPBACK, options.tcp_port)
-    if options.launcher_command is not None:
-        launcher = CommandLauncher(options.launcher_command)
-        return LaunchPlan(launcher, options.address or LOOPBACK, options.tcp_port)
-    # Only jobs of submitit are left: for Slurm, or on this machine.
-    jobs = SubmititLauncher(options.slurm_kwargs)
-    here = LOOPBACK if jobs.local else socket.gethostname()
-    return LaunchPlan(jobs, options.address or here, options.tcp_port)
+    """Returns the launcher of ``count`` workers and the address of the driver."""
+    launcher: Launcher
+    host = LOOPBACK
+    match options.launcher:
+        case "mp":
+            launcher = LocalLauncher()
+        case "command":
+            assert options.launcher_command is not None
+            launcher = CommandLauncher(options.launcher_command)
+        case "submitit":
+            launcher = jobs = SubmititLauncher(options.slurm_kwargs)
+            host = LOOPBACK if jobs.local else socket.gethostname()
+        case "env" | "submitit_delayed" | None:
+            return _outside(options, count)
+    return LaunchPlan(launcher, options.address or host, options.tcp_port)
 
 
 def _outside(options: RemoteOptions, count: int) -> LaunchPlan:
-    """Returns the rendezvous of ranks that were started from outside.
+    """Returns the launch plan for ranks that were started from outside.
 
     Raises:
         RuntimeError: if the environment has no address, this process is not rank 0, or the number
@@ -51,18 +54,18 @@ def _outside(options: RemoteOptions, count: int) -> LaunchPlan:
     host, port, world = _environment("the collector")
     if int(os.environ.get("RANK", 0)) != 0:
         raise RuntimeError(
-            f"this process is rank {os.environ['RANK']}: rank 0 makes the collector, and the "
-            "others call trawl.collectors.distributed.run_rank()"
+            f"this process is rank {os.environ['RANK']}, but rank 0 must make the collector: "
+            "call trawl.collectors.distributed.run_rank() in all other ranks"
         )
     if world - 1 < count:
         raise RuntimeError(
-            f"there are {count} workers, but only {world - 1} ranks beside this one "
+            f"there are {count} workers, but only {world - 1} ranks besides this one "
             f"(WORLD_SIZE={world})"
         )
     if world - 1 > count:
         raise RuntimeError(
-            f"there are {world - 1} ranks beside this one (WORLD_SIZE={world}), but {count} "
-            "workers: a rank is a worker, so that some would have nothing to do"
+            f"there are {world - 1} ranks besides this one (WORLD_SIZE={world}), but only "
+            f"{count} workers: each rank is a worker, so some ranks would have nothing to do"
         )
     secret = _common_key(host, port)
     host, port = options.address or host, options.tcp_port or port
@@ -73,14 +76,14 @@ def _outside(options: RemoteOptions, count: int) -> LaunchPlan:
 def _common_key(host: str, port: int) -> bytes:
     """Returns the key of ranks that were started from outside.
 
-    Without a key, it warns and returns ``b""``.
+    If there is no key, this function warns and returns ``b""``.
     """
     found = environment_key(host, port)
     if found is None:
         warn(
-            f"the ranks share no key: anybody who can reach {host}:{port} can run code as this "
-            f"user. Unless you trust everybody in that network, set {VARIABLE} to the same secret "
-            f"text for all ranks (export {VARIABLE}=$(openssl rand -hex 32))"
+            f"the ranks share no key: anyone who can reach {host}:{port} can run code as this "
+            f"user. Unless you trust everyone on that network, set {VARIABLE} to the same secret "
+            f"text in all ranks (export {VARIABLE}=$(openssl rand -hex 32))"
         )
     return found or b""
 
@@ -90,19 +93,19 @@ def _environment(who: str) -> tuple[str, int, int]:
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
         raise RuntimeError(
-            f"{', '.join(missing)} must be in the environment of {who} when ranks are started by "
-            "somebody else: torchrun puts them there"
+            f"missing environment variables: {', '.join(missing)}. When ranks are started from "
+            f"outside, {who} needs them; torchrun sets them"
         )
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
 
 
 def _agent_has_store() -> bool:
-    """Returns True if torchrun keeps the store."""
+    """Returns True if torchrun hosts the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _prefix() -> str:
-    # torchrun may restart all ranks and keep the store, so each start has its own prefix.
+    # torchrun may restart all ranks but keep the store, so each start has its own prefix.
     return f"trawl{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
@@ -125,16 +128,16 @@ def run_rank(rank: int | None = None, timeout: float = 300.0) -> int:
         0, or 1 if the worker failed.
 
     Raises:
-        RuntimeError: if the environment does not tell where rank 0 is, or if rank 0 does not
-            appear in time or has another key (``TRAWL_KEY`` in its environment).
+        RuntimeError: if the address of rank 0 is not in the environment, rank 0 does not appear in
+            time, or rank 0 has another key (``TRAWL_KEY`` in its environment).
     """
     if rank is None:
         if "RANK" not in os.environ:
-            raise RuntimeError("RANK must be in the environment, or be given")
+            raise RuntimeError("pass rank, or set the environment variable RANK")
         rank = int(os.environ["RANK"])
     host, port, world = _environment(f"rank {rank}")
     if not 1 <= rank < world:
-        raise RuntimeError(f"rank {rank} is no worker: those are ranks 1 to {world - 1}")
+        raise RuntimeError(f"rank {rank} is not a worker: the workers are ranks 1 to {world - 1}")
     prefix = f"{_prefix()}/{rank}/0"
     key = derived_key(environment_key(host, port) or b"", prefix)
     return run_rank_at(Address(host, port, timeout, prefix, key))
@@ -152,7 +155,7 @@ def submitit_delayed_launcher(
     submitit_collection_conf: Mapping[str, Any] | None = None,
     timeout: float = 3600.0,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Returns a decorator that runs a function as a job, and its collector's workers as others.
+    """Returns a decorator that runs a function and its collector's workers as separate jobs.
 
     The collector is made with ``launcher="submitit_delayed"``::
 
@@ -166,18 +169,18 @@ def submitit_delayed_launcher(
 
     Args:
         num_jobs: number of workers.
-        framework: ``"distributed"``.
+        framework: must be ``"distributed"``.
         backend: the kind of process group: ``"gloo"``.
-        tcpport: port at which workers reach the function's job; None for one that is free there.
+        tcpport: port at which workers reach the function's job; None for any free port.
         submitit_main_conf: parameters of the function's job (see ``slurm_kwargs``).
         submitit_collection_conf: parameters of the workers' jobs.
-        timeout: seconds that a job may wait until it runs.
+        timeout: seconds that a job may wait before it runs.
 
     Returns:
-        A decorator. The decorated function returns the result of the function.
+        A decorator. The decorated function waits for the job, and returns its result.
 
     Raises:
-        ValueError: for another framework.
+        ValueError: if ``framework`` has another value.
     """
     if framework != "distributed":
         raise ValueError(f"framework must be 'distributed', but it is {framework!r}")
@@ -212,7 +215,7 @@ def _run_delayed(
     own = found.getsockname()[1]
     limit = timedelta(seconds=timeout)
     store = dist.TCPStore(here, own, None, True, limit, False, master_listen_fd=found.detach())
-    # In a private file, because other users may read the files that submitit writes.
+    # The key is in a private file, because other users may read the files that submitit writes.
     key = write_private(folder_of(mains), os.urandom(KEY_BYTES).hex().encode())
     jobs: list[Any] = []
     try:
@@ -238,7 +241,7 @@ def _as_main(
     timeout: float,
     key: Path,
 ) -> Any:
-    """Runs the function in its job, after publishing the address of the job."""
+    """Publishes the address of the function's job, and runs the function in this job."""
     host = own_address(*told)
     if port is None:
         with listening(host, 0) as found:

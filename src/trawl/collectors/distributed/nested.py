@@ -1,4 +1,4 @@
-"""Workers whose collectors have workers of their own."""
+"""Workers whose collectors have their own workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trawl.backends.folding import fold
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.multi_config import NOT_HERE
 from trawl.collectors.requests import BatchReady, CollectRequest, WorkerReady
-from trawl.collectors.weights import POLICY
+from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker import CollectorService, WorkerSpec
 from trawl.keys import TRAJ_IDS
 
 
 def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
-    """Returns the specification of a worker whose collector has ``count`` workers of its own."""
+    """Returns the specification of a worker whose collector has ``count`` workers."""
     sources = spec.create_env_fn if count > 1 else [spec.create_env_fn]
     options = {name: value for name, value in spec.options.items() if name not in NOT_HERE}
     options["num_workers"] = count
@@ -28,12 +28,12 @@ def nested(spec: WorkerSpec, count: int) -> WorkerSpec:
 
 
 class NestedService(CollectorService):
-    """Service of a worker whose collector has workers: it sends the collector's batches on."""
+    """Service of a worker whose collector has workers; it forwards the collector's batches."""
 
     @override
     def _begin(self, spec: WorkerSpec) -> None:
         collector = self.collector
-        # Trajectory ids of the collector are spread out, so that each worker has ids of its own.
+        # The collector's trajectory ids are renumbered, so that each worker has different ids.
         self._stride, self._base = spec.stride, spec.trajectory
         self._next = spec.trajectory
         if spec.seed is not None:
@@ -92,7 +92,7 @@ class NestedService(CollectorService):
         return self.collector.get_cached_weights(POLICY)
 
     def _facts(self) -> dict[str, Any]:
-        """Returns the inner workers' figures for ``stats()``, in the form of one worker's."""
+        """Returns the statistics of the inner workers, in the form of one worker's statistics."""
         pool, facts = self.collector._pool, self.collector.stats()
         own = {name: facts[name] for name in ("env_time_share", "env_restarts") if name in facts}
         return {**pool.slots[0].facts, **own, "worker_restarts": pool.restarts}

@@ -26,14 +26,16 @@ from trawl.weight_update.scheme import WeightSyncScheme
 
 
 class RemoteCollector(ClusterCollector):
-    """The base of the collectors over process groups and over RPC."""
+    """Base class of the collectors over process groups and over RPC."""
 
     remote: RemoteOptions
     _options: ClassVar[type[ClusterOptions]] = RemoteOptions
 
     def __init__(self, create_env_fn: Any, policy: Any = None, *more: Any, **options: Any) -> None:
         if options.get("start_method") is not None:
-            raise TypeError("start_method has no meaning here: launcher says what starts workers")
+            raise TypeError(
+                "start_method can't be used here: launcher determines what starts the workers"
+            )
         self._take_options(options)
         if self.remote.outside:
             options.setdefault("max_restarts", 0)
@@ -42,14 +44,14 @@ class RemoteCollector(ClusterCollector):
 
     @abstractmethod
     def _new_carrier(self, plan: LaunchPlan) -> Carrier:
-        """Returns the carrier of messages of workers that meet this process as planned."""
+        """Returns the carrier for workers that connect to this process according to a plan."""
 
     @override
     def _new_backend(self) -> Backend:
         return self._backend_at(launch_plan(self.remote, self.num_workers))
 
     def _backend_at(self, plan: LaunchPlan) -> Backend:
-        """Returns the backend of workers that meet this process as planned."""
+        """Returns the backend for workers that connect to this process according to a plan."""
         carrier = self._new_carrier(plan)
         return RemoteBackend(plan, carrier, self.remote.timeout, self.remote.link_timeout)
 
@@ -64,8 +66,8 @@ class RemoteCollector(ClusterCollector):
 class DistributedCollector(RemoteCollector):
     """Collects experience in processes that ``torch.distributed`` connects, on any machine.
 
-    Each worker is in a process group of its own with this process. If a worker dies and the
-    ``launcher`` can start another, it is replaced, and other workers are not affected. With
+    Each worker forms its own process group with this process. If a worker dies and the
+    ``launcher`` can start another, the worker is replaced. Other workers are not affected. With
     ``sync=True`` all workers contribute to each batch, as with a
     :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one worker, and
     batches are delivered in the order in which they are finished.
@@ -74,18 +76,19 @@ class DistributedCollector(RemoteCollector):
         create_env_fn: a list with the environment of each worker, in any form that
             :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
-        **options: the attributes of
-            :class:`~trawl.collectors.distributed.process_group_config.DistributedOptions`, of
-            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
+        **options: options of the collector, which these classes document:
+            :class:`~trawl.collectors.distributed.process_group_config.DistributedOptions`,
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:
         ImportError: if the launcher needs a package that is not installed.
-        TypeError: for an unknown argument, or one of a wrong type.
-        ValueError: for a value that is out of range, or arguments that contradict each other.
-        WorkerError: if a worker can't make its environment or policy. It is also an instance of
-            the original exception's type.
+        TypeError: if an argument is unknown or has the wrong type.
+        ValueError: if a value is out of range, or arguments contradict each other.
+        WorkerError: if a worker can't make its environment or policy. The error is also an
+            instance of the original exception's type.
 
     Example:
         >>> from trawl.collectors.distributed import DistributedCollector
@@ -129,19 +132,19 @@ class DistributedCollector(RemoteCollector):
 class DistributedSyncCollector(DistributedCollector):
     """Collects batches to which all workers contribute, over process groups.
 
-    It is a :class:`DistributedCollector` with ``sync=True`` that sends the policy's weights to
+    This is a :class:`DistributedCollector` with ``sync=True`` that sends the policy's weights to
     all workers every ``update_interval`` batches (1 by default).
 
     Args:
-        create_env_fn: one environment, or a list of them with one per worker.
+        create_env_fn: one environment, or a list with an environment for each worker.
         policy: the policy of the workers. If ``policy_factory`` makes the workers' policies, this
-            one is only the source of their weights.
-        **options: those of :class:`DistributedCollector`, except ``sync`` and
+            policy is only the source of their weights.
+        **options: options of :class:`DistributedCollector`, except ``sync`` and
             ``update_after_each_batch``.
 
     Raises:
-        TypeError: for an option that this collector doesn't have.
-        ValueError: for a value that can't be used.
+        TypeError: if an option is unknown, or is not available in this collector.
+        ValueError: if the value of an option can't be used.
     """
 
     _sends_weights = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trawl.backends.control import LEAST_SECONDS
 from trawl.backends.launch_command import check_template
@@ -15,7 +15,8 @@ from trawl.checks import check_number
 from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions
 from trawl.collectors.options import check_seconds
 
-LAUNCHERS = ("mp", "submitit", "submitit_delayed", "command", "env")
+LauncherName = Literal["mp", "submitit", "submitit_delayed", "command", "env"]
+LAUNCHERS = get_args(LauncherName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,35 +24,39 @@ class RemoteOptions(ClusterOptions):
     """The options of collectors whose workers are started by a launcher.
 
     Attributes:
-        launcher: how the workers are started. ``"mp"``: as processes of this machine.
-            ``"submitit"``: as jobs of a Slurm cluster, or of this machine if there is no Slurm.
+        launcher: how the workers are started. ``"mp"``: as processes on this machine.
+            ``"submitit"``: as jobs on a Slurm cluster, or on this machine if there is no Slurm.
             ``"submitit_delayed"``: as jobs of
             :func:`~trawl.collectors.distributed.submitit_delayed_launcher`. ``"command"``: by
-            ``launcher_command``. ``"env"`` or None: by you or ``torchrun``, with ``WORLD_SIZE``,
-            ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment; ranks from 1 on call
-            :func:`~trawl.collectors.distributed.run_rank`. With ``"submitit_delayed"``, ``"env"``
-            and None, a worker that dies can't be replaced. On several machines, set ``TRAWL_KEY``
-            to the same secret text for all ranks, with which they authenticate each other.
+            ``launcher_command``. ``"env"`` or None: by you or by ``torchrun``. The environment
+            then has ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, and all ranks except 0
+            call :func:`~trawl.collectors.distributed.run_rank`. With ``"submitit_delayed"``,
+            ``"env"`` and None, a worker that dies can't be replaced. With ``"env"`` and None on
+            several machines, set ``TRAWL_KEY`` to the same secret text for all ranks, so that the
+            ranks can authenticate each other.
         slurm_kwargs: parameters of the jobs, for ``"submitit"``. Among them are ``"folder"``, for
             their logs, and ``"cluster"``, which is ``"local"`` or ``"slurm"``.
         launcher_command: command that starts a worker, for ``"command"``, with placeholders in
-            braces. A string is run by a shell; a list of strings is run without one. ``{worker}``
-            is the command line of the worker, ``{arguments}`` the same without the Python
-            interpreter. ``{index}`` (from 0), ``{rank}`` (from 1) and ``{name}`` tell workers
-            apart, ``{address}`` and ``{port}`` are those of this process. A worker finds its key in
-            the environment or in the first line of its input; if the command passes neither on,
-            the placeholder ``{key_file}`` names a file with the key.
-        tcp_port: port at which workers reach this process; None for any free one.
-        address: address of this machine at which workers reach this process. None: the loopback
-            address, which other machines can't reach; with Slurm, the name of this machine; with
-            ``"submitit_delayed"``, ``"env"`` and None, ``MASTER_ADDR`` of the environment.
+            braces. A string is run by a shell; a list of strings is run without a shell.
+            ``{worker}`` is the command line of the worker, and ``{arguments}`` is the same without
+            the Python interpreter. ``{index}`` (from 0), ``{rank}`` (from 1) and ``{name}``
+            identify the worker. ``{address}`` and ``{port}`` are the address and port of this
+            process. A worker finds its key in the environment or in the first line of its input.
+            If the command passes on neither of them, the placeholder ``{key_file}`` names a file
+            with the key.
+        tcp_port: port at which workers reach this process; None for any free port.
+        address: address of this machine at which workers reach this process. The default is the
+            loopback address, which other machines can't reach. With Slurm, the default is the name
+            of this machine. With the launchers ``"submitit_delayed"``, ``"env"`` and None, it is
+            the value of the environment variable ``MASTER_ADDR``.
         timeout: seconds that a worker may take to start and join.
-        link_timeout: seconds for which a worker's machine may be out of reach, as after a cut
-            link or a power failure. After that the worker counts as dead, and it ends by itself.
-            At least 2; None: no limit. (If only the process dies, that is noticed at once.)
+        link_timeout: seconds for which a worker's machine may be out of reach, for example after a
+            power failure or a broken link. After this time, the worker counts as dead, and its
+            process ends by itself. At least 2; None for no limit. If only the worker's process
+            dies, its death is noticed at once.
     """
 
-    launcher: Literal["mp", "submitit", "submitit_delayed", "command", "env"] | None = "submitit"
+    launcher: LauncherName | None = "submitit"
     slurm_kwargs: Mapping[str, Any] | None = None
     launcher_command: str | Sequence[str] | None = None
     tcp_port: int | None = None
@@ -74,7 +79,7 @@ class RemoteOptions(ClusterOptions):
             )
         if (self.launcher_command is not None) != (self.launcher == "command"):
             raise ValueError(
-                "launcher='command' and launcher_command belong together, but launcher is "
+                "launcher='command' and launcher_command must be used together, but launcher is "
                 f"{self.launcher!r} and launcher_command is {self.launcher_command!r}"
             )
         if self.launcher_command is not None:
@@ -83,7 +88,7 @@ class RemoteOptions(ClusterOptions):
 
     def _check_place(self) -> None:
         if self.tcp_port is not None:
-            # Users of torchrun may have the port as a string.
+            # Users of torchrun may pass the port as a string.
             port: Any = self.tcp_port
             number = int(port) if isinstance(port, str) and port.isdigit() else port
             object.__setattr__(self, "tcp_port", check_number("tcp_port", number, 1))
@@ -92,7 +97,7 @@ class RemoteOptions(ClusterOptions):
         self._check_address()
         if not 0 < check_seconds("timeout", self.timeout) < math.inf:
             raise ValueError(
-                f"timeout must be seconds above 0, and not infinite, but it is {self.timeout!r}"
+                f"timeout must be a finite number of seconds above 0, but it is {self.timeout!r}"
             )
         limit = self.link_timeout
         if limit is None:
@@ -107,7 +112,7 @@ class RemoteOptions(ClusterOptions):
         address = self.address
         if address is None:
             return
-        wanted = "the address or the name of this machine in the network of the workers, no port"
+        wanted = "the address or name of this machine in the workers' network, without a port"
         if not isinstance(address, str):
             raise TypeError(f"address must be {wanted}, but it is {address!r}")
         try:
@@ -129,7 +134,8 @@ class DistributedOptions(RemoteOptions):
 
     Attributes:
         backend: the kind of process group: ``"gloo"``.
-        update_interval: number of a worker's batches after which it is sent the policy's weights.
+        update_interval: number of batches of a worker after which the policy's weights are sent to
+            it.
     """
 
     backend: str = "gloo"

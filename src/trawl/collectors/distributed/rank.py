@@ -1,7 +1,7 @@
 """A rank that works for the collector of rank 0: ``python -m trawl.collectors.distributed.rank``.
 
-The number of this rank and the address of rank 0 come from the environment, as ``torchrun`` sets
-it.
+The number of this rank and the address of rank 0 come from environment variables, which
+``torchrun`` sets.
 """
 
 from __future__ import annotations

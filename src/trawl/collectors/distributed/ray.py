@@ -39,30 +39,31 @@ class RayCollector(ClusterCollector):
 
     With ``sync=True`` all actors contribute to each batch, as with a
     :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one actor, and
-    batches are delivered in the order in which they are finished. Batches come through Ray's
-    object store, and are read in its memory.
+    batches are delivered in the order in which they are finished. Batches arrive in Ray's object
+    store, and are read in the store's memory.
 
-    If this process is not connected to a cluster, it joins the one that ``ray_init_config`` or
-    ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine. If there is none, it
-    starts one on this machine.
+    If this process is not connected to a cluster, it joins the cluster that ``ray_init_config`` or
+    ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine. If there is no
+    cluster, the process starts one on this machine.
 
     Args:
         create_env_fn: a list with the environment of each actor, in any form that
             :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_collectors``.
-        policy: the policy, of which every actor gets a copy; or a list with one for each actor.
-        **options: the attributes of
-            :class:`~trawl.collectors.distributed.ray_config.RayOptions`, of
-            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
+        policy: the policy, of which every actor gets a copy; or a list with a policy for each
+            actor.
+        **options: options of the collector, which these classes document:
+            :class:`~trawl.collectors.distributed.ray_config.RayOptions`,
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:
         ImportError: if Ray is not installed.
-        TypeError: for an unknown argument, or one of a wrong type.
-        ValueError: for a value that is out of range, or arguments that contradict each other.
-        RuntimeError: if the cluster has no place for the actors (after ``placement_timeout``).
-        WorkerError: if a worker can't make its environment or policy. It is also an instance of
-            the original exception's type.
+        TypeError: if an argument is unknown or has the wrong type.
+        ValueError: if a value is out of range, or arguments contradict each other.
+        RuntimeError: if the cluster still has no room for the actors after ``placement_timeout``.
+        WorkerError: if a worker can't make its environment or policy. The error is also an
+            instance of the original exception's type.
     """
 
     remote: RayOptions
@@ -74,13 +75,13 @@ class RayCollector(ClusterCollector):
         count = options.pop("num_workers", None)
         if count is not None and self.remote.num_collectors not in (None, count):
             raise ValueError(
-                f"num_workers={count} and num_collectors={self.remote.num_collectors} are the same "
-                "thing: give one of them"
+                f"num_workers={count} and num_collectors={self.remote.num_collectors} are two "
+                "names of the same option: pass only one of them"
             )
         if self.remote.num_collectors is not None or count is not None:
             options["num_workers"] = self.remote.num_collectors or count
         if options.get("start_method") is not None:
-            raise TypeError("start_method has no meaning for actors of a Ray cluster")
+            raise TypeError("start_method can't be used with actors in a Ray cluster")
         started = connect(self.remote.ray_init_config)
         try:
             super().__init__(create_env_fn, policy, *more, **options)
@@ -90,7 +91,7 @@ class RayCollector(ClusterCollector):
                 disconnect()
             raise
 
-    # --- where workers live
+    # --- where workers run
 
     @override
     def _new_backend(self) -> Backend:
@@ -115,7 +116,7 @@ class RayCollector(ClusterCollector):
 
     @override
     def _buffer_of_workers(self) -> Any:
-        # All workers are clients of one buffer, which takes its layout from the first batch.
+        # All workers are clients of one buffer, which gets its layout from the first batch.
         return self.config.replay_buffer.client()
 
     # --- weights
@@ -124,11 +125,11 @@ class RayCollector(ClusterCollector):
     def _reached(self, updater: Updater) -> Sequence[int] | None:
         ours = isinstance(updater, WeightUpdaterBase)
         if not ours or getattr(updater, "remote_collectors", None):
-            # Batches requested from now on are made with the weights that went to handles.
+            # Batches that are requested from now on use the weights that were sent to handles.
             for slot in self._pool.slots:
                 if isinstance(slot.worker, RayWorker):
                     slot.worker.await_calls()
-        # TorchRL's updaters send weights to handles, and the workers report what they took.
+        # TorchRL's updaters send weights to handles, and the workers report the loaded weights.
         return super()._reached(updater) if ours else []
 
     def batches_of(self, worker_id: int) -> int:
@@ -146,14 +147,14 @@ class RayCollector(ClusterCollector):
         """Restores an earlier state; new trajectories begin.
 
         Args:
-            state_dict: a state from :meth:`state_dict`. States of single collectors, as TorchRL's
-                RayCollector returns them, are accepted too: a list with one for each actor, or
-                one for all.
-            strict: whether weights that don't fit exactly are an error.
+            state_dict: a state that :meth:`state_dict` returned. States of single collectors, such
+                as TorchRL's RayCollector returns, are accepted too: a list with a state for each
+                actor, or one state for all actors.
+            strict: whether to raise an error if the weights don't fit exactly.
 
         Raises:
             KeyError: if an entry is missing.
-            ValueError: if the number of states is not that of the actors.
+            ValueError: if the number of states doesn't match the number of actors.
         """
         super().load_state_dict(of_actors(state_dict, self.num_workers, self.sync), strict)
 
@@ -163,15 +164,16 @@ class RayCollector(ClusterCollector):
     ) -> AbstractContextManager[None]:
         """Pauses collection within a ``with`` block, whether or not it runs in the background.
 
-        Entering the block waits for the batches under way; no frame is added within the block.
+        Entering the block waits for the batches that are being collected. No frame is added within
+        the block.
 
         Args:
-            timeout: seconds to wait for these batches; None to wait as long as it takes.
-            resume: whether collection in the background continues after the block. If not,
-                ``start()`` continues it.
+            timeout: seconds to wait for these batches; None for no limit.
+            resume: whether background collection continues after the block. If not, ``start()``
+                continues it.
 
         Raises:
-            TimeoutError: on entering, if the batches take longer.
+            TimeoutError: when the block is entered, if the batches take longer.
         """
         if self._background is None:
             self._check_open("pause()")
@@ -186,14 +188,15 @@ class RayCollector(ClusterCollector):
 
     @override
     def stats(self, workers: str = "aggregate", *, timeout: float | None = 10.0) -> dict[str, Any]:
-        """Returns statistics of the collector, as other collectors with workers do.
+        """Returns the same statistics as other collectors with workers.
 
         Args:
             workers: ``"aggregate"``, ``"per_worker"`` or ``"both"``.
-            timeout: accepted for compatibility; no actor is asked, so there is nothing to wait for.
+            timeout: accepted for compatibility, but has no effect: the call doesn't wait for
+                actors.
 
         Raises:
-            ValueError: for another value of ``workers``.
+            ValueError: if ``workers`` has another value.
         """
         return super().stats(workers)
 
@@ -206,14 +209,15 @@ class RayCollector(ClusterCollector):
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """Handles of the actors, by number of the worker.
+        """Handles of the actors, in the order of the workers' numbers.
 
-        A handle has the methods of the worker's collector: ``handle.state_dict.remote()``. The
-        list stays the same object: the handle of a replacement takes its predecessor's position.
+        A handle has the methods of the worker's collector, for example
+        ``handle.state_dict.remote()``. The property always returns the same list. In this list,
+        the handle of a replacement takes its predecessor's position.
         """
         backend = self._backend
         assert isinstance(backend, RayBackend)
-        # No warning of unsent weights: the caller may send weights through the handles.
+        # Unsent weights cause no warning, because the caller may send them through the handles.
         self._unsent = None
         return backend.handles
 
@@ -225,26 +229,28 @@ class RayCollector(ClusterCollector):
         collector_kwargs: Any = None,
         remote_configs: Any = None,
     ) -> None:
-        """Starts more actors, also while others collect. Batches of all actors grow accordingly.
+        """Starts more actors, even while other actors are collecting.
 
-        If an actor can't be started, the collector is closed and the exception is raised.
+        Batches to which all actors contribute grow accordingly. If an actor can't be started, the
+        collector is closed and the exception is raised.
 
         Args:
             create_env_fn: a list with the environment of each new actor, or one environment for
                 all of them.
-            num_envs: with a list, the number of copies of its environment that each new actor has
-                (default: ``num_workers_per_collector``); otherwise the number of new actors
-                (default: 1).
-            policy: their policy; None for that of the first actor.
-            collector_kwargs: options of their collectors: one mapping for all, or a list; None
-                for those of the first actor.
-            remote_configs: options of the actors: one mapping for all, or a list; None for those
-                of the first actor.
+            num_envs: if ``create_env_fn`` is a list, the number of copies of its environment that
+                each new actor has (default: ``num_workers_per_collector``). Otherwise, the number
+                of new actors (default: 1).
+            policy: policy of the new actors; None for the first actor's policy.
+            collector_kwargs: options of the new actors' collectors: one mapping for all of them,
+                or a list; None for the options of the first actor's collector.
+            remote_configs: options of the new actors: one mapping for all of them, or a list; None
+                for the options of the first actor.
 
         Raises:
-            RuntimeError: if the collector is closed, or the cluster has no place for the actors.
-            TypeError: if the number of receivers of a weight-sync scheme is fixed.
-            ValueError: if numbers don't match.
+            RuntimeError: if the collector is closed, or the cluster has no room for the actors.
+            TypeError: if a weight-sync scheme has a fixed number of receivers.
+            ValueError: if a number is out of range, a list has the wrong length, or an option
+                can't be set for new actors.
         """
         self._check_open("add_collectors()")
         several = is_list(create_env_fn)
@@ -288,16 +294,16 @@ class RayCollector(ClusterCollector):
 
         Args:
             timeout: seconds that actors have to close their environments before they are killed;
-                None for a few seconds.
-            shutdown_ray: whether to end this process's connection to Ray as well, with all of its
-                actors, even if other code made the connection. A cluster that this process
-                started ends with it; a cluster that ran before continues.
+                None for a default of a few seconds.
+            shutdown_ray: whether to end this process's connection to Ray as well, even if other
+                code made the connection. All actors of the connection end with it, and so does a
+                cluster that this process started. A cluster that ran before continues.
             close_env: must be True: environments end with their actors.
-            raise_on_error: whether errors of closing are raised.
+            raise_on_error: whether to raise errors that occur while closing.
 
         Raises:
-            RuntimeError: with ``close_env=False``.
-            TypeError: for a string as one of the switches.
+            RuntimeError: if ``close_env`` is False.
+            TypeError: if a flag is a string.
         """
         check_bool("shutdown_ray", shutdown_ray)
         try:
@@ -313,20 +319,20 @@ class RayCollector(ClusterCollector):
         timeout: float | None = None,
         close_env: bool = True,
     ) -> None:
-        """Ends background collection after the batch under way, and shuts down.
+        """Ends background collection after the current batch, and shuts down.
 
         Meanwhile, other tasks of the event loop can run.
 
         Args:
-            shutdown_ray: as :meth:`shutdown` takes it.
-            timeout: seconds to wait for that batch; None to wait as long as it takes.
+            shutdown_ray: whether to end the connection to Ray as well (see :meth:`shutdown`).
+            timeout: seconds to wait for the current batch; None for no limit.
             close_env: must be True: environments end with their actors.
         """
         import asyncio
 
         check_bool("shutdown_ray", shutdown_ray)
         await asyncio.to_thread(super().async_shutdown, timeout, close_env)
-        # Not reached after a time-out, which closes nothing.
+        # This line is not reached after a time-out, which closes nothing.
         if shutdown_ray:
             end_connection()
 

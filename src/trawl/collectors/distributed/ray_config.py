@@ -18,11 +18,11 @@ class RayOptions(ClusterOptions):
 
     Attributes:
         num_collectors: number of actors, if ``create_env_fn`` is not a list.
-        ray_init_config: arguments of ``ray.init``, if this process is not connected to Ray yet.
+        ray_init_config: arguments of ``ray.init``, for a process that is not connected to Ray yet.
         remote_configs: options of the actors (``num_cpus``, ``num_gpus``, ``memory``,
-            ``resources``, …): one mapping for all, or a list.
-        placement_timeout: seconds that an actor may wait for these resources; None: no limit.
-        use_env_creator: accepted for compatibility; it changes nothing.
+            ``resources``, …): one mapping for all actors, or a list.
+        placement_timeout: seconds that an actor may wait for its resources; None for no limit.
+        use_env_creator: accepted for compatibility, but has no effect.
     """
 
     num_collectors: int | None = None
@@ -37,7 +37,9 @@ class RayOptions(ClusterOptions):
             check_number("num_collectors", self.num_collectors, 1)
         wait = self.placement_timeout
         if wait is not None and not check_seconds("placement_timeout", wait) > 0:
-            raise ValueError(f"placement_timeout must be seconds above 0, but it is {wait!r}")
+            raise ValueError(
+                f"placement_timeout must be a number of seconds above 0, but it is {wait!r}"
+            )
 
     def remote(self, count: int) -> list[dict[str, Any]]:
         """Returns the options of each of ``count`` actors."""

@@ -68,7 +68,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
     unknown = options.keys() - known
     if unknown:
         raise ValueError(
-            f"tensorpipe_options has {', '.join(map(repr, sorted(unknown)))}, but "
+            f"tensorpipe_options has unknown options {', '.join(map(repr, sorted(unknown)))}: "
             f"TensorPipeRpcBackendOptions takes {', '.join(sorted(known))}"
         )
 
@@ -83,9 +83,9 @@ class RPCCollector(RemoteCollector):
     """Collects experience in nodes of ``torch.distributed.rpc``, on any machine.
 
     ``torch.distributed.rpc`` is in maintenance mode upstream. A
-    :class:`~trawl.collectors.distributed.DistributedCollector` does the same without it.
+    :class:`~trawl.collectors.distributed.DistributedCollector` does the same without RPC.
 
-    A node that dies is replaced, if the ``launcher`` can start another. With ``sync=True`` all
+    A node that dies is replaced if the ``launcher`` can start another. With ``sync=True`` all
     workers contribute to each batch, and their parts are concatenated (``cat_results=0``).
     Otherwise each batch comes from one worker, and batches are delivered in the order in which
     they are finished. A process can have only one open ``RPCCollector`` at a time.
@@ -94,19 +94,20 @@ class RPCCollector(RemoteCollector):
         create_env_fn: a list with the environment of each worker, in any form that
             :class:`~trawl.collectors.Collector` takes; or one environment for all
             ``num_workers``.
-        policy: the policy, of which every worker gets a copy; or a list with one for each worker.
-        **options: the attributes of
+        policy: the policy, of which every worker gets a copy; or a list with a policy for each
+            worker.
+        **options: options of the collector, which these classes document:
             :class:`~trawl.collectors.distributed.rpc.RPCOptions`,
-            :class:`~trawl.collectors.distributed.cluster.ClusterOptions`, and of
+            :class:`~trawl.collectors.distributed.cluster.ClusterOptions` and
             :class:`~trawl.collectors.MultiConfig`.
 
     Raises:
         ImportError: if the launcher needs a package that is not installed.
-        TypeError: for an unknown argument, or one of a wrong type.
-        ValueError: for a value that is out of range, or arguments that contradict each other.
-        RuntimeError: if RPC is in use in this process already.
-        WorkerError: if a worker can't make its environment or policy. It is also an instance of
-            the original exception's type.
+        TypeError: if an argument is unknown or has the wrong type.
+        ValueError: if a value is out of range, or arguments contradict each other.
+        RuntimeError: if RPC is already in use in this process.
+        WorkerError: if a worker can't make its environment or policy. The error is also an
+            instance of the original exception's type.
     """
 
     remote: RPCOptions
@@ -122,9 +123,9 @@ class RPCCollector(RemoteCollector):
     def _new_carrier(self, plan: LaunchPlan) -> Carrier:
         if not is_loopback(own_address(plan.host, plan.port or 0)):
             warn(
-                "torch.distributed.rpc requires no key: anybody who can reach its port at "
-                f"{plan.host} can run code as this user. DistributedCollector "
-                "does the same without RPC"
+                "torch.distributed.rpc requires no key: anyone who can reach its port at "
+                f"{plan.host} can run code as this user. DistributedCollector does the same "
+                "without RPC"
             )
         return RpcCarrier(self.remote.agent)
 

@@ -1,4 +1,4 @@
-"""Division of ``collector_kwargs`` between the workers' collectors and the one that has them."""
+"""Division of ``collector_kwargs`` between the workers' collectors and the user's collector."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _DEFAULTS = {one.name: one.default for one in fields(CollectorConfig) if one.nam
 def share_options(
     given: Sequence[Mapping[str, Any]], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Moves options of the workers' collectors to the collector that has the workers.
+    """Moves options of the workers' collectors to the user's collector, which has the workers.
 
-    An option with the same value for all workers becomes an option of that collector. Options in
-    :data:`OF_EACH` may differ between workers. ``init_random_frames`` are summed over the workers.
-    A ``storing_device`` in ``options`` takes precedence over those of the workers.
+    An option with the same value for all workers becomes an option of the user's collector.
+    Options in :data:`OF_EACH` may differ between workers. ``init_random_frames`` are summed over
+    the workers. A ``storing_device`` in ``options`` takes precedence over a worker's
+    ``storing_device``.
 
     Args:
         given: the options of each worker's collector.
-        options: the options of the collector that has the workers; changed.
+        options: the options of the user's collector; changed in place.
 
     Returns:
         For each worker, the options that only its own collector gets.
 
     Raises:
-        ValueError: for an option that a worker can't have of its own, or that was given twice; the
-            message names it.
+        ValueError: if an option can't be set for workers or can't differ between them, or was
+            given twice. The message names the option.
     """
     left = [dict(own) for own in given]
     for name in _names(left):
@@ -45,7 +46,7 @@ def share_options(
             continue
         before = options.get(name, _DEFAULTS[name])
         if name == "storing_device" and name in options:
-            # The collector decides where batches are delivered, whatever its workers are given.
+            # The user's collector decides where batches are delivered.
             for own in left:
                 own.pop(name, None)
             continue
@@ -63,24 +64,25 @@ def share_options(
                 own[name] = value
         else:
             raise ValueError(
-                f"collector_kwargs has {name!r}, which can't differ between workers: give one "
-                "value for all"
+                f"collector_kwargs has {name!r}, which can't differ between workers: pass one "
+                "value for all of them"
             )
     return left
 
 
 def check_added(given: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses options that workers added later can't have of their own.
+    """Checks options that are given for workers that are added later.
 
     Raises:
-        ValueError: if there is one; the message names it.
+        ValueError: if an option can't be set for workers that are added later. The message names
+            the option.
     """
     for name in _names(given):
         _check_name(name)
         if name in _DEFAULTS and name not in OF_EACH:
             raise ValueError(
-                f"collector_kwargs has {name!r}, which is settled for all workers when the first "
-                "are made"
+                f"collector_kwargs has {name!r}, which is fixed for all workers when the first "
+                "ones are made"
             )
 
 
@@ -90,17 +92,20 @@ def _names(given: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _check_name(name: str) -> None:
     if name in OF_ALL:
-        raise ValueError(f"collector_kwargs has {name!r}: give that to the collector itself")
+        raise ValueError(
+            f"collector_kwargs has {name!r}, which applies to all workers together: pass it to "
+            "the collector itself"
+        )
     if name in NOT_HERE or name == "worker_idx":
         raise ValueError(
-            f"collector_kwargs has {name!r}, which is no option of a worker's collector: leave it "
-            "out"
+            f"collector_kwargs has {name!r}, which is not an option of a worker's collector: "
+            "leave it out"
         )
 
 
 def _check_free(name: str, options: Mapping[str, Any]) -> None:
     if name in options:
-        raise ValueError(f"{name} was given twice: to the collector, and in collector_kwargs")
+        raise ValueError(f"{name} was passed twice: to the collector, and in collector_kwargs")
 
 
 def _same(one: Any, other: Any) -> bool:

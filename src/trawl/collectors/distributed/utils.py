@@ -1,4 +1,4 @@
-"""The launcher of Slurm jobs, under the module path of TorchRL."""
+"""The launcher of Slurm jobs, available at the same module path as in TorchRL."""
 
 from trawl.collectors.distributed.launchers import submitit_delayed_launcher
 

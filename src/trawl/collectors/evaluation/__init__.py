@@ -1,4 +1,4 @@
-"""Evaluation of policies: whole episodes, beside training."""
+"""Evaluation of policies on whole episodes, during training."""
 
 from trawl.collectors.evaluation.evaluator import Evaluator
 from trawl.collectors.evaluation.reading import EvaluatedEpisodes

@@ -1,4 +1,4 @@
-"""Runs evaluations one after the other, with a collector in this process or elsewhere."""
+"""Engine that runs evaluations one after the other, with a collector here or elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trawl.collectors.single import Collector
 from trawl.weight_update.tensors import Weights
 
 # Steps of each environment in a batch. An evaluation may run up to this many more steps than it
-# needs; environments that are done are not stepped in them.
+# needs. Environments that are done are idle in these steps.
 _STEPS = 100
 
 
 class EvaluationStopped(Exception):
-    """The evaluator was shut down while it evaluated."""
+    """Error that ends an evaluation because the evaluator was shut down."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,23 @@ class Setup:
     Attributes:
         env: source of the environments.
         policy: the policy, if there is no factory.
-        policy_factory: makes the policy where it acts.
+        policy_factory: function that makes the policy in the process in which it acts.
         backend: ``"thread"``, ``"process"`` or ``"ray"``.
         num_workers: number of workers.
         num_envs: number of environments of each worker.
         num_trajectories: number of episodes.
-        max_steps: steps after which an episode is truncated, or None.
-        frames_per_batch: frames that all environments collect at a time, or None.
-        collector_class: the collector of each worker.
-        options: more options of the collector.
+        max_steps: number of steps after which an episode is truncated, or None.
+        frames_per_batch: number of frames that all environments together collect at a time; None
+            for a default.
+        collector_class: the class of each worker's collector.
+        options: further options of the collector.
         keep: whether whole trajectories are needed.
         dump_video: whether videos are made.
 
     Raises:
-        ValueError: for a number that is out of range, or an environment that does not fit the
-            backend or the numbers.
-        TypeError: for a number that is not an integer.
+        ValueError: if a number is out of range, or the environment does not fit the backend or
+            the numbers of workers and environments.
+        TypeError: if a number is not an integer.
     """
 
     env: Any
@@ -91,9 +92,9 @@ class Measured:
     """Outcome of an evaluation.
 
     Attributes:
-        trajectories: whole trajectories, padded, if they were asked for.
+        trajectories: whole trajectories, padded; None if they were not needed.
         seconds: time that the evaluation took.
-        frames: number of steps in its episodes.
+        frames: number of steps in the evaluation's episodes.
     """
 
     episodes: EvaluatedEpisodes
@@ -107,8 +108,8 @@ class EvaluationEngine:
     """Runs evaluations with one collector, in the calling thread.
 
     Args:
-        setup: what to evaluate, and where.
-        stopping: event that ends an evaluation as soon as possible once it is set.
+        setup: everything that the evaluations need, except weights.
+        stopping: event that ends an evaluation as soon as possible when it is set.
     """
 
     def __init__(self, setup: Setup, stopping: threading.Event) -> None:
@@ -117,7 +118,7 @@ class EvaluationEngine:
         self._collector: BaseCollector | None = None
 
     def open(self) -> None:
-        """Makes the environments, the policy and the workers, if there are none."""
+        """Makes the environments, the policy and the workers, unless they exist already."""
         if self._collector is None or self._collector.closed:
             with self._isolation(0):
                 self._collector = _make_collector(self.setup, self._stopping)
@@ -128,10 +129,10 @@ class EvaluationEngine:
         Args:
             weights: weights by model.
             seed: seed of the episodes.
-            step: the step that videos are logged at.
+            step: number of the step at which videos are logged.
 
         Raises:
-            EvaluationStopped: if the engine was told to stop.
+            EvaluationStopped: if the evaluator was shut down meanwhile.
             Exception: any error of an environment, the policy, or a worker that is not replaced.
         """
         self.open()
@@ -175,12 +176,12 @@ class EvaluationEngine:
     def _isolation(self, seed: int) -> AbstractContextManager[PrivateRandom | None]:
         """Returns a context that gives a thread its own random numbers and exploration type.
 
-        With other backends the context does nothing, as workers have processes of their own.
+        With other backends, the context does nothing, because workers run in separate processes.
         """
         return isolated(seed) if self.setup.threaded else nullcontext()
 
     def interrupt(self, timeout: float) -> None:
-        """Ends the workers, and with them an evaluation; may be called by another thread."""
+        """Ends the workers and thereby the current evaluation; another thread may call this."""
         if self._collector is not None and not self.setup.threaded:
             self._collector.shutdown(timeout=timeout, raise_on_error=False)
 
@@ -205,8 +206,8 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     kind = evaluation_class(setup.collector_class)
     policy = None if setup.policy is None else private_copy(setup.policy)
     source = [setup.env] * setup.num_envs if setup.num_envs > 1 else setup.env
-    # Mutes warnings that frames_per_batch is rounded: it is chosen here, and an environment may be
-    # a batch of any size.
+    # Mutes warnings that frames_per_batch is rounded. The user has not chosen this number, and an
+    # environment may be a batch of any size.
     with muted():
         if setup.threaded:
             return kind(source, policy, interruptor=stopping.is_set, **options)

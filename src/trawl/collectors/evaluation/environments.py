@@ -20,7 +20,7 @@ _WRAPPERS = (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)
 
 
 def episode_seed(seed: int, episode: int) -> int:
-    """Seed of the reset that begins an episode of an evaluation.
+    """Returns the seed of the reset that begins an episode of an evaluation.
 
     Args:
         seed: seed of the evaluation.
@@ -30,15 +30,16 @@ def episode_seed(seed: int, episode: int) -> int:
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each episode with the seed of its number, in whichever environment it runs.
+    """Begins each episode with a seed that depends on its number, not on the environment.
 
-    Environment ``index`` of ``stride`` runs the episodes ``index``, ``index + stride``, and so on.
-    After its last one it is idle: the simulator is left alone until the next evaluation.
+    Environment ``index`` of ``stride`` environments runs the episodes ``index``,
+    ``index + stride``, and so on. After its last episode, the environment is idle: its simulator
+    is not stepped until the next evaluation.
 
     Args:
         env: the environment.
-        index: number of this environment among all that evaluate.
-        stride: number of environments that evaluate.
+        index: number of this environment among all environments of the evaluation.
+        stride: number of environments of the evaluation.
         episodes: number of episodes in an evaluation, over all environments.
         record: whether the first episode is rendered.
 
@@ -99,11 +100,10 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> bool:
-    """Seeds each episode of an environment by the episode's number, if that is possible.
+    """Seeds each episode of an environment by the episode's number, if the environment allows it.
 
-    It is possible for single Gymnasium environments, and for several of them in a batch. Vector
-    environments begin episodes by themselves, and TorchRL's environments are seeded in ways of
-    their own.
+    Single Gymnasium environments allow it, alone or in a batch. Vector environments begin episodes
+    by themselves, and TorchRL's environments are seeded in their own ways.
 
     Args:
         env: the environment of a collector.
@@ -113,7 +113,7 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
         record: whether the first episode is rendered.
 
     Returns:
-        True if the episodes have seeds by their numbers.
+        True if the episodes are seeded by their numbers.
     """
     parts = env.parts if isinstance(env, TensorDictEnv) else [env]
     if not all(isinstance(part, GymEnv) and part.vector is None for part in parts):
@@ -126,17 +126,17 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
 
 
 def simulators(env: Any) -> list[SeededEpisodes]:
-    """Returns the environments whose episodes have seeds by their numbers."""
+    """Returns the environments whose episodes are seeded by their numbers."""
     parts = env.parts if isinstance(env, TensorDictEnv) else []
     wrapped = [getattr(part, "env", None) for part in parts]
     return [each for each in wrapped if isinstance(each, SeededEpisodes)]
 
 
 def freeze(env: Any) -> None:
-    """Stops statistics from being updated, in Gymnasium's wrappers and TorchRL's transforms.
+    """Stops Gymnasium's wrappers and TorchRL's transforms from updating their statistics.
 
-    An evaluation must not change the means that it normalises by, or its result would depend on
-    the number of evaluations before it.
+    If an evaluation changed the statistics that it normalises with, its result would depend on the
+    number of evaluations before it.
     """
     freeze_wrappers(env)
     for layer in _layers(env):
@@ -145,7 +145,7 @@ def freeze(env: Any) -> None:
 
 
 def freeze_wrappers(env: Any) -> None:
-    """Stops the statistics of Gymnasium's wrappers from being updated.
+    """Stops Gymnasium's wrappers from updating their statistics.
 
     Unlike TorchRL's transforms, these wrappers can normalise before they have seen any data, so
     they can be frozen before the first reset.
@@ -174,12 +174,15 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _has(layer: Any, name: str) -> bool:
-    """Returns True if an object has an attribute itself, and does not forward that of another."""
+    """Returns True if an object has the attribute itself, and does not forward another object's."""
     return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
 
 
 def video_of(env: Any) -> Video | None:
-    """Returns frames of the first episode, uint8 ``(steps + 1, height, width, 3)``, or None."""
+    """Returns a video of the first episode, or None if it was not rendered here.
+
+    The video is a uint8 array of shape ``(steps + 1, height, width, 3)``.
+    """
     for simulator in simulators(env):
         if simulator.frames:
             return np.stack([np.asarray(frame, np.uint8) for frame in simulator.frames])
@@ -187,11 +190,11 @@ def video_of(env: Any) -> Video | None:
 
 
 def dump_videos(env: Any, step: int) -> None:
-    """Writes the videos that recorders among TorchRL's transforms have gathered.
+    """Writes the videos that TorchRL's video recorders have gathered.
 
     Args:
-        env: the environment.
-        step: the step that the video is logged at.
+        env: the environment, with the recorders among its transforms.
+        step: number of the step at which the videos are logged.
     """
     transform = getattr(env, "transform", None)
     dump = getattr(transform, "dump", None)

@@ -43,63 +43,62 @@ class Evaluator:
     """Evaluates a policy, while the caller waits or continues training.
 
     Each evaluation runs ``num_trajectories`` whole episodes. Every environment contributes the
-    same number of them; the first environments contribute one more if the number doesn't divide.
-    Each episode begins with a seed that depends only on ``seed`` and the number of the episode.
-    So the same weights give the same result, on every backend and with any number of
-    environments.
+    same number of episodes. If ``num_trajectories`` is not a multiple of the number of
+    environments, the first environments contribute one more. Each episode begins with a seed that
+    depends only on ``seed`` and the number of the episode. The same weights therefore give the
+    same result, on every backend and with any number of environments.
 
-    The learner is not affected. The policy that evaluates is a copy in evaluation mode, weights
-    are copied at the call, and an evaluating thread has its own random numbers and exploration
-    type.
+    The learner is not affected: the policy is evaluated as a copy in evaluation mode, weights are
+    copied at the call, and an evaluating thread has its own random numbers and exploration type.
 
     Args:
-        env: a Gymnasium id, or a function that makes an environment, of any kind that a
-            collector takes; a list of these is stepped as a batch. With ``backend="thread"``
-            also an existing environment, which the evaluator closes at its end.
+        env: a Gymnasium id, or a function that makes an environment of any kind that a collector
+            accepts; or a list of these, stepped as one batch. With ``backend="thread"``, ``env``
+            may also be an existing environment, which the evaluator closes when it is shut down.
         policy: the policy; a module is copied.
-        policy_factory: function that makes the policy where it acts, instead of ``policy``;
-            called with the environment if it takes an argument. If it returns None, actions are
-            random.
+        policy_factory: function that makes the policy in the process in which it acts, instead of
+            ``policy``. The function is called with the environment if it takes an argument. If it
+            returns None, actions are random.
         num_trajectories: number of episodes in an evaluation.
-        max_steps: steps after which an episode is truncated. None: it ends by itself.
+        max_steps: number of steps after which an episode is truncated; None for no limit.
         frames_per_batch: number of frames that all environments together collect at a time; by
             default up to 100 for each environment.
         collector_cls: a subclass of :class:`~trawl.collectors.Collector` that evaluates, or
-            ``MultiSyncCollector`` to evaluate in a process of its own.
-        collector_kwargs: more options of the collector.
-        weight_sync_schemes: by model, the schemes that send weights to workers; with
-            ``backend="thread"`` the evaluation moves to a process.
+            ``MultiSyncCollector`` to evaluate in another process.
+        collector_kwargs: further options of the collector.
+        weight_sync_schemes: schemes that send weights to workers, by model. They move an
+            evaluation with ``backend="thread"`` to another process.
         log_prefix: prefix of the names of metrics.
-        reward_keys: key of the reward. Several values in a row, such as one per agent, are
-            averaged.
+        reward_keys: key of the reward. If a frame has several rewards, such as one per agent, they
+            are averaged.
         done_keys: key of the flag that marks the end of an episode.
-        device: device of the policy; by default that of its parameters.
+        device: device of the policy; by default, the device of its parameters.
         exploration_type: how probabilistic policies act.
-        metrics_fn: function that returns more metrics, by name. It is called with the whole
+        metrics_fn: function that returns additional metrics, by name. It is called with the whole
             trajectories, of shape ``(num_trajectories, longest)``, which are padded with zeros
-            where ``("collector", "mask")`` is False. If a name is that of a metric of the
-            evaluator, such as ``"reward"``, the function's value replaces it.
+            where ``("collector", "mask")`` is False. If the evaluator has a metric of the same
+            name, such as ``"reward"``, the function's value replaces it.
         dump_video: whether TorchRL's video recorders write their videos, and the first episode
             is rendered if the environment's ``render_mode`` is ``"rgb_array"``.
-        on_result: called with the metrics of each evaluation, as a TensorDict, in the thread
-            that evaluates.
-        busy_policy: behaviour of :meth:`trigger_eval` while an evaluation is under way:
+        on_result: function that is called with the metrics of each evaluation, as a TensorDict, in
+            the thread that evaluates.
+        busy_policy: behaviour of :meth:`trigger_eval` while another evaluation is running:
             ``"skip"``, ``"queue"`` or ``"error"``.
-        backend: where to evaluate: in a ``"thread"`` of this process, in another ``"process"`` of
+        backend: where to evaluate: in a ``"thread"`` of this process, in another ``"process"`` on
             this machine, or in an actor of a ``"ray"`` cluster.
         init_fn: function that is called in each process or actor before anything else.
-        num_gpus: with Ray, GPUs of each actor; by default as for
+        num_gpus: with Ray, the number of GPUs of each actor. The default is the same as for
             :class:`~trawl.collectors.distributed.RayCollector`.
         ray_kwargs: with Ray, further options of the actors.
-        num_envs: number of environments that are stepped as a batch, in each worker.
+        num_envs: number of environments in each worker, which are stepped as a batch.
         num_workers: number of processes or actors.
-        seed: seed of the episodes. None: a new seed for each evaluation.
+        seed: seed of the episodes; None for a new seed in each evaluation.
 
     Raises:
-        ValueError: for a value that is not possible, or arguments that contradict each other.
-        TypeError: for an argument of a wrong type.
-        ImportError: with ``backend="ray"``, if Ray is not installed.
-        Exception: any error of making the environment or the policy.
+        ValueError: if a value is invalid, or arguments contradict each other.
+        TypeError: if an argument has the wrong type.
+        ImportError: if ``backend`` is ``"ray"``, but Ray is not installed.
+        Exception: any error that occurs while the environment or the policy is made.
 
     Example:
         >>> from tensordict.nn import TensorDictModule
@@ -195,23 +194,32 @@ class Evaluator:
         *,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> EvaluationResult:
-        """Evaluates, and waits for the result; evaluations that were triggered before come first.
+        """Evaluates the policy, and waits for the result.
+
+        Evaluations that were triggered earlier run first. The result contains these metrics, with
+        the prefix before each name:
+
+        - ``reward``, the mean of the episodes' returns, with the standard deviation
+          ``reward_std`` of the returns and the standard error ``reward_sem`` of the mean.
+        - ``reward_iqm``, the interquartile mean of the returns.
+        - ``reward_ci_low`` and ``reward_ci_high``, the ends of the 95 % bootstrap interval of the
+          mean.
+        - ``num_episodes``, ``episode_length``, ``fps`` and ``step``.
+        - The metrics that ``metrics_fn`` returns.
+        - ``video``, if the first episode was rendered: a uint8 tensor of shape
+          ``(steps + 1, height, width, 3)``.
 
         Args:
             weights: weights of the policy: a module, a TensorDict, or a mapping of tensors. None:
                 the current weights of the policy that was passed to the constructor; a policy
                 made by a factory keeps its weights.
-            step: the step that the result is logged at. None: the next number of a counter.
-            weights_dict: weights by model: ``"policy"``, or a path such as
+            step: number of the step at which the result is logged. None: the next number of a
+                counter.
+            weights_dict: weights by model. A model is named ``"policy"``, or by a path such as
                 ``"env.transform[0]"``.
 
         Returns:
-            Metrics, with the prefix before each name: ``reward`` (mean of the episodes' returns)
-            and its ``reward_std``, ``reward_sem`` (standard error), ``reward_iqm`` (interquartile
-            mean), ``reward_ci_low`` and ``reward_ci_high`` (95 % bootstrap interval of the mean);
-            ``num_episodes``, ``episode_length``, ``fps``, ``step``; those of ``metrics_fn``; and
-            ``video``, uint8 ``(steps + 1, height, width, 3)``, of the first episode if it was
-            rendered. The attribute ``episodes`` has the return and length of each episode.
+            The metrics. The attribute ``episodes`` has the return and length of each episode.
 
         Raises:
             RuntimeError: if the evaluator was shut down.
@@ -230,25 +238,27 @@ class Evaluator:
         """Starts an evaluation without waiting for it.
 
         Args:
-            weights: as :meth:`evaluate` takes them; copied at once.
-            step: as :meth:`evaluate` takes it. A skipped evaluation uses up no number.
-            weights_dict: as :meth:`evaluate` takes them; copied at once.
+            weights: weights of the policy (see :meth:`evaluate`). They are copied at once.
+            step: number of the step (see :meth:`evaluate`). A skipped evaluation doesn't advance
+                the counter.
+            weights_dict: weights by model (see :meth:`evaluate`). They are copied at once.
 
         Returns:
-            True if there will be a result; False if another evaluation is under way and
+            True if there will be a result; False if another evaluation is running and
             ``busy_policy`` is ``"skip"``.
 
         Raises:
-            RuntimeError: if another evaluation is under way and ``busy_policy`` is ``"error"``,
-                or the evaluator was shut down.
-            Exception: the error of an earlier evaluation whose result was not taken.
+            RuntimeError: if another evaluation is running and ``busy_policy`` is ``"error"``, or
+                the evaluator was shut down.
+            Exception: the error of an earlier evaluation, if its result was not retrieved.
         """
         self._results.raise_failure()
         if self.pending and self.busy_policy != "queue":
             if self.busy_policy == "skip":
                 return False
             raise RuntimeError(
-                "an evaluation is under way: wait() for it, or give busy_policy='skip' or 'queue'"
+                "an evaluation is still running: call wait() first, or pass busy_policy='skip' "
+                "or 'queue'"
             )
         future = self._submit(snapshots(self.policy, weights, weights_dict), step)
         # A callback has received the earlier results already.
@@ -258,21 +268,22 @@ class Evaluator:
     def compare(self, first: Any = None, second: Any = None) -> Comparison:
         """Evaluates two policies on the same episodes, and compares them episode by episode.
 
-        Both policies meet the same variation between episodes, such as different initial states.
-        A comparison therefore needs far fewer episodes than two evaluations on different ones.
+        Both policies face the same variation between episodes, such as different initial states.
+        A comparison therefore needs far fewer episodes than two evaluations on different episodes.
+        The counter of steps doesn't advance.
 
         Args:
-            first: weights of the first policy, as :meth:`evaluate` takes them. None: the current
-                weights of the policy that was passed to the constructor, or the latest weights of
-                a policy made by a factory.
-            second: weights of the second. None: the current weights of the policy that was
+            first: weights of the first policy (see :meth:`evaluate`). None: the current weights of
+                the policy that was passed to the constructor, or the latest weights of a policy
+                made by a factory.
+            second: weights of the second policy. None: the current weights of the policy that was
                 passed to the constructor.
 
         Returns:
-            The difference, its interval, and both results. No step number is used up.
+            The difference, its confidence interval, and both results.
 
         Raises:
-            ValueError: if both are the same policy, or there is no second policy.
+            ValueError: if both policies are the same, or there is no second policy.
             RuntimeError: if the evaluator was shut down.
             Exception: any error of the environment, a policy, a worker, or a callback.
         """
@@ -287,7 +298,7 @@ class Evaluator:
         self, weights: Mapping[str, Weights], step: int | None, seed: int | None = None
     ) -> Future[EvaluationResult]:
         if seed is None:
-            # Drawn without the learner's generators.
+            # Drawn from the system, because the learner's generators must not be used.
             seed = secrets.randbits(31) if self.seed is None else self.seed
         with self._lock:
             number = self._steps if step is None else step
@@ -309,22 +320,22 @@ class Evaluator:
 
     @property
     def pending(self) -> bool:
-        """True if an evaluation that was triggered is under way, or waits for its turn."""
+        """True if an evaluation that was triggered is running, or waits for its turn."""
         return self._results.awaited
 
     def poll(self, timeout: float = 0) -> EvaluationResult | None:
         """Returns the next result of a triggered evaluation; each result is returned once.
 
-        Results come in the order in which the evaluations were triggered.
+        Results are returned in the order in which the evaluations were triggered.
 
         Args:
             timeout: seconds to wait for the result.
 
         Returns:
-            The result; None if there is none yet, or none to come.
+            The result; None if it is not ready yet, or no result is expected.
 
         Raises:
-            Exception: the error of the evaluation.
+            Exception: the error of the evaluation, if it failed.
         """
         return self.wait(timeout)
 
@@ -332,40 +343,42 @@ class Evaluator:
         """Waits for the next result of a triggered evaluation.
 
         Args:
-            timeout: seconds to wait; None: as long as it takes.
+            timeout: seconds to wait; None for no limit.
 
         Returns:
-            The result; None if it did not come in time, or none is to come.
+            The result; None if it is not ready in time, or no result is expected.
 
         Raises:
-            Exception: the error of the evaluation.
+            Exception: the error of the evaluation, if it failed.
         """
         return self._results.pop(None if timeout is None else check_seconds("timeout", timeout))
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of the next step, as ``step_counter``.
+        """Returns a dict with the number of the next step, under ``"step_counter"``.
 
         Raises:
-            RuntimeError: while an evaluation is under way.
+            RuntimeError: if an evaluation is running.
         """
         self._check_idle("state_dict()")
         return {"step_counter": self._steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the counter of steps from :meth:`state_dict`.
+        """Restores the counter of steps from a state that :meth:`state_dict` returned.
 
         Raises:
-            RuntimeError: while an evaluation is under way.
-            KeyError: if there is no ``step_counter``.
+            RuntimeError: if an evaluation is running.
+            KeyError: if the state has no ``"step_counter"``.
         """
         self._check_idle("load_state_dict()")
         self._steps = int(state_dict["step_counter"])
 
     def _check_idle(self, what: str) -> None:
         if self.pending:
-            raise RuntimeError(f"{what} while an evaluation is under way: wait() for it before")
+            raise RuntimeError(
+                f"{what} can't be called while an evaluation is running: call wait() first"
+            )
 
     @staticmethod
     def extract_weights(policy: nn.Module) -> TensorDict:
@@ -375,12 +388,12 @@ class Evaluator:
     # --- the end
 
     def shutdown(self, timeout: float = 5.0) -> None:
-        """Ends the evaluation under way and closes the environments; may be called repeatedly.
+        """Ends the current evaluation and closes the environments; may be called repeatedly.
 
-        Evaluations that wait for their turn are cancelled; finished results stay available.
+        Evaluations that wait for their turn are cancelled. Finished results stay available.
 
         Args:
-            timeout: seconds to wait for the evaluation under way. Workers that take longer are
+            timeout: seconds to wait for the current evaluation. Workers that take longer are
                 killed; a thread ends after its current step.
         """
         self._thread.stop(check_seconds("timeout", timeout))
@@ -412,7 +425,8 @@ def _evaluated(
 ) -> EvaluationResult:
     """Runs an evaluation in the thread.
 
-    It doesn't refer to the evaluator, which may be garbage-collected meanwhile.
+    The function has no reference to the evaluator, so that the evaluator can be garbage-collected
+    meanwhile.
     """
     measured = engine.run(weights, seed, step)
     metrics: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 Torch's default generators and tensordict's interaction type belong to the whole process. An
 evaluation in a thread must neither draw from the learner's generators nor change how the
-learner's policy acts, so within :func:`isolated` both are the thread's own.
+learner's policy acts, so :func:`isolated` gives the thread its own generators and its own type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trawl.envs.seeding import derive
 
-# Names of operators that draw random numbers, and take a generator.
+# Names of operators that draw random numbers and take a generator.
 _OPERATORS = (
     "_sample_dirichlet",
     "_standard_gamma",
@@ -39,7 +39,7 @@ _OPERATORS = (
     "random_",
     "uniform_",
 )
-# Names of operators that take a generator in some overloads only.
+# Names of operators that take a generator only in some overloads.
 _MAKERS = ("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm")
 # Functions and methods that call these operators.
 _DRAWING = frozenset(
@@ -48,7 +48,7 @@ _DRAWING = frozenset(
     for name in (*_OPERATORS, *_MAKERS)
     if hasattr(owner, name)
 )
-# Python functions that draw somewhere inside: these, and all of ``torch.nn.init``.
+# Names of Python functions that call drawing functions. All of ``torch.nn.init`` counts, too.
 _DRAWING_INSIDE = frozenset(
     {
         "alpha_dropout",
@@ -66,7 +66,7 @@ _DRAWING_INSIDE = frozenset(
 )
 _aten = torch.ops.aten
 _DRAWING_OPERATORS = frozenset(getattr(_aten, name) for name in _OPERATORS)
-# Operators that take a generator in another overload only.
+# Operators that take no generator, with the overloads that take one.
 _WITH_GENERATOR = {
     _aten.rand.default: _aten.rand.generator,
     _aten.randn.default: _aten.randn.generator,
@@ -74,7 +74,7 @@ _WITH_GENERATOR = {
     _aten.randint.low: _aten.randint.low_generator,
     _aten.randperm.default: _aten.randperm.generator,
 }
-# Operators that draw by filling an empty tensor.
+# Operators whose results are drawn by filling an empty tensor, with the methods that fill it.
 _LIKE: dict[Any, Callable[..., Tensor]] = {
     _aten.rand_like: Tensor.uniform_,
     _aten.randn_like: Tensor.normal_,
@@ -85,8 +85,9 @@ _LIKE: dict[Any, Callable[..., Tensor]] = {
 class PrivateRandom(TorchFunctionMode):
     """Makes torch draw from private generators, in the thread that enters this context.
 
-    The numbers are those that the default generators would give after ``torch.manual_seed``.
-    Functions that can't draw are called unchanged, so a policy is hardly slower in this context.
+    The numbers are the same as from the default generators after ``torch.manual_seed``. Functions
+    that can't draw random numbers are called unchanged, so a policy is hardly slower in this
+    context.
 
     Args:
         seed: seed of the generators, one for each device.
@@ -144,7 +145,7 @@ class _PrivateOperators(TorchDispatchMode):
         if fill is not None:
             kwargs.pop("generator", None)
             empty = torch.empty_like(args[0], **kwargs)
-            # A single bound is the upper one, for randint_like as for random_.
+            # A single bound is the upper bound, in randint_like as well as in random_.
             return fill(empty, *args[1:], generator=self._generator(empty.device))
         takes = func.overloadpacket in _DRAWING_OPERATORS or func in _WITH_GENERATOR.values()
         if takes and kwargs.get("generator") is None:
@@ -168,10 +169,10 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
 
 
 class _ThreadsOwnType:
-    """Holder of the interaction type: that of the process, or a thread's own if it has one.
+    """Holder of the process's interaction type, and of types that belong to single threads.
 
-    It replaces tensordict's holder. Compiled code sees the process's type, because it can't tell
-    threads apart.
+    The object replaces tensordict's holder. Compiled code sees the process's type, because it
+    can't tell threads apart.
 
     Args:
         shared: tensordict's holder of the process's type.
@@ -182,7 +183,7 @@ class _ThreadsOwnType:
         self.own: dict[int, Any] = {}
 
     def get_mode(self) -> Any:
-        """Returns the type: of this thread, if it has one of its own."""
+        """Returns this thread's own type if it has one, otherwise the process's type."""
         if self.own and not torch.compiler.is_compiling():
             thread = threading.get_ident()
             if thread in self.own:
@@ -190,7 +191,7 @@ class _ThreadsOwnType:
         return self.shared.get_mode()
 
     def set_mode(self, type: Any) -> None:
-        """Sets the type: of this thread, if it has one of its own."""
+        """Sets this thread's own type if it has one, otherwise the process's type."""
         if self.own and not torch.compiler.is_compiling():
             thread = threading.get_ident()
             if thread in self.own:
@@ -203,7 +204,7 @@ _install = threading.Lock()
 
 
 def _types() -> _ThreadsOwnType:
-    """Returns the holder of the interaction types, which replaces tensordict's on first use."""
+    """Returns the holder of the types, which replaces tensordict's holder on first use."""
     name = "_interaction_type"
     with _install:
         holder = getattr(probabilistic, name)
@@ -218,10 +219,11 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
     """Context in which this thread has random numbers and an interaction type of its own.
 
     Args:
-        seed: seed of the policy's random numbers, as a collector's ``set_seed`` takes it.
+        seed: seed of the policy's random numbers, with the same effect as a collector's
+            ``set_seed``.
 
     Yields:
-        The random numbers, which can be seeded anew.
+        The source of random numbers, which can be seeded anew.
     """
     holder, thread = _types(), threading.get_ident()
     holder.own[thread] = None
@@ -233,5 +235,5 @@ def isolated(seed: int) -> Iterator[PrivateRandom]:
 
 
 def policy_seed(seed: int) -> int:
-    """Returns the seed of torch's generator in a collector that was seeded with ``seed``."""
+    """Returns the seed of torch's generator in a collector after ``set_seed(seed)``."""
     return derive(derive(seed, "policy"), "torch")

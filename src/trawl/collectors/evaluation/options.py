@@ -55,7 +55,7 @@ _OWN = frozenset(
 
 
 def _check_order(env: Any, policy: Any) -> None:
-    """Refuses an environment and a policy in the wrong order.
+    """Checks that the environment and the policy are not swapped.
 
     Raises:
         TypeError: if ``env`` is a policy, or ``policy`` is an environment.
@@ -77,42 +77,44 @@ def _check_order(env: Any, policy: Any) -> None:
 
 
 def check_policies(env: Any, policy: Any, policy_factory: Any) -> None:
-    """Refuses an evaluator that has no policy, or two, or whose first arguments are swapped.
+    """Checks that there is exactly one policy or factory, and that no arguments are swapped.
 
     Raises:
-        ValueError: if not exactly one of them is given.
-        TypeError: if the factory can't be called or is a policy, or ``env`` is a policy.
+        ValueError: if both or neither of ``policy`` and ``policy_factory`` are given.
+        TypeError: if the factory can't be called or is a policy, ``env`` is a policy, or
+            ``policy`` is an environment.
     """
     _check_order(env, policy)
     if (policy is None) == (policy_factory is None):
         what = "neither is" if policy is None else "both are"
-        raise ValueError(f"give either policy or policy_factory: {what} given")
+        raise ValueError(f"pass either policy or policy_factory: {what} given")
     if policy_factory is None:
         return
     if isinstance(policy_factory, nn.Module) or not callable(policy_factory):
         raise TypeError(
             "policy_factory must be a function that makes the policy, but it is "
-            f"{type(policy_factory).__name__}; give a policy as policy="
+            f"{type(policy_factory).__name__}: pass a policy as policy="
         )
 
 
 def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
-    """Refuses an environment that does not fit the backend or the numbers.
+    """Checks that an environment fits the backend and the numbers of workers and environments.
 
     Raises:
-        ValueError: if ``env`` is an existing environment, but several are needed or one in
-            another process; if ``env`` is a list and ``envs`` is above 1; or if a thread is to
-            have several workers.
+        ValueError: if ``env`` is an existing environment, but other processes or several
+            environments are needed; if ``env`` is a list, but ``envs`` is above 1; or if there are
+            several workers, but the backend is a thread.
     """
     made = is_env(env)
     if made and backend != "thread":
         raise ValueError(
-            f"backend={backend!r} makes its environment in another process, but env is one that "
-            f"is made already, {env!r}: give a function that makes it"
+            f"backend={backend!r} makes its environment in another process, but env is an "
+            f"existing environment, {env!r}: pass a function that makes it"
         )
     if workers > 1 and backend == "thread":
         raise ValueError(
-            f"num_workers={workers} needs backend='process' or 'ray': a thread evaluates alone"
+            f"num_workers={workers} needs backend='process' or 'ray', because backend='thread' "
+            "has only one worker"
         )
     if envs > 1 and (made or is_list(env)):
         raise ValueError(
@@ -122,24 +124,24 @@ def check_env(env: Any, backend: str, workers: int, envs: int) -> None:
 
 
 def check_kwargs(kwargs: Mapping[str, Any] | None, backend: str) -> dict[str, Any]:
-    """Returns the user's options of the collector.
+    """Checks the user's options of the collector, and returns them.
 
     Raises:
-        TypeError: for options that the evaluator sets itself.
-        ValueError: for compilation in a thread.
+        TypeError: if there are options that the evaluator sets itself.
+        ValueError: if the policy is to be compiled, but the backend is a thread.
     """
     found = dict(kwargs or {})
     own = sorted(_OWN & found.keys())
     if own:
         raise TypeError(
-            f"collector_kwargs can't have {', '.join(own)}: the evaluator sets these itself, or by "
-            "arguments of its own"
+            f"collector_kwargs can't contain {', '.join(own)}: the evaluator sets these options "
+            "itself, or has arguments for them"
         )
     compiled = [name for name in ("compile_policy", "cudagraph_policy") if found.get(name)]
     if backend == "thread" and compiled:
         raise ValueError(
-            f"{compiled[0]} needs backend='process' or 'ray': what is compiled in a thread sees "
-            "the learner's exploration type"
+            f"{compiled[0]} needs backend='process' or 'ray': a policy compiled in a thread "
+            "would use the learner's exploration type"
         )
     return found
 
@@ -150,12 +152,12 @@ def place(
     """Returns the collector class of each worker, and the backend that the workers run on.
 
     Args:
-        backend: the backend that was asked for.
+        backend: the backend that the user chose.
         kind: a class of collectors, its name, or None.
         schemes: weight-sync schemes, which need workers; or None.
 
     Raises:
-        ValueError: for an unknown backend, or a collector that an evaluation can't use.
+        ValueError: if the backend is unknown, or an evaluation can't use the class.
     """
     backend = one_of("thread", "process", "ray")("backend", backend)
     kind = _BY_NAME.get(kind, kind) if isinstance(kind, str) else kind or Collector
@@ -175,11 +177,11 @@ def single_key(name: str, key: Any) -> Any:
     """Returns one key, from a key or a list of one key.
 
     Raises:
-        ValueError: for several keys.
+        ValueError: if a list has several keys or none.
     """
     if isinstance(key, list):
         if len(key) != 1:
-            raise ValueError(f"{name} must be one key, but there are {len(key)}: {key!r}")
+            raise ValueError(f"{name} must be a single key, but there are {len(key)}: {key!r}")
         return key[0]
     return key
 
@@ -199,14 +201,14 @@ def collector_options(
         backend: the backend of the evaluator.
         kwargs: the user's options.
         policy: the policy, or None.
-        device: the device of the policy; None for that of its parameters.
+        device: the device of the policy; None for the device of its parameters.
         workers: options that only collectors with workers have.
-        num_gpus: GPUs of each actor, or None.
+        num_gpus: number of GPUs of each actor, or None.
         ray_kwargs: further options of the actors.
 
     Raises:
-        TypeError: for options that the evaluator sets itself.
-        ValueError: for compilation in a thread.
+        TypeError: if there are options that the evaluator sets itself.
+        ValueError: if the policy is to be compiled, but the backend is a thread.
     """
     options = check_kwargs(kwargs, backend)
     if device is not None:

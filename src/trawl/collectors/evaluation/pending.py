@@ -1,4 +1,4 @@
-"""Results of evaluations that were not taken yet."""
+"""Results of evaluations that have not been retrieved yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = Future[EvaluationResult]
 
 
 class PendingResults:
-    """Results of triggered evaluations; each is returned once, in order."""
+    """Results of triggered evaluations, each of which is returned once, in order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,16 +21,16 @@ class PendingResults:
 
     @property
     def awaited(self) -> bool:
-        """True if an evaluation is under way, or waits for its turn."""
+        """True if an evaluation is running, or waits for its turn."""
         with self._lock:
             return any(not future.done() for future in self._futures)
 
     def add(self, future: Result, newest_only: bool) -> None:
-        """Adds a result that is to come.
+        """Adds a future result.
 
         Args:
             future: the result.
-            newest_only: whether earlier results that are finished are dropped.
+            newest_only: whether to drop earlier results that are finished.
         """
         with self._lock:
             while newest_only and self._futures and self._futures[0].done():
@@ -41,13 +41,13 @@ class PendingResults:
         """Waits for the next result, and returns it.
 
         Args:
-            timeout: seconds to wait; None: as long as it takes.
+            timeout: seconds to wait; None for no limit.
 
         Returns:
-            The result; None if it did not come in time, or none is to come.
+            The result; None if it is not ready in time, or no result is expected.
 
         Raises:
-            Exception: the error of the evaluation.
+            Exception: the error of the evaluation, if it failed.
         """
         with self._lock:
             future = self._futures[0] if self._futures else None
@@ -58,14 +58,14 @@ class PendingResults:
         except (FutureTimeout, CancelledError):
             return None
         with self._lock:
-            # Another thread may have taken it meanwhile.
+            # Another thread may have retrieved the result meanwhile.
             if not self._futures or self._futures[0] is not future:
                 return None
             self._futures.popleft()
         return future.result()
 
     def raise_failure(self) -> None:
-        """Raises the exception of an evaluation that failed and was not taken, if there is one."""
+        """Raises the exception of a failed evaluation, if there is one that was not retrieved."""
         with self._lock:
             failed = next((future for future in self._futures if _failed(future)), None)
             if failed is None:

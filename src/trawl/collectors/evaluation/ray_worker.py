@@ -20,22 +20,23 @@ _CLOSING = 10.0
 class RayEvalWorker:
     """Evaluates policies in an actor of a Ray cluster.
 
-    The actor is a process of its own, where ``init_fn`` runs before anything else is imported, as
-    some simulators require. Submitted evaluations run one after the other. If the actor has a
-    name, other programs of the cluster can use it through :meth:`from_name`.
+    The actor is a separate process, in which ``init_fn`` runs before anything else is imported.
+    Some simulators require this order. Submitted evaluations run one after the other. If the actor
+    has a name, other programs of the cluster can use it through :meth:`from_name`.
 
-    This class runs a number of steps. :class:`~trawl.collectors.Evaluator` with
-    ``backend="ray"`` runs whole episodes, the same for each policy, and reports the uncertainty
-    of their mean.
+    This class evaluates a policy for a number of steps. :class:`~trawl.collectors.Evaluator` with
+    ``backend="ray"`` runs whole episodes, which are the same for each policy, and reports the
+    uncertainty of the mean return.
 
     Args:
         init_fn: function that is called in the actor before anything else, or None.
-        env_maker: function that makes the environment there, of any kind that a collector takes.
+        env_maker: function that makes the environment in the actor, of any kind that a collector
+            accepts.
         policy_maker: function that makes the policy; called with the environment.
-        num_gpus: GPUs of the actor. None: 1 where the cluster has GPUs, else none.
+        num_gpus: number of GPUs of the actor; by default, 1 if the cluster has GPUs, otherwise 0.
         reward_keys: key of the reward.
         name: name of the actor in the cluster.
-        **remote_kwargs: further options of the actor, as ``ray.remote`` takes them.
+        **remote_kwargs: further options of the actor, which are passed to ``ray.remote``.
 
     Raises:
         ImportError: if Ray is not installed.
@@ -64,7 +65,7 @@ class RayEvalWorker:
         options = {"num_gpus": num_gpus, **remote_kwargs}
         if name is not None:
             options["name"] = name
-        # As bytes: unpickling the makers may import modules, which must come after init_fn.
+        # Sent as bytes, because unpickling the makers may import modules, and init_fn runs first.
         arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
         actor = ray.remote(**options)(_actor_class())
         self._actor: Any = actor.remote(list(sys.path), *arguments)
@@ -73,14 +74,14 @@ class RayEvalWorker:
 
     @classmethod
     def from_name(cls, name: str, *, reward_keys: Any = ("next", "reward")) -> RayEvalWorker:
-        """Returns a worker that uses the existing actor with a name.
+        """Returns a worker that uses an existing actor, which is found by its name.
 
         Args:
             name: the name that was given to the constructor.
             reward_keys: key of the reward, for evaluations that this worker submits.
 
         Raises:
-            ValueError: if there is no such actor.
+            ValueError: if no actor has this name.
         """
         worker = cls.__new__(cls)
         key = single_key("reward_keys", reward_keys)
@@ -101,40 +102,41 @@ class RayEvalWorker:
         deterministic: bool = True,
         break_when_any_done: bool = True,
     ) -> None:
-        """Starts an evaluation; the result of an earlier one is dropped.
+        """Starts an evaluation; the result of an earlier evaluation is dropped.
 
         Args:
             weights: weights of the policy, as a module, a TensorDict or a mapping of tensors;
                 copied at once. None: the policy keeps its weights.
             max_steps: maximum number of steps of each environment.
             deterministic: whether a probabilistic policy acts deterministically.
-            break_when_any_done: whether to stop at the first end of an episode; otherwise
-                episodes follow each other.
+            break_when_any_done: whether to stop at the first end of an episode; otherwise, new
+                episodes begin.
 
         Raises:
             RuntimeError: if the worker was shut down.
-            TypeError: for weights of a wrong type.
+            TypeError: if the weights have the wrong type.
         """
         from trawl.collectors.evaluation.snapshot import snapshot
 
         if self._actor is None:
-            raise RuntimeError("submit() on a worker that was shut down")
+            raise RuntimeError("submit() was called on a worker that was shut down")
         steps = check_number("max_steps", max_steps, least=1)
         copied = None if weights is None else snapshot(weights)
         packed = cloudpickle.dumps((copied, steps, deterministic, break_when_any_done))
         self._result = self._actor.evaluate.remote(packed, self._reward_key)
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
-        """Returns the result of the evaluation that was submitted last; it is returned once.
+        """Returns the result of the evaluation that was submitted last, but only once.
+
+        The result is a dict with two entries. ``reward`` is the mean return of episodes, a float.
+        ``frames`` has renderings of the environment before each step, as a uint8 tensor of shape
+        ``(steps, height, width, 3)``; it is None if the environment is not rendered as arrays.
 
         Args:
             timeout: seconds to wait for the result.
 
         Returns:
-            A dict with ``reward``, the mean return of episodes (float), and ``frames``, renderings
-            of the environment before each step, uint8 ``(steps, height, width, 3)``, or None if
-            the environment is not rendered as arrays. None instead of a dict if there is no
-            result yet, or none to come.
+            The result; None if it is not ready yet, or no result is expected.
 
         Raises:
             Exception: any error of the environment, the policy or the weights, with the traceback
@@ -159,7 +161,7 @@ class RayEvalWorker:
         try:
             ray.get(actor.close.remote(), timeout=_CLOSING)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            pass  # it has ended already, or is killed now
+            pass  # the actor has ended already, or is killed now
         finally:
             ray.kill(actor)
 

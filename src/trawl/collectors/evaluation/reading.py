@@ -1,4 +1,4 @@
-"""Reads the episodes of an evaluation from the batches that a collector delivers."""
+"""Reader that extracts an evaluation's episodes from a collector's batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from trawl.data.trajectories import join
 from trawl.keys import MASK, as_key, show_key
 
-# TorchRL's RewardSum writes the sum of the rewards so far here.
+# Key under which TorchRL's RewardSum writes the sum of the rewards so far.
 EPISODE_REWARD = ("next", "episode_reward")
 
 
@@ -24,8 +24,8 @@ class EvaluatedEpisodes:
     """The episodes of an evaluation, in the order of their numbers.
 
     Attributes:
-        returns: sums of their rewards, float64.
-        lengths: numbers of their steps, int64.
+        returns: sum of the rewards of each episode, float64.
+        lengths: number of steps of each episode, int64.
         seed: seed of the evaluation.
     """
 
@@ -42,9 +42,9 @@ class _EnvEpisodes:
     """Episodes of one environment of the batch.
 
     Attributes:
-        wanted: number of episodes that it contributes.
-        rewards: rewards of the episode under way.
-        frames: frames of the episode under way, if they are kept.
+        wanted: number of episodes that the environment contributes.
+        rewards: rewards of the current episode.
+        frames: frames of the current episode, if frames are kept.
     """
 
     wanted: int
@@ -56,13 +56,13 @@ class _EnvEpisodes:
 
 
 class EpisodeReader:
-    """Takes an equal share of the episodes, give or take one, from each environment.
+    """Reads an equal number of episodes, give or take one, from each environment.
 
-    Short episodes would be over-represented among the first that end. So each environment
-    contributes a fixed share, and its later episodes are left out.
+    Short episodes would be over-represented among the first episodes to end. Each environment
+    therefore contributes a fixed number of episodes, and its later episodes are left out.
 
     Args:
-        episodes: number of episodes in all.
+        episodes: total number of episodes.
         reward_key: key of the rewards.
         done_key: key of the flags that mark the ends of episodes.
         keep: whether whole trajectories are kept.
@@ -80,11 +80,11 @@ class EpisodeReader:
 
     @property
     def complete(self) -> bool:
-        """True if all episodes are there."""
+        """True if all episodes have been read."""
         return bool(self._envs) and all(len(x.returns) >= x.wanted for x in self._envs)
 
     def add(self, batch: TensorDictBase) -> None:
-        """Adds the episodes of a batch, ``(*environments, time)``."""
+        """Adds the episodes of a batch of shape ``(*environments, time)``."""
         steps = batch.shape[-1]
         num_envs = batch.shape[:-1].numel()
         if not self._envs:
@@ -137,7 +137,7 @@ class EpisodeReader:
             env.frames = []
 
     def _rewards(self, batch: TensorDictBase) -> Tensor:
-        """Returns the reward of each row in float64, or the sums so far that TorchRL writes."""
+        """Returns the reward of each row in float64, or TorchRL's running sums of rewards."""
         sums = batch.get(EPISODE_REWARD, None) if self.reward_key == ("next", "reward") else None
         self._sums = sums is not None
         values = self._get(batch, self.reward_key) if sums is None else sums
@@ -161,12 +161,15 @@ class EpisodeReader:
         )
 
     def trajectories(self) -> TensorDictBase:
-        """Returns padded trajectories: ``(episodes, longest)``, with ``("collector", "mask")``."""
+        """Returns trajectories, padded to shape ``(episodes, longest)``, with a mask.
+
+        The mask is at the key ``("collector", "mask")``.
+        """
         found = self._in_order([env.trajectories for env in self._envs])
-        # join() replaces a mask of the batches: rows that are no steps were left out above.
+        # join() may replace the batches' mask, because add() left out rows that are not steps.
         return join(found, "padded")
 
     def _in_order(self, by_env: Sequence[Sequence[Any]]) -> list[Any]:
-        """Returns entries in the order of their episodes: one of each environment in turn."""
+        """Returns entries in the order of their episodes, which alternate between environments."""
         num_envs = len(by_env)
         return [by_env[number % num_envs][number // num_envs] for number in range(self.episodes)]

@@ -19,7 +19,7 @@ class EvaluationResult(dict[str, Any]):
     """Metrics of an evaluation, by name.
 
     Attributes:
-        episodes: returns and lengths of its episodes.
+        episodes: returns and lengths of the evaluation's episodes.
     """
 
     episodes: EvaluatedEpisodes
@@ -34,7 +34,7 @@ class Comparison:
     """Paired comparison of two policies on the same episodes.
 
     Attributes:
-        difference: mean over the episodes of the first policy's return minus the second's.
+        difference: mean difference of the returns, first policy minus second policy.
         sem: standard error of the difference, from the differences of single episodes.
         low: lower end of the bootstrap confidence interval (95 %) of the difference.
         high: upper end of that interval.
@@ -65,10 +65,10 @@ def result_of(
     """Returns the metrics of an evaluation.
 
     Args:
-        measured: the outcome.
-        prefix: prefix of the names.
-        step: the step that the evaluation is logged at.
-        metrics: more metrics, by name; they replace those of the same names.
+        measured: outcome of the evaluation.
+        prefix: prefix of the metrics' names.
+        step: number of the step at which the evaluation is logged.
+        metrics: additional metrics, by name; they replace other metrics of the same names.
     """
     episodes = measured.episodes
     rewards = summarise(episodes.returns)
@@ -94,12 +94,12 @@ def metrics_of(returned: Any) -> dict[str, Any]:
     """Returns the metrics that a ``metrics_fn`` returned.
 
     Raises:
-        TypeError: if it did not return a mapping.
+        TypeError: if the function did not return a mapping.
     """
     if not isinstance(returned, Mapping):
         raise TypeError(
-            "metrics_fn must return a dict of metrics by name, as {'success_rate': 0.5}, but it "
-            f"returned {type(returned).__name__}: {returned!r}"
+            "metrics_fn must return a dict of metrics by name, such as {'success_rate': 0.5}, "
+            f"but it returned {type(returned).__name__}: {returned!r}"
         )
     return dict(returned)
 
@@ -113,8 +113,8 @@ def comparison_of(first: EvaluationResult, second: EvaluationResult) -> Comparis
     """Compares two policies, episode by episode.
 
     Args:
-        first: result of the first.
-        second: result of the second, on episodes of the same seeds.
+        first: result of the first policy.
+        second: result of the second policy, on episodes with the same seeds.
     """
     differences = first.episodes.returns - second.episodes.returns
     summary = summarise(differences)

@@ -1,4 +1,4 @@
-"""Copies of policies and weights, as they are at the call."""
+"""Snapshots of policies and weights."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def private_copy(policy: Any) -> Any:
         copied = copy.deepcopy(policy)
     except Exception as error:
         raise TypeError(
-            f"policy {type(policy).__name__} can't be copied: {error}. Give policy_factory, a "
-            "function that makes it, and pass its weights to each evaluation"
+            f"policy {type(policy).__name__} can't be copied: {error}. Pass policy_factory, a "
+            "function that makes the policy, and pass its weights to each evaluation"
         ) from error
     return copied.eval()
 
@@ -42,7 +42,7 @@ def snapshot(source: Any) -> Weights:
         source: a module, a TensorDict, a nested mapping of tensors, or a state dict.
 
     Raises:
-        TypeError: if it is none of these.
+        TypeError: if ``source`` is none of these.
     """
     weights = weights_of(source)
     copies: dict[int, Tensor] = {}
@@ -58,22 +58,23 @@ def check_different(policy: Any, first: Any, second: Any) -> None:
 
     Args:
         policy: the policy that was passed to the evaluator's constructor, or None.
-        first: weights of the first policy; None for those of ``policy``.
-        second: weights of the second policy; None for those of ``policy``.
+        first: weights of the first policy; None for the weights of ``policy``.
+        second: weights of the second policy; None for the weights of ``policy``.
 
     Raises:
-        ValueError: if both are the same object, or there is no second one.
+        ValueError: if both policies are the same object, or there is no second policy.
     """
     if policy is None and second is None:
         raise ValueError(
             "compare() needs two policies, but second is None, and an evaluator with a "
-            "policy_factory has no other weights to compare with: give the weights of both"
+            "policy_factory has no weights of its own to compare with: pass the weights of both "
+            "policies"
         )
     one, other = (policy if weights is None else weights for weights in (first, second))
     if one is other:
         what = "the evaluator's own policy" if one is policy else f"the same {type(one).__name__}"
         raise ValueError(
-            f"compare() needs two different policies, but first and second are both {what}: give "
+            f"compare() needs two different policies, but first and second are both {what}: pass "
             "another policy or its weights, such as a copy made earlier"
         )
 
@@ -81,20 +82,20 @@ def check_different(policy: Any, first: Any, second: Any) -> None:
 def snapshots(
     policy: Any, weights: Any, weights_dict: Mapping[str, Any] | None
 ) -> dict[str, Weights]:
-    """Copies all weights that an evaluation is to use.
+    """Copies all weights that an evaluation will use.
 
     Args:
         policy: the policy that was passed to the evaluator's constructor, or None.
         weights: weights of the policy; None for the current weights of ``policy``.
-        weights_dict: weights by model; its weights of the policy take precedence over
+        weights_dict: weights by model. Weights of the policy in this mapping take precedence over
             ``weights``.
 
     Returns:
-        The copies, by model. If no weights are given, there are none for a policy made by a
-        factory, which keeps its weights.
+        The copies, by model. If no weights are given for a policy made by a factory, there is no
+        copy, and the policy keeps its weights.
 
     Raises:
-        TypeError: for weights of a wrong type, or weights for a policy that has none.
+        TypeError: if weights have the wrong type, or the policy has no weights to replace.
     """
     given = dict(weights_dict or {})
     if weights is not None:
@@ -103,6 +104,6 @@ def snapshots(
         given[POLICY] = policy
     if POLICY in given and policy is not None and not isinstance(policy, nn.Module):
         raise TypeError(
-            f"policy {type(policy).__name__} has no weights to change: it is evaluated as it is"
+            f"policy {type(policy).__name__} has no weights to replace, because it is not a module"
         )
     return {model: snapshot(source) for model, source in given.items()}

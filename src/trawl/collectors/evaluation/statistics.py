@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 # Share of bootstrap resamples within the interval.
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
-# Numbers resampled at a time.
+# Maximum number of values that are resampled at a time.
 _CHUNK = 1 << 20
 
 
@@ -26,7 +26,7 @@ class Summary:
         mean: mean of the numbers.
         std: standard deviation with Bessel's correction; 0 for a single number.
         sem: standard error of the mean.
-        iqm: interquartile mean: the mean of the middle half, which a few outliers don't change.
+        iqm: interquartile mean: the mean of the middle half, which is robust to a few outliers.
         low: lower end of the bootstrap confidence interval (95 %) of the mean.
         high: upper end of that interval.
     """
@@ -66,7 +66,7 @@ def interquartile_mean(values: Floats) -> float:
 
 
 def bootstrap(values: Floats) -> tuple[float, float]:
-    """Computes the percentile bootstrap interval of the mean; equal numbers give equal intervals.
+    """Computes the percentile bootstrap interval of the mean; the result is deterministic.
 
     Returns:
         The ends of the interval; NaN for a single number.

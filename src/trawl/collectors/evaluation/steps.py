@@ -1,4 +1,4 @@
-"""Evaluates a policy for a number of steps, and renders them."""
+"""Evaluation of a policy for a number of steps, with renderings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepEvaluation:
         break_when_any_done: bool,
         reward_key: Any = ("next", "reward"),
     ) -> dict[str, Any]:
-        """Takes up to ``max_steps`` steps of each environment.
+        """Takes up to ``max_steps`` steps in each environment.
 
         Args:
             weights: new weights of the policy, or None.
@@ -51,8 +51,9 @@ class StepEvaluation:
             reward_key: key of the reward.
 
         Returns:
-            A dict with ``reward``, the mean return, and ``frames``, uint8
-            ``(steps, height, width, 3)``, or None if the environment is not rendered as arrays.
+            A dict with two entries. ``reward`` is the mean return. ``frames`` is a uint8 tensor of
+            shape ``(steps, height, width, 3)``, or None if the environment is not rendered as
+            arrays.
         """
         render = _renderer(self.env)
         frames: list[Any] = []
@@ -98,13 +99,13 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
     """Returns the mean return of episodes.
 
     Args:
-        rewards: ``(steps, environments)``.
-        ends: flags of the steps that ended an episode, of the same shape.
+        rewards: rewards, of shape ``(steps, environments)``.
+        ends: flags that mark the last steps of episodes, of the same shape.
         stopped: whether the evaluation stops at the first end of an episode.
 
     Returns:
-        The mean over the episodes that ended. If the evaluation stops at the first end, or no
-        episode ended, the mean over the environments of the sum of each one's rewards.
+        The mean return of the episodes that ended. If the evaluation stops at the first end, or no
+        episode ended, each environment's sum of rewards counts as a return.
     """
     if stopped or not ends.any():
         return float(rewards.sum(0).mean())
@@ -117,7 +118,7 @@ def _mean_return(rewards: Tensor, ends: Tensor, stopped: bool) -> float:
 
 
 def _renderer(env: Any) -> Callable[[], Any] | None:
-    """Returns the function that renders an environment as an array, or None if there is none."""
+    """Returns the function that renders an environment as arrays, or None if there is none."""
     inner = env.env if isinstance(env, GymEnv) else env
     mode = getattr(inner, "render_mode", None)
     render = getattr(inner, "render", None)

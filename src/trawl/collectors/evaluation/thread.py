@@ -18,10 +18,10 @@ class EvaluationThread:
 
     Args:
         name: name of the thread.
-        stopping: set once the thread is to end.
-        close: called in the thread at its end, with the seconds that it may take.
-        interrupt: called by the thread that stops this one, with the seconds that a function
-            under way may still take.
+        stopping: event that is set when the thread has to end.
+        close: function that the thread calls at its end, with the seconds that closing may take.
+        interrupt: function that ends a call that takes too long. It is called in the thread that
+            stops this thread, with the seconds that the call may still take.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EvaluationThread:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            # Their objects must not live until the next call.
+            # The objects that these names refer to must not live until the next call.
             del call, future, function
             result = None
         try:
@@ -79,7 +79,7 @@ class EvaluationThread:
             self._failure = error
 
     def request_stop(self, timeout: float = 0.0) -> None:
-        """Makes the thread end after the call under way; calls that wait are cancelled.
+        """Makes the thread end after its current call; waiting calls are cancelled.
 
         Args:
             timeout: seconds that closing may take.
@@ -90,16 +90,16 @@ class EvaluationThread:
                 self._calls.put(float(timeout))
 
     def stop(self, timeout: float) -> bool:
-        """Ends the thread; calls that wait are cancelled.
+        """Ends the thread; waiting calls are cancelled.
 
         Args:
-            timeout: seconds that the call under way may still take.
+            timeout: seconds that the current call may still take.
 
         Returns:
             True if the thread has ended.
 
         Raises:
-            Exception: the error of closing, once.
+            Exception: an error that occurred while closing; each error is raised only once.
         """
         self.request_stop(timeout)
         self._thread.join(timeout)

@@ -1,4 +1,4 @@
-"""The collector that evaluates, in a thread or in a worker."""
+"""Collector that runs evaluations, in a thread or in a worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EvaluationCollector(Collector):
         policy: the policy, or None with ``policy_factory``.
         policy_factory: function that makes the policy; called with the environment if it takes an
             argument.
-        **options: as :class:`~trawl.collectors.Collector` takes them.
+        **options: further options of a :class:`~trawl.collectors.Collector`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EvaluationCollector(Collector):
         **options: Any,
     ) -> None:
         env = build_env(create_env_fn, options.pop("create_env_kwargs", None), name="env")
-        # Before the first reset, which would change statistics that the learner may share.
+        # Done before the first reset, which would change statistics that the learner may share.
         freeze_wrappers(env)
         if policy_factory is not None:
             options["policy_factory"] = partial(made_policy, policy_factory, env)
@@ -84,11 +84,12 @@ class EvaluationCollector(Collector):
         """Ends an evaluation.
 
         Args:
-            step: the step that videos are logged at.
+            step: number of the step at which videos are logged.
             record: whether videos are made.
 
         Returns:
-            The first episode as uint8 ``(steps + 1, height, width, 3)``, if it was rendered here.
+            A video of the first episode, as a uint8 array of shape
+            ``(steps + 1, height, width, 3)``; None if the episode was not rendered here.
         """
         if not record:
             return None
@@ -97,7 +98,7 @@ class EvaluationCollector(Collector):
 
 
 def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:
-    """Returns the class of the collector that evaluates, with the methods of a user's class.
+    """Returns an ``EvaluationCollector`` class that has the methods of a user's class.
 
     Args:
         kind: ``Collector``, or a subclass of it.
@@ -108,24 +109,25 @@ def evaluation_class(kind: type[Collector]) -> type[EvaluationCollector]:
 
 
 def worker_seed(seed: int, worker: int) -> int:
-    """Returns a worker's seed of the policy's draws, and of environments not seeded by episode."""
+    """Returns a worker's seed, for its policy and for environments not seeded by episode."""
     return derive(seed, "worker", worker)
 
 
 def made_policy(factory: Callable[..., Any], env: Any) -> Any:
-    """Returns the policy that a factory makes for an environment; a random one if it makes none.
+    """Returns the policy that a factory makes for an environment.
 
-    A module is copied, because it may be trained in this process.
+    If the factory returns None, the policy is random. A module is copied, because it may be
+    trained in this process.
     """
     policy = factory(env) if _takes_argument(factory) else factory()
     return RandomPolicy(env.full_action_spec) if policy is None else private_copy(policy)
 
 
 def _takes_argument(factory: Callable[..., Any]) -> bool:
-    """Returns True if a factory is to be called with the environment."""
+    """Returns True if a factory has to be called with the environment."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # it has no signature to read
+    except (TypeError, ValueError):  # the factory has no signature to inspect
         return True
     kinds = (
         inspect.Parameter.POSITIONAL_ONLY,

@@ -1,4 +1,4 @@
-"""Sinks, which write collected frames to disk: one for each format."""
+"""Sinks that write collected frames to disk, one for each format."""
 
 from trawl.data.sinks.base import Sink
 from trawl.data.sinks.memmap import MemmapSink

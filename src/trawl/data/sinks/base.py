@@ -1,4 +1,4 @@
-"""Base class of sinks: the dataset's directory, its record, commits and full disks."""
+"""Base class of sinks, which handles a dataset's directory and record, commits and full disks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trawl.data.sinks.record import (
 )
 from trawl.keys import TRAJ_IDS
 
-# Bytes that are reserved on the disk, so that closing still works if collection has filled it up.
+# Bytes reserved on the disk, so that a sink can still be closed after the disk has become full.
 # Each entry needs two blocks.
 _RESERVE = 64 * 1024
 _RESERVE_PER_ENTRY = 8 * 1024
@@ -40,37 +40,38 @@ _BEGUN = {f".{RECORD}", _ROOM}
 
 
 class Sink(ABC):
-    """Writes batches into a dataset on disk, as they come.
+    """Writes batches to a dataset on disk.
 
     A dataset is a directory. Its file ``_dataset.json`` holds the number of valid frames, and each
-    commit replaces this file. If the process is killed, all committed frames can be read, and a
-    sink with ``resume=True`` continues after them. Commits also survive a power cut: frames are on
-    the disk before ``_dataset.json`` counts them. A subclass writes frames of its format in
-    ``_append``, and calls ``_commit`` when the frames are on the disk.
+    commit replaces this file. If the process is killed, all committed frames can still be read,
+    and a sink with ``resume=True`` continues after them. Commits also survive a power cut, because
+    frames are on the disk before ``_dataset.json`` counts them. A subclass writes frames in its
+    format in ``_append``, and calls ``_commit`` when the frames are on the disk.
 
     Leaving the ``with`` block closes the sink. If an exception leaves the block, the dataset is
     marked as not complete. A sink that is closed without any frames removes its directory.
 
     Args:
-        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
-            are created.
-        info: facts about the dataset, for ``_dataset.json``. You can add to the attribute
-            :attr:`info` until the sink is closed.
-        resume: True to continue a dataset of this format; if there is none, the sink begins one.
-            Trajectories do not continue: new ones have ids above those in the dataset.
+        directory: path of the dataset. Without ``resume``, this path must not exist. Missing
+            parent directories are created.
+        info: facts about the dataset, which are stored in its ``_dataset.json``. You can add facts
+            to the attribute :attr:`info` until the sink is closed.
+        resume: True to continue a dataset of this format. If there is none, the sink begins one.
+            Trajectories in the dataset are not continued. New trajectories have ids above those in
+            the dataset.
 
     Attributes:
         directory: path of the dataset.
         frames: number of committed frames, which can be read even after a crash.
         info: facts about the dataset, which are written to ``_dataset.json``.
-        closed: True if the sink was closed.
+        closed: True if the sink is closed.
 
     Raises:
-        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+        FileExistsError: if ``directory`` exists, unless ``resume`` is True and the directory is a
             dataset.
         BlockingIOError: if another sink is writing to the dataset.
         OSError: if the directory can't be written.
-        ValueError: with ``resume``, if the dataset is of another format, or damaged.
+        ValueError: if ``resume`` is True, and the dataset has another format or is damaged.
     """
 
     #: Name of the format.
@@ -119,15 +120,20 @@ class Sink(ABC):
 
     @abstractmethod
     def _begin(self, entries: list[Entry]) -> None:
-        """Prepares the files for frames with these entries, before the first frames."""
+        """Prepares the files for frames with these entries, before the first frames are added."""
 
     @abstractmethod
     def _append(self, rows: TensorDictBase) -> None:
-        """Takes frames of shape ``(frames,)``; if it raises, the dataset has none of them."""
+        """Adds frames of shape ``(frames,)``, or raises an exception and adds none of them."""
 
     @abstractmethod
     def _flush(self, everything: bool) -> None:
-        """Commits waiting frames: those that can be committed now, or ``everything``."""
+        """Commits waiting frames.
+
+        Args:
+            everything: True to commit all of them; False to commit only those that can be
+                committed now.
+        """
 
     @abstractmethod
     def _layout(self) -> dict[str, Any]:
@@ -135,10 +141,10 @@ class Sink(ABC):
 
     @abstractmethod
     def _restore(self, record: Record) -> None:
-        """Continues after the commit that the record describes; later data does not count.
+        """Continues after the commit that the record describes, and ignores any later data.
 
         Raises:
-            ValueError: if committed data is missing or damaged; nothing is changed then.
+            ValueError: if committed data is missing or damaged. In this case, nothing is changed.
         """
 
     @abstractmethod
@@ -152,26 +158,26 @@ class Sink(ABC):
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Number of frames that were written, and are not committed yet."""
+        """Number of frames that were written but are not committed yet."""
 
     # --- writing
 
     def write(self, batch: TensorDictBase) -> None:
         """Appends the frames of a batch of any shape, row by row.
 
-        Rows without experience (masked out, or with trajectory id -1) are left out. If an error
-        is raised, the dataset has no frame of the batch.
+        Rows without experience (masked out, or with trajectory id -1) are left out. If this method
+        raises an error, the dataset has no frame of the batch.
 
         Args:
-            batch: a TensorDict as a collector delivers it, with the same entries in each call.
+            batch: a TensorDict that a collector delivered. All batches must have the same entries.
 
         Raises:
             ValueError: if the entries differ from those of earlier batches.
             TypeError: if the batch is not a TensorDict, or an entry is neither a tensor of a fixed
                 shape nor text.
             RuntimeError: if the sink is closed.
-            OSError: if the batch can't be written. If the disk is full, the message has the path
-                and the free space.
+            OSError: if the batch can't be written. If the disk is full, the message includes the
+                path and the free space.
         """
         if self.closed:
             raise RuntimeError(f"{type(self).__name__}({str(self.directory)!r}) is closed")
@@ -196,7 +202,7 @@ class Sink(ABC):
             raise
 
     def _with_own_ids(self, rows: TensorDictBase) -> TensorDictBase:
-        """Returns the frames with ids above those that a resumed dataset already has."""
+        """Returns the frames, with trajectory ids above those already in a resumed dataset."""
         ids = rows.get(TRAJ_IDS, None)
         if ids is None:
             return rows
@@ -209,8 +215,8 @@ class Sink(ABC):
     def commit(self) -> None:
         """Commits the frames written so far, so that they can be read even after a crash.
 
-        Sinks also commit by themselves, as often as suits their format. The format ``minari``
-        commits whole episodes only: frames of unfinished episodes go on waiting.
+        Sinks also commit on their own, at times that depend on the format. The format ``minari``
+        commits only whole episodes; frames of unfinished episodes are not committed yet.
 
         Raises:
             OSError: if the frames can't be written.
@@ -220,7 +226,7 @@ class Sink(ABC):
                 self._flush(everything=False)
 
     def _commit(self, frames: int) -> None:
-        """Writes a record that counts this many frames."""
+        """Writes a record in which ``frames`` is the number of valid frames."""
         before, self.frames = self.frames, frames
         try:
             self._write_record(complete=False)
@@ -245,12 +251,14 @@ class Sink(ABC):
     # --- closing
 
     def close(self, *, complete: bool = True, sync: bool = True) -> None:
-        """Commits all frames and closes the sink; may be called again, also after an interruption.
+        """Commits all frames and closes the sink.
+
+        This method can be called again, for example after an interruption.
 
         Args:
             complete: False to mark the dataset as not complete, because collection was cut short.
-            sync: True to wait until the files that closing writes are on the disk. Frames that
-                were committed before survive a power cut in any case.
+            sync: True to wait until the files that this method writes are on the disk. Frames that
+                were committed earlier survive a power cut in any case.
 
         Raises:
             OSError: if a file can't be written. Committed frames can still be read, and the
@@ -308,11 +316,11 @@ class Sink(ABC):
             if self.directory.is_dir() and set(os.listdir(self.directory)) <= _BEGUN:
                 return True
             raise FileExistsError(
-                f"{self.directory} exists already, and is no dataset to go on with"
+                f"{self.directory} already exists, and is not a dataset that can be continued"
             ) from error
         if found != self.format:
             raise ValueError(
-                f"{self.directory} is a dataset of format {found}, and can't be gone on with as "
+                f"{self.directory} is a dataset of format {found}, and can't be continued as "
                 f"{self.format}"
             )
         return True
@@ -342,7 +350,7 @@ class Sink(ABC):
         self.frames = record.frames
         self.info = {**record.given, **self.info}
         self._first_id = self._next_id = record.next_id
-        # Without committed frames the files may be incomplete, so the next batch makes them anew.
+        # Without committed frames, the files may be incomplete. The next batch creates them again.
         if self.frames:
             self._entries = record.entries
             self._restore(record)
@@ -354,7 +362,7 @@ class Sink(ABC):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Adds the path and the free space to errors of a full disk within the context."""
+        """Adds the path and the free space to errors that a full disk causes in the context."""
         try:
             yield
         except OSError as error:
@@ -366,9 +374,10 @@ class Sink(ABC):
 
 
 def was_closed(directory: str | os.PathLike[str]) -> bool:
-    """Returns False if a sink still writes to a dataset, or its process ended without closing it.
+    """Returns True if the last sink that wrote to a dataset was closed.
 
-    An open sink keeps a reserve on the disk, which closing removes.
+    Returns False if the sink is still open, or if its process ended without closing it. An open
+    sink keeps a file that reserves space on the disk, and :meth:`Sink.close` removes this file.
     """
     return not os.path.lexists(Path(directory) / _ROOM)
 
@@ -377,14 +386,14 @@ def check_free(directory: str | os.PathLike[str]) -> None:
     """Checks that nothing exists at the path of a new dataset.
 
     Raises:
-        FileExistsError: if something exists there.
+        FileExistsError: if the path exists.
     """
     if os.path.lexists(directory):
         raise FileExistsError(_exists_already(directory))
 
 
 def _exists_already(directory: str | os.PathLike[str]) -> str:
-    return f"{directory} exists already, and nothing is written over"
+    return f"{directory} already exists, and is not overwritten"
 
 
 def _lock(place: Path) -> int:
@@ -394,6 +403,6 @@ def _lock(place: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        reason = "is being written by another sink, or another process"
+        reason = "another sink or process is writing to this dataset"
         raise BlockingIOError(error.errno, reason, str(place)) from None
     return file

@@ -23,7 +23,7 @@ _NAMES = (
 )
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in _NAMES if hasattr(torch, n)}
 _TEXT = "str"
-# Limits on the values in a record: beyond them torch fails, or recursion gets too deep.
+# Limits for the values in a record. Beyond these, torch fails, or the recursion gets too deep.
 _MOST_PARTS, _MOST_DIMS, _MOST_BYTES = 64, 32, 2**63
 
 
@@ -43,7 +43,7 @@ class Entry:
 
     @classmethod
     def of(cls, key: Key, value: Any) -> Entry:
-        """Returns the entry that describes a value of several frames.
+        """Returns the description of an entry, made from its value for several frames.
 
         Raises:
             TypeError: if the value is neither text nor a tensor of a fixed shape and a supported
@@ -51,21 +51,23 @@ class Entry:
         """
         if isinstance(value, Tensor) and not value.is_nested:
             if value.dtype not in _DTYPES.values():
-                raise TypeError(f"a dataset can't hold {value.dtype}, as entry {show_key(key)} is")
+                raise TypeError(
+                    f"a dataset can't hold {value.dtype}, the dtype of entry {show_key(key)}"
+                )
             return cls(key, value.dtype, tuple(value.shape[1:]))
         if isinstance(value, (NonTensorData, NonTensorStack)) and _is_text(value):
             return cls(key, None, ())
         raise TypeError(
-            f"a dataset holds tensors of fixed shapes and text, but entry {show_key(key)} is "
-            f"{'ragged' if isinstance(value, Tensor) else type(value).__name__}"
+            f"a dataset can hold only text and tensors of fixed shape, but entry {show_key(key)} "
+            f"is {'ragged' if isinstance(value, Tensor) else type(value).__name__}"
         )
 
     @classmethod
     def from_json(cls, facts: Any) -> Entry:
-        """The inverse of :meth:`to_json`.
+        """Returns the entry that an object from :meth:`to_json` describes.
 
         Raises:
-            ValueError: if ``facts`` do not describe an entry.
+            ValueError: if ``facts`` is not a description of an entry.
         """
         facts = facts if isinstance(facts, dict) else {}
         key, name, shape = facts.get("key"), facts.get("dtype"), facts.get("shape")
@@ -74,19 +76,19 @@ class Entry:
             or not 0 < len(key) <= _MOST_PARTS
             or not all(isinstance(part, str) for part in key)
         ):
-            raise ValueError(f"an entry has the key {reprlib.repr(key)}")
+            raise ValueError(f"an entry has the invalid key {reprlib.repr(key)}")
         if name != _TEXT and (not isinstance(name, str) or name not in _DTYPES):
-            raise ValueError(f"an entry has the dtype {reprlib.repr(name)}")
+            raise ValueError(f"an entry has the invalid dtype {reprlib.repr(name)}")
         if (
             not isinstance(shape, list)
             or len(shape) > (0 if name == _TEXT else _MOST_DIMS)
             or not all(is_count(size) for size in shape)
         ):
-            raise ValueError(f"an entry has the shape {reprlib.repr(shape)}")
+            raise ValueError(f"an entry has the invalid shape {reprlib.repr(shape)}")
         return cls(tuple(key), _DTYPES.get(name), tuple(shape))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as an object for a JSON file."""
+        """Returns a description of the entry for a JSON file."""
         return {"key": list(self.key), "dtype": self.kind, "shape": list(self.shape)}
 
     @property
@@ -96,12 +98,12 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Number of values in one frame; 1 for text."""
+        """Number of values of the entry in one frame; 1 for text."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Number of bytes in one frame; 0 for text, which has no fixed size."""
+        """Number of bytes of the entry in one frame; 0 for text, which has no fixed size."""
         return 0 if self.dtype is None else self.size * self.dtype.itemsize
 
     @property
@@ -119,11 +121,11 @@ def entries_from_json(facts: Any, frames: int) -> list[Entry]:
     """Returns the entries that a dataset's record lists.
 
     Args:
-        facts: the record's list of entries, unchecked.
+        facts: the record's list of entries, not yet checked.
         frames: number of frames in the dataset.
 
     Raises:
-        ValueError: if a dataset can't have these entries.
+        ValueError: if ``facts`` is not a list of entries that a dataset can have.
     """
     if not isinstance(facts, list):
         raise ValueError(f"entries must be a list, but it is {reprlib.repr(facts)}")
@@ -133,19 +135,21 @@ def entries_from_json(facts: Any, frames: int) -> list[Entry]:
         raise ValueError("two entries have the same key")
     for key in keys:
         if any(key[:length] in keys for length in range(1, len(key))):
-            raise ValueError(f"entry {reprlib.repr(key)} lies within another entry")
+            raise ValueError(f"entry {reprlib.repr(key)} is nested in another entry")
     for entry in entries:
-        # A dimension of size 0 counts as 1, because torch multiplies the others all the same.
+        # A dimension of size 0 counts as 1, because torch multiplies the others anyway.
         numbers = math.prod(max(1, size) for size in entry.shape)
         if max(1, frames) * numbers * (entry.dtype or torch.int8).itemsize >= _MOST_BYTES:
-            raise ValueError(f"no disk holds {frames} frames of shape {list(entry.shape)}")
+            raise ValueError(
+                f"{frames} frames of shape {list(entry.shape)} are too large for any disk"
+            )
     if frames and not any(entry.size for entry in entries):
-        raise ValueError(f"it says {frames} frames, but no entry that holds any")
+        raise ValueError(f"it records {frames} frames, but has no entry with data")
     return entries
 
 
 def bytes_of(rows: TensorDictBase, entries: Sequence[Entry]) -> int:
-    """Returns the number of bytes that frames take in memory; a character counts as one."""
+    """Returns the size of frames in memory in bytes; a character of text counts as one byte."""
     size = len(rows) * sum(entry.row for entry in entries)
     texts = (text for e in entries if e.dtype is None for text in to_texts(rows.get(e.key)))
     return size + sum(map(len, texts))
@@ -158,7 +162,7 @@ def to_texts(value: Any) -> list[str]:
 
 
 def from_texts(texts: Sequence[str]) -> Any:
-    """The inverse of :func:`to_texts`."""
+    """Converts strings, one for each frame, back to the values of a text entry."""
     return stack([NonTensorData(text) for text in texts])
 
 
@@ -168,7 +172,7 @@ def _is_text(value: NonTensorData | NonTensorStack) -> bool:
 
 
 def entries_of(rows: TensorDictBase) -> list[Entry]:
-    """Returns the entries that frames have.
+    """Returns descriptions of the entries of frames.
 
     Raises:
         TypeError: if an entry is neither text nor a tensor of a fixed shape and a supported dtype.
@@ -177,7 +181,7 @@ def entries_of(rows: TensorDictBase) -> list[Entry]:
 
 
 def check_alike(entries: Sequence[Entry], rows: TensorDictBase) -> None:
-    """Checks that frames have these entries.
+    """Checks that frames have the given entries.
 
     Raises:
         ValueError: if the frames have other entries.
@@ -187,7 +191,7 @@ def check_alike(entries: Sequence[Entry], rows: TensorDictBase) -> None:
     expected = {entry.key for entry in entries}
     if set(found) != expected:
         raise ValueError(
-            f"batches must have the same entries, but this one lacks "
+            "all batches must have the same entries, but this one lacks "
             f"{show_keys(expected - set(found))} and adds {show_keys(set(found) - expected)}"
         )
     for entry in entries:
@@ -204,7 +208,7 @@ def _shown(entry: Entry) -> str:
 
 
 def _leaves(rows: TensorDictBase) -> list[tuple[Any, Any]]:
-    """Returns keys and values of all entries, including non-tensor ones."""
+    """Returns the keys and values of all entries, including entries that are not tensors."""
     return list(rows.items(True, True, is_leaf=_is_leaf))
 
 
@@ -217,7 +221,7 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
 
     Args:
         batch: a batch of any shape. Rows where ``("collector", "mask")`` is False or the
-            trajectory id is -1 are not experience: they are left out, and so is the mask.
+            trajectory id is -1 hold no experience, and are left out. The mask is removed.
 
     Returns:
         A TensorDict of shape ``(frames,)``.
@@ -234,10 +238,10 @@ def flat_frames(batch: TensorDictBase) -> TensorDictBase:
 
 
 def rechunk(parts: Iterable[TensorDictBase], size: int) -> Iterator[TensorDictBase]:
-    """Yields frames, ``size`` at a time; the last batch may have fewer.
+    """Yields frames in batches of ``size``; the last batch may have fewer.
 
     Args:
-        parts: the frames, any number at a time.
+        parts: the frames, in batches of any size.
         size: number of frames in a batch.
     """
     waiting: list[TensorDictBase] = []
@@ -255,7 +259,7 @@ def rechunk(parts: Iterable[TensorDictBase], size: int) -> Iterator[TensorDictBa
 
 
 def to_numbers(values: Tensor) -> NDArray[Any]:
-    """Converts an entry's values to an array ``(frames, numbers)`` of a common dtype.
+    """Converts an entry's values to an array of shape ``(frames, numbers)`` and a common dtype.
 
     The conversion is exact: a complex number becomes two numbers, and bfloat16 and floats that
     are narrower than float16 become float32.
@@ -270,7 +274,10 @@ def to_numbers(values: Tensor) -> NDArray[Any]:
 
 
 def from_numbers(entry: Entry, array: NDArray[Any]) -> Tensor:
-    """Inverse of :func:`to_numbers`: a tensor ``(frames, *shape)`` with memory of its own."""
+    """Converts an array from :func:`to_numbers` back to the values of an entry.
+
+    The result is a tensor of shape ``(frames, *shape)``, which has its own memory.
+    """
     frames, dtype = len(array), entry.dtype
     assert dtype is not None
     if dtype.is_complex:

@@ -19,10 +19,12 @@ from trawl.keys import DONE, DONE_KEYS, REWARD, Key, nested, next_of, show_key
 class EpisodeCodec:
     """Converts between the frames of a trajectory and an episode of Minari.
 
-    An episode has one observation more than steps: the last one follows the last step. All other
-    entries of the frames are infos, named by their columns. Infos also have one row more than
-    steps. An entry under ``"next"`` repeats its first row at the beginning, any other entry repeats
-    its last row at the end. A value that is constant in an episode, such as its id, stays constant.
+    An episode has one more observation than steps, because the last observation follows the last
+    step. Entries of the frames that are not observations, actions, rewards or flags become infos,
+    which have the names of the entries' columns. Infos also have one more row than steps. An info
+    from an entry under ``"next"`` repeats its first row at the beginning, and any other info
+    repeats its last row at the end. A value that is constant in an episode, such as the trajectory
+    id, stays constant.
 
     Args:
         entries: entries of the frames.
@@ -43,18 +45,21 @@ class EpisodeCodec:
         for leaf in self.observations.leaves:
             if next_of(leaf.key) not in self.entries:
                 raise ValueError(
-                    f"an episode has the observation after its last step, but the frames have no "
-                    f"{show_key(next_of(leaf.key))}: collect without compact_obs"
+                    "an episode includes the observation after its last step, but the frames "
+                    f"have no {show_key(next_of(leaf.key))}: collect without compact_obs"
                 )
         reward = self.entries.get(REWARD)
         if reward is None or reward.size != 1:
             raise ValueError(
-                f"an episode has one reward a step, but {show_key(REWARD)} "
+                f"an episode has one reward per step, but {show_key(REWARD)} "
                 f"{'is missing' if reward is None else f'has shape {reward.shape}'}"
             )
         done = self.entries.get(DONE)
         if done is None or done.size != 1:
-            raise ValueError("an episode ends when ('next', 'done') says so, a flag of each frame")
+            raise ValueError(
+                "the frames need ('next', 'done'), with one flag per frame, to mark the end of "
+                "an episode"
+            )
         taken = {leaf.key for leaf in (*self.observations.leaves, *self.actions.leaves)}
         taken |= {next_of(leaf.key) for leaf in self.observations.leaves}
         taken |= {REWARD, *((name,) for name in DONE_KEYS), *(("next", name) for name in DONE_KEYS)}
@@ -62,7 +67,10 @@ class EpisodeCodec:
         self.empty = [entry for entry in entries if entry.key not in taken and not entry.size]
 
     def _codec(self, root: str, space: Space[Any]) -> SpaceCodec:
-        """Returns a codec of the space; discrete values are one-hot or indices as in the frames."""
+        """Returns a codec for the space.
+
+        The codec represents discrete values as the frames do, by one-hot vectors or indices.
+        """
         codecs = [SpaceCodec(space, root, categorical) for categorical in (False, True)]
         for codec in codecs:
             if all(_is_of(self.entries.get(leaf.key), leaf) for leaf in codec.leaves):
@@ -70,8 +78,8 @@ class EpisodeCodec:
         wanted = {show_key(leaf.key): tuple(leaf.spec.shape) for leaf in codecs[0].leaves}
         there = {show_key(key): entry.shape for key, entry in self.entries.items()}
         raise ValueError(
-            f"the environment's {root} space wants {wanted}, but the frames hold {there}: give "
-            "the environment that they are of, or none"
+            f"the environment's {root} space needs {wanted}, but the frames have {there}: pass "
+            "the environment that the frames come from, or env=None"
         )
 
     # --- to Minari
@@ -82,7 +90,7 @@ class EpisodeCodec:
         Args:
             rows: the trajectory, of shape ``(steps,)``.
             cut: True if the trajectory was cut after these rows. The last step is then marked as
-                truncated, unless it is done.
+                truncated, unless it is marked as done.
         """
         leaves = self.observations.leaves
         before = [self._array(rows, leaf.key, leaf) for leaf in leaves]
@@ -90,8 +98,8 @@ class EpisodeCodec:
         for leaf, one, other in zip(leaves, before, after, strict=True):
             if not np.array_equal(one[1:], other[:-1], equal_nan=one.dtype.kind == "f"):
                 raise ValueError(
-                    f"observation {show_key(leaf.key)} of a step is another than that after the "
-                    "step before, so that an episode of Minari can't hold both"
+                    f"observation {show_key(leaf.key)} of a step differs from the observation "
+                    "after the previous step, but an episode of Minari can hold only one of them"
                 )
         acted = [self._array(rows, leaf.key, leaf) for leaf in self.actions.leaves]
         pairs = zip(before, after, strict=True)
@@ -120,7 +128,7 @@ class EpisodeCodec:
         return array.astype(leaf.dtype, copy=False)
 
     def _ends(self, rows: TensorDictBase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Returns the flags done, terminated and truncated of each step."""
+        """Returns the flags ``done``, ``terminated`` and ``truncated`` of each step."""
         done = to_numbers(rows.get(DONE)).reshape(-1).copy()
         flags: dict[str, NDArray[Any]] = {}
         for name in ("terminated", "truncated"):
@@ -172,7 +180,7 @@ class EpisodeCodec:
         if entry.dtype is None:
             texts = list(array)
             if not all(isinstance(text, str) for text in texts):
-                raise ValueError(f"{show_key(key)} lacks texts")
+                raise ValueError(f"{show_key(key)} has values that are not text")
             return from_texts(texts)
         return from_numbers(entry, np.asarray(array).reshape(len(array), -1))
 
@@ -186,7 +194,10 @@ def _values(rows: TensorDictBase, entry: Entry) -> NDArray[Any]:
 
 
 def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
-    """Returns True if an entry fits a leaf of a space; shapes of size 1 fit each other."""
+    """Returns True if an entry fits a leaf of a space.
+
+    If both have only one value, their shapes may differ.
+    """
     shape = tuple(leaf.spec.shape)
     if entry is None or (entry.dtype is None) != isinstance(leaf.space, spaces.Text):
         return False
@@ -196,11 +207,11 @@ def _is_of(entry: Entry | None, leaf: SpaceLeaf) -> bool:
 def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:
     """Returns spaces of observations and actions, without bounds, that fit the entries.
 
-    Observations are the entries that are also under ``"next"``, except for ``done``,
+    Observations are the entries that also occur under ``"next"``, except for ``done``,
     ``terminated`` and ``truncated``.
 
     Raises:
-        ValueError: if there is no observation or no action, or no space fits one of them.
+        ValueError: if there is no observation or no action, or an entry fits no space.
     """
     keys = {entry.key for entry in entries}
     flags = {(name,) for name in DONE_KEYS}
@@ -208,7 +219,7 @@ def spaces_of(entries: Sequence[Entry]) -> tuple[Space[Any], Space[Any]]:
     acted = [entry for entry in entries if entry.key[-1] == "action" and entry.key[0] != "next"]
     for name, found in (("observation", observed), ("action", acted)):
         if not found:
-            raise ValueError(f"the frames hold no {name}, as an episode of Minari does")
+            raise ValueError(f"the frames have no {name}, but an episode of Minari needs one")
     return _space(observed, ("observation",)), _space(acted, ("action",))
 
 
@@ -225,7 +236,7 @@ def _dict(tree: Mapping[str, Any]) -> spaces.Dict:
 def _box(entry: Entry) -> Space[Any]:
     if entry.dtype is None:
         raise ValueError(
-            f"entry {show_key(entry.key)} is text, and the frames don't define its space: give "
+            f"entry {show_key(entry.key)} is text, and the frames don't define its space: pass "
             "the environment that they come from"
         )
     if entry.dtype == torch.bool:
@@ -234,10 +245,12 @@ def _box(entry: Entry) -> Space[Any]:
         dtype = torch.empty(0, dtype=entry.dtype).numpy().dtype
     except TypeError:
         raise ValueError(
-            f"entry {show_key(entry.key)} is {entry.dtype}, which no space is of"
+            f"entry {show_key(entry.key)} is {entry.dtype}, and no space has this dtype"
         ) from None
     if dtype.kind == "c":
-        raise ValueError(f"entry {show_key(entry.key)} is {entry.dtype}, which no space is of")
+        raise ValueError(
+            f"entry {show_key(entry.key)} is {entry.dtype}, and no space has this dtype"
+        )
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, entry.shape, dtype.type)
     limits = np.iinfo(dtype)

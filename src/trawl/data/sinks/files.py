@@ -1,7 +1,7 @@
-"""Files of a dataset: opened only inside its directory, and synced to survive a power cut.
+"""Access to the files of a dataset, only inside its directory; written files survive a power cut.
 
-A dataset may come from an untrusted source. Links, paths with ``..``, devices and pipes in it are
-refused. The directory itself may be reached through a link.
+A dataset may come from an untrusted source. Links, devices, pipes and paths with ``..`` inside the
+dataset are refused. The path of the directory itself may contain links.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _SYNCED_TOGETHER = 16
 _NO_REGULAR_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 # Errors of file systems that can't sync a directory.
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP)
-# Maximum size of a JSON file in bytes; those that sinks write are far smaller.
+# Maximum size of a JSON file in bytes; the files that sinks write are far smaller.
 _LONGEST = 64 << 20
 _HERE = os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def damaged(path: str | os.PathLike[str], what: str) -> ValueError:
-    """Returns the error that says what is wrong with a file of a dataset."""
+    """Returns an error that describes the damage to a file of a dataset."""
     name = str(path)
     return ValueError(f"{name if name.isprintable() else repr(name)} is damaged: {what}")
 
 
 @contextmanager
 def reading(path: Path, *kinds: type[BaseException]) -> Iterator[None]:
-    """Context in which a library's errors while reading a file are reported as a damaged file.
+    """Reports errors that a library raises within the context as a damaged file.
 
     Args:
         path: path of the file, for error messages.
@@ -51,7 +51,7 @@ def reading(path: Path, *kinds: type[BaseException]) -> Iterator[None]:
 
 
 def is_inside(name: str) -> bool:
-    """Returns True if a relative path from a dataset stays inside its directory."""
+    """Returns True if a relative path from a dataset stays inside the dataset's directory."""
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -72,8 +72,8 @@ def open_inside(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if it is not a regular file, or is reached through a link.
-        OSError: if it can't be opened.
+        ValueError: if the file is not a regular file, or its path in the dataset contains a link.
+        OSError: if the file can't be opened.
     """
     *folders, last = name.split("/")
     path = directory / name
@@ -99,15 +99,15 @@ def open_inside(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_frames(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
-    """Opens a file that holds frames, as :func:`open_inside` does.
+    """Opens a file that holds frames, with the same checks as :func:`open_inside`.
 
     Raises:
-        ValueError: also if the file is missing, because the record says that it exists.
+        ValueError: also if the file is missing, because according to the record it exists.
     """
     try:
         return open_inside(directory, name, flags)
     except FileNotFoundError:
-        raise damaged(directory, f"it lacks {name!r}") from None
+        raise damaged(directory, f"it lacks the file {name!r}") from None
 
 
 def read_json(file: int, path: Path) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def read_json(file: int, path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(path, str(error)) from None
     if not isinstance(found, dict):
-        raise damaged(path, f"it must be an object, but it is {reprlib.repr(found)}")
+        raise damaged(path, f"it must contain a JSON object, but it contains {reprlib.repr(found)}")
     return found
 
 
 def check_plain(directory: Path) -> None:
-    """Checks, before a dataset is written to, that it has only regular files and folders.
+    """Checks that a dataset has only regular files and folders, before a sink writes to it.
 
     Raises:
-        ValueError: if it has a link, a device or a pipe.
+        ValueError: if the dataset contains a link, a device or a pipe.
     """
     for place, folders, files in os.walk(directory, onerror=_raise):
         for name in (*folders, *files):
@@ -153,18 +153,24 @@ def _raise(error: OSError) -> None:
 
 
 def _no_file(path: Path) -> ValueError:
-    return damaged(path, "it is no regular file, or a link leads to it, and none is followed")
+    return damaged(
+        path, "it is not a regular file, or its path contains a link, and links are not followed"
+    )
 
 
 def create(path: Path) -> int:
-    """Opens a new file for writing, and replaces one that a failed attempt may have left."""
+    """Creates a file for writing, and first removes a file that a failed attempt has left.
+
+    Returns:
+        The file's descriptor.
+    """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o666)
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, wait: bool = True) -> None:
-    """Writes a JSON file, and atomically replaces one that exists.
+    """Writes a JSON file, which atomically replaces an existing file.
 
     Args:
         path: path of the file.

@@ -1,4 +1,4 @@
-"""Memory-mapped files, of which changes stay in memory."""
+"""Memory-mapped files; changes to them stay in memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import weakref
 from typing import Any
 
-# Python defines it since 3.13; the value is that of x86-64 and ARM. Without this flag the kernel
-# refuses to map files larger than memory, because it reserves memory for all pages to be changed.
+# Python defines this flag since 3.13; 0x4000 is its value on x86-64 and ARM. Without the flag, the
+# kernel reserves memory for changes to all pages, and refuses to map files larger than memory.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,11 +24,11 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def map_private(file: int, nbytes: int) -> Any:
     """Maps the beginning of a file copy-on-write: changes in memory do not reach the file.
 
-    Unlike ``mmap.mmap`` before Python 3.13, this function keeps no descriptor open. The number of
-    descriptors of a process is limited.
+    Unlike ``mmap.mmap`` before Python 3.13, this function keeps no descriptor open, because a
+    process can have only a limited number of descriptors.
 
     Args:
-        file: descriptor of the file; it may be closed afterwards.
+        file: descriptor of the file, which the caller may close afterwards.
         nbytes: number of bytes to map, more than 0 and at most the size of the file.
 
     Returns:
@@ -43,6 +43,6 @@ def map_private(file: int, nbytes: int) -> Any:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at exit, because tensors may still be read then.
+    # Keeps the mapping at exit, because tensors may still be read then.
     weakref.finalize(buffer, _libc.munmap, address, nbytes).atexit = False
     return buffer

@@ -24,20 +24,20 @@ from trawl.keys import Key, nested, show_key
 
 
 class MemmapSink(Sink):
-    """Writes a memory-mapped TensorDict: quick to write and to read, of any size and any dtype.
+    """Writes a memory-mapped TensorDict of any size and any dtype, which is fast to write and read.
 
-    After the sink is closed, ``TensorDict.load_memmap`` can read the dataset's ``frames/``. Each
-    batch is committed as it is written: :meth:`write` waits some milliseconds for the disk, so
-    use batches of at least a few hundred frames. This format can't hold text.
+    After the sink is closed, ``TensorDict.load_memmap`` can read the dataset's ``frames/``.
+    :meth:`write` commits each batch, and waits a few milliseconds for the disk. Therefore, use
+    batches of at least a few hundred frames. This format can't hold text.
 
     Args:
-        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
-            are created.
-        info: facts about the dataset, for ``_dataset.json``.
-        resume: True to continue a dataset of this format; if there is none, the sink begins one.
+        directory: path of the dataset. Without ``resume``, this path must not exist. Missing
+            parent directories are created.
+        info: facts about the dataset, which are stored in its ``_dataset.json``.
+        resume: True to continue a dataset of this format. If there is none, the sink begins one.
 
     Raises:
-        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+        FileExistsError: if ``directory`` exists, unless ``resume`` is True and the directory is a
             dataset.
         OSError: if the directory can't be written.
 
@@ -74,11 +74,11 @@ class MemmapSink(Sink):
         for entry in entries:
             if entry.dtype is None:
                 raise TypeError(
-                    f"the format memmap can't hold text, as entry {show_key(entry.key)} is: use "
-                    "the format parquet"
+                    f"the format memmap can't hold text, but entry {show_key(entry.key)} is "
+                    "text: use the format parquet"
                 )
         if not any(entry.row for entry in entries):
-            raise ValueError("frames whose entries are all empty leave nothing to write")
+            raise ValueError("all entries of the frames are empty, so there is nothing to write")
         # A failed attempt may have left files.
         self._release()
         shutil.rmtree(self._frames_at, ignore_errors=True)
@@ -91,14 +91,16 @@ class MemmapSink(Sink):
         for entry, name in zip(entries, self._files, strict=True):
             if name is not None:  # an empty entry has no file
                 if not is_inside(name):
-                    raise ValueError(f"entry {show_key(entry.key)} has a name that is no file's")
+                    raise ValueError(
+                        f"entry {show_key(entry.key)} has a name that can't be a file name"
+                    )
                 self._open[entry.key] = open_frames(self._frames_at, name, os.O_WRONLY)
         sync_tree(self._frames_at)
 
     @override
     def _append(self, rows: TensorDictBase) -> None:
         for entry in self._entries:
-            # Right after the committed frames: bytes that a failed call has left there are
+            # Writes right after the committed frames. Bytes that a failed call has left there are
             # overwritten, or cut off when the sink is closed.
             if entry.row:
                 _write(self._open[entry.key], rows.get(entry.key), self.frames * entry.row)
@@ -167,21 +169,25 @@ def _files(record: Record) -> list[str | None]:
     """Returns the file of each entry, relative to ``frames/``; None for an empty entry.
 
     Raises:
-        ValueError: if the record's files are not one inside ``frames/`` for each entry, or an entry
-            is text.
+        ValueError: if the record does not name a separate file inside ``frames/`` for each entry,
+            or if an entry is text.
     """
     names = record.layout.get("files")
     if not isinstance(names, list) or len(names) != len(record.entries):
-        raise record.damaged(f"files must be one for each entry, but it is {reprlib.repr(names)}")
+        raise record.damaged(
+            f"files must be a list with one file for each entry, but it is {reprlib.repr(names)}"
+        )
     files: list[str | None] = []
     for entry, name in zip(record.entries, names, strict=True):
         if entry.dtype is None:
-            raise record.damaged(f"the format memmap can't hold text, as {show_key(entry.key)} is")
+            raise record.damaged(
+                f"the format memmap can't hold text, but {show_key(entry.key)} is text"
+            )
         if not entry.row:
             files.append(None)
             continue
         if not isinstance(name, str) or not is_inside(name):
-            raise record.damaged(f"{reprlib.repr(name)} is no file of its {FRAMES}/")
+            raise record.damaged(f"{reprlib.repr(name)} is not a file in its {FRAMES}/")
         files.append(name)
     there = [name for name in files if name is not None]
     if len(set(there)) < len(there):
@@ -190,7 +196,7 @@ def _files(record: Record) -> list[str | None]:
 
 
 def _open_entry(directory: Path, name: str, entry: Entry, frames: int, flags: int) -> int:
-    """Opens the file of an entry, and checks that it has all frames."""
+    """Opens the file of an entry, and checks that the file holds all frames."""
     file = open_frames(directory, f"{FRAMES}/{name}", flags)
     found, needed = os.fstat(file).st_size, frames * entry.row
     if found < needed:
@@ -215,13 +221,13 @@ def _map(directory: Path, name: str | None, entry: Entry, frames: int) -> Tensor
 
 
 def _lay_out(path: Path, entries: list[Entry], frames: int) -> TensorDictBase:
-    """Creates the files of a memory-mapped TensorDict without content, and returns it."""
+    """Returns a new memory-mapped TensorDict, whose files have no content yet."""
     rows = {entry.key: torch.zeros((1, *entry.shape), dtype=entry.dtype) for entry in entries}
     template = TensorDict(nested(rows), [1])
     try:
         laid_out: TensorDictBase = template.expand(frames).memmap_like(str(path))
     except RuntimeError as error:
-        # For a full disk torch raises a RuntimeError whose message ends with the error's number.
+        # If the disk is full, torch raises a RuntimeError that ends with the error's number.
         number = re.search(r"\((\d+)\)$", str(error))
         if number is None:
             raise
@@ -230,7 +236,7 @@ def _lay_out(path: Path, entries: list[Entry], frames: int) -> TensorDictBase:
 
 
 def _write(file: int, rows: Tensor, offset: int) -> None:
-    # As bytes, because numpy doesn't know all of torch's dtypes.
+    # Writes bytes, because numpy does not have all of torch's dtypes.
     flat = rows.detach().cpu().contiguous().reshape(-1)
     left = memoryview(flat.view(torch.uint8).numpy().data)
     while left:

@@ -38,47 +38,52 @@ from trawl.keys import TRAJ_IDS
 __all__ = ["MinariSink", "batches", "default_id", "read"]
 
 # Maximum number of steps in an episode. Minari 0.5 reads only the first record batch of an
-# episode's Arrow file: one row more than this, as an episode has one row more than steps.
+# episode's Arrow file. This batch has at most 32,768 rows, one more than the number of steps.
 LONGEST = 32_767
 _SEVERAL = ("author", "author_email")
 _VERSIONED = re.compile(r"-v\d+$")
 
 
 class MinariSink(Sink):
-    """Writes a dataset of Minari, which consists of whole episodes.
+    """Writes a Minari dataset, which consists of whole episodes.
 
-    ``minari.MinariDataset`` opens ``data/`` in the dataset. If the dataset lies in Minari's own
-    folder (``MINARI_DATASETS_PATH``, or ``~/.minari/datasets``) and its name ends with a version,
-    such as ``pendulum/random-v0``, ``minari.load_dataset`` and ``minari show`` find it by its name.
-    The sink needs ``pip install 'trawl-rl[minari]'``.
+    ``minari.MinariDataset`` opens the folder ``data/`` of the dataset. ``minari.load_dataset`` and
+    ``minari show`` find a dataset by its name if the dataset is in Minari's own folder
+    (``MINARI_DATASETS_PATH``, or ``~/.minari/datasets``) and the name ends with a version, such as
+    ``pendulum/random-v0``. To install the required packages, run
+    ``pip install 'trawl-rl[minari]'``.
 
-    An episode is committed with the batch that it ends in. Until then its frames are held in
-    memory. Episodes that are unfinished when the sink is closed are written as truncated episodes,
-    so that no frame is lost. An unfinished episode is also cut, and its frames so far are written
-    as a truncated episode, if it reaches 32,767 steps, the most that Minari reads of an episode,
-    or if the unfinished episodes together take more than ``open_bytes``.
+    An episode is committed with the batch in which it ends. Until then, its frames are held in
+    memory. In these cases, the frames of an unfinished episode are written as a truncated episode:
+
+    - The sink is closed. Therefore, no frames are lost.
+    - The episode reaches 32,767 steps, the maximum that Minari reads of an episode.
+    - The unfinished episodes together take more than ``open_bytes``. The episodes that have had no
+      new frames for the longest time are then written.
 
     Args:
-        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
-            are created.
-        env: the environment, its Gymnasium id or its ``EnvSpec``. It defines the spaces, and Minari
-            can make the environment again from its spec. None: spaces without bounds, with the
-            frames' shapes and dtypes.
-        info: facts about the dataset, for ``_dataset.json``.
-        resume: True to continue a dataset of this format; if there is none, the sink begins one.
-        dataset_id: Minari's name of the dataset, such as ``"pendulum/random-v0"``. Default: its
-            path within Minari's folder, or else the name of its directory, with a version.
-        metadata: more metadata for Minari: ``author``, ``algorithm_name``, ``description``, …
-        open_bytes: maximum size of unfinished episodes in memory, in bytes. Beyond it, the
-            episodes without new frames for the longest time are cut.
+        directory: path of the dataset. Without ``resume``, this path must not exist. Missing
+            parent directories are created.
+        env: the environment, its Gymnasium id or its ``EnvSpec``. The environment defines the
+            spaces, and Minari can make the environment again from its spec. With None, the spaces
+            have the shapes and dtypes of the frames, and no bounds.
+        info: facts about the dataset, which are stored in its ``_dataset.json``.
+        resume: True to continue a dataset of this format. If there is none, the sink begins one.
+        dataset_id: name of the dataset in Minari, such as ``"pendulum/random-v0"``. The default is
+            the path of the dataset within Minari's folder or, outside this folder, the name of its
+            directory. If this path or name has no version, ``-v0`` is appended.
+        metadata: more metadata for Minari, such as ``author``, ``algorithm_name`` and
+            ``description``.
+        open_bytes: maximum size of unfinished episodes in memory, in bytes. If this limit is
+            exceeded, unfinished episodes are cut.
 
     Raises:
-        ImportError: if Minari is missing.
-        gymnasium.error.Error: if the id is unknown.
-        TypeError: if ``env`` is none of the above.
+        ImportError: if Minari or pyarrow is not installed.
+        gymnasium.error.Error: if the Gymnasium id is unknown.
+        TypeError: if ``env`` has another type.
         ValueError: if ``dataset_id`` is not valid, ``open_bytes`` is not positive, or the spec of
             ``env`` can't be written.
-        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+        FileExistsError: if ``directory`` exists, unless ``resume`` is True and the directory is a
             dataset.
         OSError: if the directory can't be written.
 
@@ -121,8 +126,8 @@ class MinariSink(Sink):
             minari.dataset.minari_dataset.parse_dataset_id(name)
         except (TypeError, ValueError):
             raise ValueError(
-                f"dataset_id must be a name with a version, as 'pendulum/random-v0', but it is "
-                f"{name!r}"
+                "dataset_id must be a name with a version, such as 'pendulum/random-v0', but it "
+                f"is {name!r}"
             ) from None
         _check_env(env)
         self._given = {
@@ -145,13 +150,13 @@ class MinariSink(Sink):
     def _begin(self, entries: list[Entry]) -> None:
         if TRAJ_IDS not in {entry.key for entry in entries}:
             raise ValueError(
-                "episodes can't be more apart without ('collector', 'traj_ids'): collect with "
-                "track_traj_ids"
+                "episodes can't be told apart without ('collector', 'traj_ids'): collect with "
+                "track_traj_ids=True"
             )
         spec, spaces = _spaces(self._env, entries)
         self._codec = EpisodeCodec(entries, *spaces)
         shutil.rmtree(self._data, ignore_errors=True)
-        # Minari creates the metadata in a staging folder, from which it is copied.
+        # Minari creates the metadata in a staging folder. The sink copies it from there.
         storage = self._storage()
         made = storage.new(
             self._staging(), *spaces, env_spec=spec, data_format="arrow", jpeg_encoding=False
@@ -174,7 +179,7 @@ class MinariSink(Sink):
         self._drop_uncommitted()
 
     def _drop_uncommitted(self) -> None:
-        # Minari's metadata first, so that it never counts episodes that are gone.
+        # Writes Minari's metadata first, so that it never counts episodes that are removed.
         write_json(self._data / METADATA, self._metadata)
         shutil.rmtree(self._place / "unfinished", ignore_errors=True)
         for path in self._data.iterdir():
@@ -214,8 +219,8 @@ class MinariSink(Sink):
             if bool(piece.get(("next", "done"))[-1].any()):
                 ended.append((whole, False))
             else:
-                # A copy, because the user may change the batch before the episode ends. It goes
-                # to the end of the dict, so that those without new frames come first.
+                # A copy, because the user may change the batch before the episode ends. The
+                # episode moves to the end of the dict, so episodes without new frames come first.
                 pieces[name] = [*whole[:-1], piece.clone()]
         ended += self._too_long(pieces)
         self._store(ended)
@@ -224,7 +229,7 @@ class MinariSink(Sink):
     def _too_long(
         self, pieces: dict[int, list[TensorDictBase]]
     ) -> list[tuple[list[TensorDictBase], bool]]:
-        """Removes and returns the trajectories that must not wait any longer."""
+        """Removes and returns the unfinished trajectories that must be cut now."""
         sizes = {
             name: sum(bytes_of(part, self._entries) for part in parts)
             for name, parts in pieces.items()
@@ -238,9 +243,9 @@ class MinariSink(Sink):
         if cut and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.directory}: trajectories that have not ended are cut, and go on as other "
-                f"episodes: Minari reads {LONGEST:,} steps of one, and open_bytes is "
-                f"{self._open_bytes:,}",
+                f"{self.directory}: trajectories that have not ended are cut, and continue as "
+                f"new episodes, because Minari reads at most {LONGEST:,} steps of an episode, "
+                f"and open_bytes is {self._open_bytes:,}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -286,7 +291,7 @@ class MinariSink(Sink):
         size = before.get("dataset_size", 0)
         sync_tree(staging)
         for buffer in buffers:
-            # A failed commit may have left an episode of this number.
+            # A failed commit may have left an episode with this number.
             target = self._data / str(buffer.id)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(staging / str(buffer.id), target)
@@ -307,7 +312,7 @@ class MinariSink(Sink):
 
 
 def default_id(directory: Path) -> str:
-    """Returns the default ``dataset_id``: path in Minari's folder, or name, with a version."""
+    """Derives the default ``dataset_id`` from a dataset's path; the id ends with a version."""
     place = directory.absolute()
     root = Path(
         os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
@@ -330,7 +335,7 @@ def _spaces(env: Any, entries: Sequence[Entry]) -> tuple[Any, tuple[Space[Any], 
 
 
 def _check_env(env: Any) -> None:
-    """Checks that ``env`` is of a kind that has spaces, and that its spec can be written."""
+    """Checks that ``env`` has a supported type, and that its spec can be written."""
     if isinstance(env, str):
         module, _, name = env.rpartition(":")
         if module:
@@ -338,8 +343,8 @@ def _check_env(env: Any) -> None:
         env = gymnasium.spec(name)
     elif env is not None and not isinstance(env, (gymnasium.Env, EnvSpec)):
         raise TypeError(
-            "env must be a Gymnasium id, an EnvSpec, a gymnasium.Env, or None for spaces of the "
-            f"frames' shapes, but it is {type(env).__name__}"
+            "env must be a Gymnasium id, an EnvSpec, a gymnasium.Env, or None to derive spaces "
+            f"from the frames' shapes, but it is {type(env).__name__}"
         )
     spec = env.spec if isinstance(env, gymnasium.Env) else env
     if spec is not None:
@@ -347,15 +352,15 @@ def _check_env(env: Any) -> None:
 
 
 def _check_spec(spec: EnvSpec) -> None:
-    """Checks that an environment's entry point has a name, which can be written."""
+    """Checks that an environment's entry point is a name, which can be written to a file."""
     if callable(spec.entry_point):
         raise ValueError(
             f"env={spec.id!r} is registered with an object as its entry_point, which can't be "
-            "written: register it with the name of that, 'module:Class', or give env=None for "
-            "spaces of the frames' shapes"
+            "written: register it with the object's name, 'module:Class', or pass env=None to "
+            "derive spaces from the frames' shapes"
         )
 
 
 def _megabytes(directory: Path) -> float:
-    """Returns a directory's size in MB, counted as Minari does: with its folders."""
+    """Returns a directory's size in MB, including its folders, as Minari counts it."""
     return sum(path.stat().st_size for path in [directory, *directory.rglob("*")]) / 1e6

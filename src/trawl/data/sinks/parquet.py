@@ -32,7 +32,8 @@ from trawl.keys import Key, nested, show_key
 
 # Readers of Parquet folders skip names that begin with a dot.
 _UNFINISHED = ".unfinished.parquet"
-# Measured: faster than the defaults, and smaller for floats. The checksums detect damage.
+# In measurements with these options, writing was faster than with the defaults, and files of floats
+# were smaller. The checksums detect damage.
 _WRITING: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": False,
@@ -41,29 +42,30 @@ _WRITING: dict[str, Any] = {
 
 
 class ParquetSink(Sink):
-    """Writes Parquet files, which pandas, Polars, DuckDB and Hugging Face's datasets read.
+    """Writes Parquet files, which pandas, Polars, DuckDB and Hugging Face's datasets can read.
 
     Each frame is a row. The entry ``("next", "reward")`` is in the column ``next.reward``. A column
-    holds numbers if its entry is a single number, strings if it is text, and otherwise lists of a
-    fixed length. The schema's metadata (``trawl``) holds keys, dtypes and shapes, so that frames
-    are read back as they were. The sink needs ``pip install 'trawl-rl[parquet]'``.
+    holds numbers if its entry is a single number, strings if the entry is text, and otherwise lists
+    of a fixed length. The schema's metadata, under the key ``trawl``, holds keys, dtypes and
+    shapes, so that :func:`~trawl.data.load` can restore the frames. To install the required
+    packages, run ``pip install 'trawl-rl[parquet]'``.
 
     Frames are held in memory until ``commit_bytes`` or ``commit_seconds`` is reached. They are then
     written to a new file and committed.
 
     Args:
-        directory: path of the dataset. It must not exist, except with ``resume``; missing parents
-            are created.
-        info: facts about the dataset, for ``_dataset.json``.
-        resume: True to continue a dataset of this format; if there is none, the sink begins one.
+        directory: path of the dataset. Without ``resume``, this path must not exist. Missing
+            parent directories are created.
+        info: facts about the dataset, which are stored in its ``_dataset.json``.
+        resume: True to continue a dataset of this format. If there is none, the sink begins one.
         commit_bytes: size of the frames in memory, in bytes, at which a file is written.
-        commit_seconds: seconds since the last commit after which the next batch causes a file to
-            be written.
+        commit_seconds: time in seconds since the last commit after which the next batch triggers a
+            new commit.
 
     Raises:
-        ImportError: if pyarrow is missing.
+        ImportError: if pyarrow is not installed.
         ValueError: if ``commit_bytes`` or ``commit_seconds`` is negative.
-        FileExistsError: if ``directory`` exists, or with ``resume`` if it exists and is not a
+        FileExistsError: if ``directory`` exists, unless ``resume`` is True and the directory is a
             dataset.
         OSError: if the directory can't be written.
 
@@ -211,8 +213,8 @@ def _files(record: Record) -> Iterator[tuple[Path, Any]]:
     """Yields the path and the opened file of each Parquet file, in order.
 
     Raises:
-        ValueError: if a file is missing or damaged, or lacks the record's columns; after the last
-            file, if the number of frames is not the record's.
+        ValueError: if a file is missing or damaged, or lacks a column of the record; also, after
+            the last file, if the number of frames differs from the record.
     """
     _import_pyarrow()
     from pyarrow import parquet
@@ -228,11 +230,11 @@ def _files(record: Record) -> Iterator[tuple[Path, Any]]:
                 frames += file.metadata.num_rows
             yield path, file
     if frames != record.frames:
-        raise record.damaged(f"it says {record.frames} frames, but the files hold {frames}")
+        raise record.damaged(f"it records {record.frames} frames, but the files hold {frames}")
 
 
 def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
-    """Checks that a file has the entries' columns, with their types."""
+    """Checks that a file has a column of the right type for each entry."""
     for entry in entries:
         if not entry.size:
             continue
@@ -242,11 +244,13 @@ def _check_schema(schema: Any, entries: Sequence[Entry]) -> None:
         if hasattr(found, "list_size"):
             found, count = found.value_type, found.list_size
         if (found, count) != _arrow_type(entry):
-            raise ValueError(f"the column {entry.column!r} holds no {entry.kind} of {entry.shape}")
+            raise ValueError(
+                f"the column {entry.column!r} does not hold {entry.kind} of shape {entry.shape}"
+            )
 
 
 def _arrow_type(entry: Entry) -> tuple[Any, int]:
-    """Returns the type of an entry's values in a table, and their number in a row."""
+    """Returns the type of an entry's values in a table, and the number of values in a row."""
     pa = _import_pyarrow()
     if entry.dtype is None:
         return pa.string(), 1
@@ -258,7 +262,7 @@ def _count(record: Record) -> int:
     count = record.layout.get("files")
     # No file is empty, so there can't be more files than frames.
     if not is_count(count) or count > record.frames:
-        raise record.damaged(f"files must be a number of files, but it is {reprlib.repr(count)}")
+        raise record.damaged(f"files must be the number of files, but it is {reprlib.repr(count)}")
     return count
 
 
@@ -268,12 +272,12 @@ def _reading(path: Path) -> AbstractContextManager[None]:
 
 
 def to_table(rows: TensorDictBase, entries: Sequence[Entry]) -> Any:
-    """Returns frames as a pyarrow table."""
+    """Converts frames to a pyarrow table."""
     pa = _import_pyarrow()
     columns, fields = [], []
     for entry in entries:
         if not entry.size:
-            continue  # Parquet has no fixed-length lists of length 0; the metadata list the entry
+            continue  # Parquet has no fixed-length lists of length 0; the metadata lists the entry
         values = _column(rows.get(entry.key), entry)
         columns.append(values)
         facts = entry.to_json()
@@ -296,7 +300,7 @@ def _column(value: Any, entry: Entry) -> Any:
 
 
 def from_table(table: Any, entries: Sequence[Entry]) -> TensorDictBase:
-    """The inverse of :func:`to_table`.
+    """Converts a pyarrow table from :func:`to_table` back to frames.
 
     Raises:
         ValueError: if a value is missing.
@@ -308,14 +312,14 @@ def from_table(table: Any, entries: Sequence[Entry]) -> TensorDictBase:
             continue
         values = table[entry.column].combine_chunks()
         if values.null_count:
-            raise ValueError(f"the column {entry.column!r} lacks values")
+            raise ValueError(f"the column {entry.column!r} has missing values")
         if entry.dtype is None:
             found[entry.key] = from_texts(values.to_pylist())
             continue
         if hasattr(values.type, "list_size"):
             values = values.flatten()
             if values.null_count:
-                raise ValueError(f"the column {entry.column!r} lacks values")
+                raise ValueError(f"the column {entry.column!r} has missing values")
         numbers = values.to_numpy(zero_copy_only=False)
         found[entry.key] = from_numbers(entry, numbers.reshape(len(table), -1))
     return TensorDict(nested(found), [len(table)])
@@ -335,7 +339,7 @@ def _check_columns(entries: Sequence[Entry]) -> None:
                 f"column {entry.column!r}: rename one of them"
             )
     if not any(entry.size for entry in entries):
-        raise ValueError("frames whose entries are all empty can't be rows of a table")
+        raise ValueError("all entries of the frames are empty, so there is nothing to write")
 
 
 def _import_pyarrow() -> Any:

@@ -1,7 +1,7 @@
 """The record of a dataset, ``_dataset.json``: its format, and the number of valid frames.
 
-The file is replaced atomically, so a reader never sees a mix of two states. The reader checks its
-content, because a dataset may be damaged or come from an untrusted source.
+The file is replaced atomically, so a reader never sees a mix of two states. Its content is checked
+when it is read, because a dataset may be damaged or come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trawl.data.sinks.files import damaged, open_inside, read_json
 
 # Readers of Parquet folders skip names that begin with an underscore.
 RECORD, FRAMES = "_dataset.json", "frames"
-# Name of the record in datasets of Trawl 0.1, which can be read as well.
+# Name of the record in datasets of Trawl 0.1, which can still be read.
 _FIRST_RECORD = "dataset.json"
 FORMATS = ("memmap", "minari", "parquet")
 VERSION = 1
 # Key of the description of the dataset's files, which is not shown to users.
 LAYOUT = "layout"
 _OWN = ("format", "version", "frames", "complete", LAYOUT)
-# Far below the limit of int64, because ids of a collection are added to it.
+# Far below the limit of int64, because the trajectory ids of a collection are added to it.
 _LARGEST_ID = 2**62
 
 
@@ -42,7 +42,7 @@ class Record:
         given: the sink's ``info``.
         entries: entries that each frame has.
         next_id: first trajectory id for new trajectories; all ids in the dataset are below it.
-        layout: the format's own part of the record, unchecked.
+        layout: the format's own part of the record, which is not checked yet.
     """
 
     directory: Path
@@ -56,11 +56,11 @@ class Record:
     layout: dict[str, Any]
 
     def damaged(self, what: str) -> ValueError:
-        """Returns the error that says what is wrong with the record."""
+        """Returns an error that describes the damage to the record."""
         return damaged(self.path, what)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts that are shown to users: the sink's ``info``, format and frames."""
+        """Returns the facts for users: the sink's ``info``, and the record's own facts."""
         own = {"format": self.format, "version": VERSION, "frames": self.frames}
         return {**own, "complete": self.complete, **self.given}
 
@@ -69,7 +69,7 @@ def read_record(directory: str | os.PathLike[str]) -> Record:
     """Reads and checks the record of a dataset.
 
     Raises:
-        FileNotFoundError: if there is no dataset.
+        FileNotFoundError: if the directory does not exist, or is not a dataset.
         ValueError: if the record is damaged, or its format or version is unknown.
     """
     place = Path(directory)
@@ -80,17 +80,20 @@ def read_record(directory: str | os.PathLike[str]) -> Record:
             continue
         return _checked(place, place / name, read_json(file, place / name))
     why = f"it has no {RECORD}" if os.path.isdir(directory) else "there is no such folder"
-    raise FileNotFoundError(f"{directory} is no dataset: {why}")
+    raise FileNotFoundError(f"{directory} is not a dataset: {why}")
 
 
 def drop_first_record(directory: Path) -> None:
-    """Removes files that only a dataset of Trawl 0.1 has, once the new record is written."""
+    """Removes files that only datasets of Trawl 0.1 have.
+
+    Call this function only after the new record was written.
+    """
     for name in (_FIRST_RECORD, f".{_FIRST_RECORD}", "reserve", "unfinished.parquet"):
         (directory / name).unlink(missing_ok=True)
 
 
 def to_json(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of the file, from a sink's record and its ``info``."""
+    """Returns the content of ``_dataset.json``, made from a sink's record and its ``info``."""
     head = {name: record[name] for name in _OWN if name != LAYOUT}
     return {**head, **given, **record}
 
@@ -104,7 +107,9 @@ def _checked(directory: Path, path: Path, facts: dict[str, Any]) -> Record:
         )
     frames, complete, layout = (facts.get(name) for name in ("frames", "complete", LAYOUT))
     if not is_count(frames):
-        raise damaged(path, f"frames must be a number of frames, but it is {reprlib.repr(frames)}")
+        raise damaged(
+            path, f"frames must be the number of frames, but it is {reprlib.repr(frames)}"
+        )
     if type(complete) is not bool:
         raise damaged(path, f"complete must be true or false, but it is {reprlib.repr(complete)}")
     if not isinstance(layout, dict):

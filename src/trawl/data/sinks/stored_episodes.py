@@ -30,12 +30,12 @@ class StoredEpisodes:
 
     Attributes:
         count: number of committed episodes.
-        totals: the record's copy of totals in Minari's metadata.
+        totals: the record's copy of the totals in Minari's metadata.
         metadata: Minari's metadata of the dataset.
-        codec: converts episodes to frames.
+        codec: codec that converts episodes to frames.
 
     Raises:
-        ImportError: if Minari is missing.
+        ImportError: if Minari or pyarrow is not installed.
         ValueError: if the record's totals or Minari's metadata are missing or damaged.
     """
 
@@ -47,9 +47,10 @@ class StoredEpisodes:
         self._path = record.directory / DATA
         path = self._path / METADATA
         self.metadata = read_json(open_frames(record.directory, f"{DATA}/{METADATA}"), path)
-        # Without spaces in it, Minari would make the environment, by any code that it names.
+        # If the metadata had no spaces, Minari would make the environment, and run any code that
+        # the metadata names.
         if not all(isinstance(self.metadata.get(name), str) for name in _SPACES):
-            raise damaged(path, f"{' and '.join(_SPACES)} must be texts")
+            raise damaged(path, f"{' and '.join(_SPACES)} must be text")
         if self.metadata.get("data_format") != "arrow":
             found = reprlib.repr(self.metadata.get("data_format"))
             raise damaged(path, f"data_format must be 'arrow', but it is {found}")
@@ -65,7 +66,7 @@ class StoredEpisodes:
         Raises:
             ValueError: if an episode is missing or damaged.
         """
-        # One at a time, because Minari mixes up several episodes if one of them is long.
+        # Reads one episode at a time: Minari mixes up several episodes if one of them is long.
         for number in range(self.count):
             self.check(number)
             with reading(self._path / str(number), Exception):
@@ -86,7 +87,7 @@ class StoredEpisodes:
         path = self._record.directory / folder / _EPISODE
         os.close(open_frames(self._record.directory, f"{folder}/{_EPISODE}"))
         for name in os.listdir(path.parent):
-            # Arrow would read any other file in the folder, too.
+            # Arrow would also read any other file in the folder.
             if name not in (_EPISODE, METADATA) and not name.startswith((".", "_")):
                 raise damaged(path.parent, f"{name!r} does not belong there")
         with reading(path, Exception), pa.memory_map(str(path)) as file:
@@ -101,15 +102,15 @@ class StoredEpisodes:
             self._steps += len(batch) - 1
 
     def check_steps(self) -> None:
-        """Checks that the episodes have as many frames as were committed.
+        """Checks that the episodes together have the number of frames in the record.
 
         Raises:
-            ValueError: if the numbers differ.
+            ValueError: if the number of frames differs.
         """
         steps, self._steps = self._steps, 0
         if steps != self._record.frames:
             raise self._record.damaged(
-                f"it says {self._record.frames} frames, but the episodes have {steps}"
+                f"it records {self._record.frames} frames, but the episodes have {steps}"
             )
 
 
@@ -128,14 +129,14 @@ def import_minari() -> Any:
     """Imports Minari and returns the module.
 
     Raises:
-        ImportError: if Minari or pyarrow is missing.
+        ImportError: if Minari or pyarrow is not installed.
     """
     try:
         import minari
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "datasets of Minari need minari and pyarrow: pip install 'trawl-rl[minari]'",
+            "Minari datasets need minari and pyarrow: pip install 'trawl-rl[minari]'",
             name=error.name,
         ) from error
     return minari
@@ -149,7 +150,7 @@ def _totals(record: Record) -> dict[str, Any]:
     if not is_count(episodes) or not 0 < episodes <= record.frames or steps != record.frames:
         raise record.damaged(
             f"{record.frames} frames can't be {reprlib.repr(episodes)} episodes of "
-            f"{reprlib.repr(steps)} steps in all"
+            f"{reprlib.repr(steps)} steps in total"
         )
     if type(size) not in (int, float):
         raise record.damaged(f"dataset_size must be a number, but it is {reprlib.repr(size)}")

@@ -1,4 +1,4 @@
-"""Stepper on arrays that rebuilds its environment when it fails, and the choice of steppers."""
+"""Choice of steppers, and a stepper that rebuilds its environment after a failure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from trawl.rollout.array_stepper import (
     VectorStepper,
 )
 from trawl.rollout.batch_writer import StepFn
+from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
 from trawl.rollout.episodes import EpisodeTracker, StepArrays
 from trawl.rollout.parallel_stepper import ParallelStepper
-from trawl.rollout.restarts import FailureCounter, Restarts
 
 
-def make_stepper(env: Any, restarts: Restarts | None) -> ArrayStepper:
-    """Returns the stepper of an environment of fixed layout.
+def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
+    """Returns the stepper for an environment of fixed layout.
 
     Args:
         env: the environment.
-        restarts: the collector's record of failures; None to raise errors.
+        restarts: the collector's record of failures; None to raise errors instead of restarting.
     """
     if isinstance(env, SerialEnv):
         return SerialStepper([make_stepper(child, restarts) for child in env.envs])
@@ -43,14 +43,14 @@ def _unguarded_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
 
 
 class RestartingStepper(ArrayStepper):
-    """Steps an environment on arrays, and rebuilds it when it fails.
+    """Steps an environment on arrays, and rebuilds it after a failure.
 
     Args:
         env: the environment.
         restarts: the collector's record of failures.
     """
 
-    def __init__(self, env: GymEnv, restarts: Restarts) -> None:
+    def __init__(self, env: GymEnv, restarts: EnvRestarts) -> None:
         self.env = env
         self._stepper = _unguarded_stepper(env)
         self.num_envs = self._stepper.num_envs
@@ -89,8 +89,8 @@ class RestartingStepper(ArrayStepper):
         episodes: EpisodeTracker,
         row: int,
     ) -> None:
-        # Flags are written after a step and before its reset: if there are any, the step succeeded
-        # and the reset failed.
+        # Flags are written after a step and before the reset that follows. If a flag is set, the
+        # step succeeded and the reset failed.
         taken = bool(view.arrays[DONE][row].any())
         counter.restart(error, row, lambda: self._rebuild(view), taken)
         if taken:
@@ -109,7 +109,7 @@ class RestartingStepper(ArrayStepper):
 
 
 def _end_episodes(view: StepArrays, episodes: EpisodeTracker, row: int) -> None:
-    """Ends the episodes that were still running after ``row``, whose step succeeded."""
+    """Ends the episodes that were still running after the successful step in ``row``."""
     done, mask = view.arrays[DONE], view.arrays[MASK]
     for index in np.flatnonzero(mask[row] & ~done[row, :, 0]):
         _truncate(view, row, int(index))
@@ -117,7 +117,7 @@ def _end_episodes(view: StepArrays, episodes: EpisodeTracker, row: int) -> None:
 
 
 def _discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, num_envs: int) -> None:
-    """Discards the step in ``row``, and ends the episodes with the frames before it."""
+    """Discards the step in ``row``, and ends the episodes with the previous frame."""
     for index in range(num_envs):
         if episodes.break_off(view.first + index, row):
             _truncate(view, row - 1, index)

@@ -25,7 +25,7 @@ WorkerIds = int | torch.device | Sequence[int | torch.device] | None
 
 
 class WeightControl(ABC):
-    """Weight updates of all collectors.
+    """The part of every collector that sends and receives weights.
 
     A subclass implements ``_prepare_weights`` for weights that the caller passes, and ``_receive``
     for weights that arrive through a scheme.
@@ -56,7 +56,7 @@ class WeightControl(ABC):
     def weight_updater(self) -> Any:
         """Updater that sends weights to workers in place of weight-sync schemes, or None.
 
-        It can be assigned: an updater of Trawl or TorchRL, or a class or function that makes one.
+        An updater of Trawl or TorchRL can be assigned, or a class or function that makes one.
         """
         return self._updater
 
@@ -75,7 +75,7 @@ class WeightControl(ABC):
             updater.close()
 
     def _reached(self, updater: Updater) -> Sequence[int] | None:
-        """Returns the workers that an updater sent weights to; None for all that were named."""
+        """Returns the workers that an updater reached; None for all that the caller named."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
     def update_policy_weights_(
@@ -96,21 +96,21 @@ class WeightControl(ABC):
         Args:
             policy_or_weights: a module, a TensorDict or a dict of weights, or a state dict.
                 Default: the current weights of the policy that was passed to the constructor.
-            policy: the same, as a module.
-            weights: the same, as weights.
-            weights_dict: weights by model (``"policy"``, or a path such as
-                ``"env.transform[0]"``).
+            policy: a module, as an alternative to ``policy_or_weights``.
+            weights: weights, as an alternative to ``policy_or_weights``.
+            weights_dict: weights by model. A model is named ``"policy"``, or by a path such as
+                ``"env.transform[0]"``.
             model_id: the model that the weights are for; ``"policy"`` by default.
             worker_ids: the workers that get the weights, by number or by the ``torch.device`` of
-                their policy; None: all workers.
+                their policy; None for all workers.
             policy_weights: an older name of ``policy_or_weights``.
 
         Raises:
-            ValueError: if the arguments contradict each other, shapes don't fit, or there is no
-                such worker.
+            ValueError: if the arguments contradict each other, shapes don't match, or a worker
+                doesn't exist.
             TypeError: if the policy has no weights, or there are no workers to choose from.
-            KeyError: if names of the weights don't fit, or a model is unknown.
-            RuntimeError: if there are no weights to take, or the collector is closed.
+            KeyError: if names of the weights don't match, or a model is unknown.
+            RuntimeError: if there are no weights to send, or the collector is closed.
         """
         forms = {
             "policy_or_weights": policy_or_weights,
@@ -126,10 +126,10 @@ class WeightControl(ABC):
             return
         if weights_dict is not None or model_id is not None:
             raise ValueError(
-                "weights_dict and model_id can't be used with a weight_updater: it sends the "
-                "weights of the policy only"
+                "weights_dict and model_id can't be used with a weight_updater, which sends only "
+                "the weights of the policy"
             )
-        # The updater may write to the policy itself, which must not act meanwhile.
+        # The updater may write to the policy itself, so the policy must not act meanwhile.
         with self._held(), next_version(self._version):
             self.weight_updater(by_model[POLICY], worker_ids=worker_ids)
             reached = self._reached(self.weight_updater)
@@ -157,7 +157,7 @@ class WeightControl(ABC):
         return self.policy if model_id == POLICY else get_path(self, model_id)
 
     def _update_model(self, model_id: str, weights: Any, worker_ids: WorkerIds) -> None:
-        """Updates one model, for its scheme."""
+        """Updates the weights of one model, on behalf of its scheme."""
         self.update_policy_weights_(weights_dict={model_id: weights}, worker_ids=worker_ids)
 
     @abstractmethod
@@ -167,7 +167,7 @@ class WeightControl(ABC):
         worker_ids: WorkerIds,
         new_version: bool = True,
     ) -> Callable[[], None]:
-        """Checks weights without changing anything; returns the function that makes the change."""
+        """Checks weights without changing anything; returns the function that applies them."""
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
         """Calls ``init`` of the ``weight_updater`` with these arguments, if there is an updater."""
@@ -185,7 +185,7 @@ class WeightControl(ABC):
 
         Args:
             weight_recv_schemes: a scheme for each model (``"policy"``, or a path).
-            synchronize_weights: whether weights that were sent before are loaded at once.
+            synchronize_weights: whether to load at once the weights that were already sent.
 
         Raises:
             RuntimeError: if a scheme is the sender's end.
@@ -193,14 +193,14 @@ class WeightControl(ABC):
         for model_id, scheme in weight_recv_schemes.items():
             if scheme.sends:
                 raise RuntimeError(
-                    f"the weight-sync scheme of {model_id!r} is the sender's end: the receiver's "
-                    "is what comes out of it in another process"
+                    f"the weight-sync scheme of {model_id!r} is the sender's end. Send the "
+                    "scheme to another process: there it becomes the receiver's end"
                 )
             if not scheme.initialized_on_receiver:
                 scheme.init_on_receiver(model_id=model_id, context=self)
             if not scheme.synchronized_on_receiver:
                 scheme.connect()
-            # Kept alive: the scheme tells the sender that this collector lives.
+            # The scheme is kept alive, because it shows the sender that this collector is alive.
             self._receiver_schemes[model_id] = scheme
             self._receivers[model_id] = scheme.incoming
         if synchronize_weights:
@@ -214,17 +214,17 @@ class WeightControl(ABC):
         policy: Any = None,
         weights: Any = None,
     ) -> None:
-        """Loads new weights: those that were sent, or those that are given.
+        """Loads the weights that schemes have received, or the weights that are passed.
 
         Args:
             policy_or_weights: a module, a TensorDict or a dict of weights, for a collector that
                 has no receiving scheme.
-            policy: the same, as a module.
-            weights: the same, as weights.
+            policy: a module, as an alternative to ``policy_or_weights``.
+            weights: weights, as an alternative to ``policy_or_weights``.
 
         Raises:
-            ValueError: if weights are given though a scheme receives them.
-            Exception: the errors of :meth:`update_policy_weights_`.
+            ValueError: if weights are passed, but a scheme receives them.
+            Exception: any error that :meth:`update_policy_weights_` raises.
         """
         forms = {"policy_or_weights": policy_or_weights, "policy": policy, "weights": weights}
         given = any(form is not None for form in forms.values())
@@ -234,27 +234,29 @@ class WeightControl(ABC):
             return
         if given:
             raise ValueError(
-                "receive_weights() takes no weights here: a weight-sync scheme receives them"
+                "receive_weights() takes no weights here, because a weight-sync scheme receives "
+                "them: call it without arguments"
             )
         with self._held():
             self._load_new_weights()
 
     def _load_new_weights(self) -> None:
-        """Takes the new weights of each model that has some."""
+        """Loads new weights into each model for which some have arrived."""
         for model_id, receiver in self._receivers.items():
             if receiver.newer:
                 self._receive(model_id, receiver)
 
     @abstractmethod
     def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
-        """Takes new weights for a model from its receiver."""
+        """Gets new weights for a model from its receiver, and applies them."""
 
 
 class LocalModels:
     """Loads weights into the models of a collector.
 
     Args:
-        find: returns the model with a name or path; raises an exception if there is none.
+        find: function that returns a model by its name or path, and raises an exception if the
+            model doesn't exist.
     """
 
     def __init__(self, find: Callable[[str], Any]) -> None:
@@ -265,21 +267,22 @@ class LocalModels:
         """Returns a model, by its name or path.
 
         Raises:
-            KeyError: if there is no such model.
+            KeyError: if the model doesn't exist.
         """
         try:
             return self._find(model_id)
         except (AttributeError, KeyError, IndexError, ValueError):
             raise KeyError(
-                f"there is no model {model_id!r}; there are 'policy', and paths in this collector"
+                f"there is no model {model_id!r}: pass 'policy', or the path of a model in this "
+                "collector"
             ) from None
 
     def live(self, model_id: str) -> ModuleWeights:
         """Returns the tensors of a model.
 
         Raises:
-            KeyError: if there is no such model.
-            TypeError: if it has no weights.
+            KeyError: if the model doesn't exist.
+            TypeError: if the model has no weights.
         """
         model = self.find(model_id)
         if not isinstance(model, nn.Module):
@@ -293,15 +296,15 @@ class LocalModels:
         """Checks weights for a model, and returns the function that loads them.
 
         Raises:
-            Exception: the errors of :meth:`live` and
-                :meth:`~trawl.weight_update.WeightSyncScheme.prepare`.
+            Exception: any error that :meth:`live` or
+                :meth:`~trawl.weight_update.WeightSyncScheme.prepare` raises.
         """
         live, weights = self.live(model_id), weights_of(new)
         matched = live.layout.match(weights.tensors, type(live.module).__name__)
         check_extra_state(live.module, weights.extra)
 
         def load() -> None:
-            # Extra state first: if the module refuses it, nothing else has changed.
+            # Extra state is set first, so that nothing else has changed if the module rejects it.
             set_extra_state(live.module, weights.extra)
             live.load(matched)
 
@@ -309,7 +312,7 @@ class LocalModels:
 
 
 def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:
-    """Returns the weights by model, from the one argument that has some.
+    """Returns the weights by model, from the one argument that has weights.
 
     If no argument has weights, the value for the model is None.
 
@@ -318,20 +321,23 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, 
         model_id: the model that the weights are for.
 
     Raises:
-        ValueError: if several arguments have weights, ``weights_dict`` comes with a ``model_id``,
-            or it is empty.
+        ValueError: if several arguments have weights, or if ``weights_dict`` is empty or passed
+            together with ``model_id``.
         TypeError: if ``weights_dict`` is not a mapping.
     """
     given = {name: form for name, form in forms.items() if form is not None}
     if "policy_weights" in given:
-        warn("policy_weights is an older name of policy_or_weights: use that", DeprecationWarning)
+        warn(
+            "policy_weights is an older name of policy_or_weights: use the new name",
+            DeprecationWarning,
+        )
     if len(given) > 1:
-        raise ValueError(f"give one of {', '.join(given)}, not several")
+        raise ValueError(f"pass only one of {', '.join(given)}")
     by_model = given.get("weights_dict")
     if by_model is None:
         return {model_id or POLICY: next(iter(given.values()), None)}
     if model_id is not None:
-        raise ValueError(f"weights_dict names its models; leave model_id={model_id!r} out")
+        raise ValueError(f"weights_dict already names its models: leave model_id={model_id!r} out")
     if not isinstance(by_model, Mapping):
         raise TypeError(
             f"weights_dict must map models to weights, but it is {type(by_model).__name__}"
@@ -342,11 +348,11 @@ def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, 
 
 
 def made_updater(given: Any, policy: Any = None) -> Updater | None:
-    """Returns the weight updater, from itself, its class, or a function that makes it.
+    """Returns the given weight updater, or makes one with the given class or function.
 
     Args:
-        given: the updater, its class, or the function; or None.
-        policy: the policy that a class is asked to make its updater for.
+        given: an updater, a class of updaters, or a function that makes an updater; or None.
+        policy: the policy for which a class makes its updater.
 
     Raises:
         TypeError: if ``given`` is none of these.
@@ -367,11 +373,12 @@ def made_updater(given: Any, policy: Any = None) -> Updater | None:
 
 
 def _check_reach(updater: Updater) -> None:
-    """Refuses updaters that would reach no worker."""
+    """Raises a ``TypeError`` for an updater that would reach no worker."""
     kind = type(updater)
     if kind.__module__.startswith("torchrl.") and not hasattr(updater, "remote_collectors"):
         raise TypeError(
-            f"weight_updater: TorchRL's {kind.__name__} reaches no worker of this collector, as it "
-            "writes to memory, or calls processes, of TorchRL's own collectors. Leave it out: "
-            "update_policy_weights_() does it. trawl.weight_update has updaters of the same names"
+            f"weight_updater: TorchRL's {kind.__name__} can't reach the workers of this "
+            "collector, because it only knows the memory and processes of TorchRL's own "
+            "collectors. Leave it out: update_policy_weights_() needs no updater. "
+            "trawl.weight_update has updaters of the same names"
         )

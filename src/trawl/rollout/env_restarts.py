@@ -1,8 +1,8 @@
 """Restarts of environments that fail: they are rebuilt, and collection goes on.
 
-A step that failed is no experience: its row is masked out, like the row of a step that
-was only a reset. The episode ends as truncated with the frame before it. If a reset
-failed, the step before it succeeded, and nothing is masked.
+A failed step is not experience. Its row is masked out, like the row of a step that was only a
+reset, and the previous frame ends the episode as truncated. If a reset fails, the step before it
+has succeeded, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trawl.errors import add_note
 from trawl.keys import Key
 from trawl.tensordicts import broadcastable
 
-# Restarts are for occasional failures. An environment that fails so many times without a good
-# step in between is broken, and rebuilding it forever would hide that.
+# Restarts are for occasional failures. An environment that fails this many times without a
+# successful step in between is broken, and rebuilding it forever would hide the problem.
 MOST_FAILURES = 10
 
 
-class Restarts:
+class EnvRestarts:
     """Record of the failures of all environments of a collector.
 
     Args:
-        warn: warns the user of a failure.
-        remake: rebuilds an environment that isn't one of Trawl's, as a whole.
+        warn: function that warns the user of a failure.
+        remake: function that rebuilds, as a whole, an environment that isn't Trawl's own.
 
     Attributes:
         count: number of times that an environment was rebuilt.
@@ -55,10 +55,10 @@ class FailureCounter:
 
     Attributes:
         num_envs: number of environments.
-        failures: failures since the last good step.
+        failures: number of failures since the last successful step.
     """
 
-    def __init__(self, restarts: Restarts, first: int, num_envs: int) -> None:
+    def __init__(self, restarts: EnvRestarts, first: int, num_envs: int) -> None:
         self.restarts = restarts
         self.num_envs = num_envs
         self.failures = 0
@@ -78,7 +78,7 @@ class FailureCounter:
         Args:
             error: the exception that was raised.
             row: row of the batch.
-            rebuild: rebuilds the environment, and resets it.
+            rebuild: function that rebuilds the environment and resets it.
             after_step: True if the step succeeded and the reset after it failed.
 
         Returns:
@@ -86,36 +86,36 @@ class FailureCounter:
 
         Raises:
             Exception: ``error``, if the environment can't be rebuilt, or has failed
-                ``MOST_FAILURES`` times without a good step.
+                ``MOST_FAILURES`` times without a successful step.
         """
         self.failures = 1 if after_step else self.failures + 1
         self._last_failed = self.restarts.steps_done + row
         if self.failures >= MOST_FAILURES:
-            add_note(error, f"{self._which} failed {self.failures} times without a good step")
+            add_note(error, f"{self._which} failed {self.failures} times without a successful step")
             raise error
         try:
             result = rebuild()
         except Exception as why:
             cause = f"{type(why).__name__}: {why}"
-            add_note(error, f"{self._which} could not be built anew after this: {cause}")
+            add_note(error, f"{self._which} could not be rebuilt after this error: {cause}")
             raise error from why
         self.restarts.count += 1
         self.restarts.warn(
             f"{self._which} failed at step {self._last_failed} (from 0) with "
-            f"{type(error).__name__}: {error}; built anew, as on_env_error='restart' asks"
+            f"{type(error).__name__}: {error}; rebuilt because of on_env_error='restart'"
         )
         return result
 
 
 class PartFailures:
-    """Tracks the failures of each part of one of Trawl's environments.
+    """Tracks the failures of each part of one of Trawl's own environments.
 
     Args:
         env: the environment.
         restarts: the collector's record of failures.
     """
 
-    def __init__(self, env: TensorDictEnv, restarts: Restarts) -> None:
+    def __init__(self, env: TensorDictEnv, restarts: EnvRestarts) -> None:
         self._batch = env.batch_size
         self._records: Sequence[TensorDictBase] = ()
         self._counters: list[tuple[GymEnv, FailureCounter]] = []
@@ -126,18 +126,18 @@ class PartFailures:
             first += num_envs
 
     def begin(self, records: Sequence[TensorDictBase]) -> None:
-        """Restarts parts that fail from now on; ``records`` will be the frames of the batch."""
+        """Restarts parts that fail from now on; ``records`` will get the frames of the batch."""
         self._records = records
         for part, counter in self._counters:
             part.on_error = partial(self._restart, part, counter)
 
     def end(self) -> None:
-        """Lets failures raise from now on."""
+        """Stops restarting parts, so that failures raise errors from now on."""
         for part, _ in self._counters:
             part.on_error = None
 
     def failed(self) -> Tensor:
-        """Returns a bool mask of the last step's failures, of the environment's batch size."""
+        """Returns a mask of the environments whose last step failed, of shape ``batch_size``."""
         flags = [
             torch.full((counter.num_envs,), part.step_failed, dtype=torch.bool)
             for part, counter in self._counters
@@ -145,7 +145,7 @@ class PartFailures:
         return torch.cat(flags).reshape(self._batch)
 
     def clear_successful(self) -> None:
-        """Clears the failures of parts whose step in the current row succeeded."""
+        """Clears the failure counts of the parts whose step in the current row succeeded."""
         for part, counter in self._counters:
             if not part.step_failed and not counter.failed_in(len(self._records)):
                 counter.failures = 0
@@ -157,9 +157,9 @@ class PartFailures:
 
 
 def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> None:
-    """Marks the episodes in ``mask`` as truncated by ``frame``, unless they ended anyway.
+    """Marks the episodes in ``mask`` as truncated in ``frame``, unless they end there anyway.
 
-    It sets new tensors, because the next step shares the existing ones.
+    The function sets new tensors, because the next step shares the existing ones.
 
     Args:
         frame: a frame.
@@ -178,11 +178,11 @@ def break_off(frame: TensorDictBase, done_keys: Sequence[Key], mask: Tensor) -> 
 
 
 def emptied(following: TensorDictBase, blank: TensorDictBase, mask: Tensor) -> TensorDictBase:
-    """Returns ``following`` with blank entries in ``mask``.
+    """Returns ``following`` with blank entries where ``mask`` is True.
 
     Args:
         following: the TensorDict under ``"next"``.
-        blank: the TensorDict under ``"next"`` of the environment's frame of zeros.
+        blank: the TensorDict under ``"next"`` in a frame of zeros.
         mask: mask of the environments; bool, of the batch size.
     """
     keys = list(blank.keys(True, True, is_leaf=is_leaf_nontensor))
