@@ -187,7 +187,8 @@ def theirs(tmp_path_factory):
         [sys.executable, folder / "look.py", folder / "found"],
         check=True,
         timeout=280,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        # Processes that are killed leave their temporary files.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

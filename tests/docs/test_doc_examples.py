@@ -27,6 +27,7 @@ import random
 import re
 import shlex
 import sys
+import tempfile
 import textwrap
 import traceback
 import warnings
@@ -106,6 +107,11 @@ def name_of(page: Path) -> str:
 def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever an example does to the process is undone after it."""
     monkeypatch.chdir(tmp_path)
+    mkdtemp, here = tempfile.mkdtemp, {"dir": tmp_path}
+    # Only for examples, which give no arguments: sockets need the short paths of other folders.
+    monkeypatch.setattr(
+        tempfile, "mkdtemp", lambda *to, **more: mkdtemp(*to, **(more if to or more else here))
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     modules = set(sys.modules)

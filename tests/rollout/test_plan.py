@@ -192,7 +192,11 @@ def composite():
 
 # Each makes a policy that has to see a TensorDict, and the reason given.
 NOT_PLANNABLE = {
-    "a forward of its own": (lambda: Own(nn.Linear(3, 1), [OBS], [ACTION]), "forward of its own"),
+    "a forward of its own": (lambda: Own(nn.Linear(3, 1), [OBS], [ACTION]), "its own forward"),
+    "a function of a TensorDict": (
+        lambda: lambda td: td.set(ACTION, td[OBS][..., :1]),
+        "function takes a TensorDict",
+    ),
     "a hook": (hooked, "has hooks"),
     "selected keys": (selected, "hooks|selects"),
     "a part with hooks": (lambda: TensorDictSequential(hooked()), "has hooks"),
