@@ -32,7 +32,7 @@ TITLES: dict[peers.Where, str] = {
     "group": "Process groups (gloo), {} ranks",
     "rpc": "RPC, {} nodes",
 }
-PACES: dict[peers.Kind, str] = {"sync": "in step", "async": "at their own pace"}
+PACES: dict[peers.Kind, str] = {"sync": "in lockstep", "async": "at their own pace"}
 
 
 def trawl(
@@ -62,7 +62,9 @@ def speed(where: peers.Where, kind: peers.Kind) -> Race:
         f"{TITLES[where].format(WORKERS)} {PACES[kind]}, Pendulum, MLP 2x64, batches of {FRAMES:,}",
         (
             Contender(TRAWL, partial(made, partial(trawl, *given), ours)),
-            Contender(MULTI, partial(Collecting, shared, ours), "Trawl's, shared memory"),
+            Contender(
+                MULTI, partial(Collecting, shared, ours), "Trawl's collector over shared memory"
+            ),
             Contender(
                 TORCHRL, partial(made, partial(torchrl, *given), theirs), TRUSTED, may_fail=True
             ),
@@ -132,7 +134,7 @@ def weights() -> Race:
     prepared = {SCHEME: theirs, UPDATER: updated}
     return Race(
         f"ray_weights_{ACTORS}",
-        f"Giving {models.LARGE} million parameters to {ACTORS} Ray actors",
+        f"Sending {models.LARGE} million parameters to {ACTORS} Ray actors",
         (
             Contender(TRAWL, partial(Acting, models.large, ours)),
             *(

@@ -8,7 +8,7 @@ much for each batch and so much for each MB of it, by what `driver_cost.py` meas
 after the other. From that follow the frames per second of any number of workers:
 
 - at their own pace: what all workers make, but no more than the driver takes in;
-- in step: the workers wait while the driver takes in the batches of all of them.
+- in lockstep: the workers wait while the driver takes in the batches of all of them.
 
 Events show what a formula leaves out: batches that take longer than others, and queues.
 """

@@ -76,7 +76,7 @@ def sync2() -> Race:
     loop = partial(hand_single, work.pendulum, net, FRAMES)
     return Race(
         "sync2",
-        "2 workers in step, Pendulum, MLP 2x64",
+        "2 workers in lockstep, Pendulum, MLP 2x64",
         (
             Contender(
                 TRAWL, collecting(peers.trawl, "sync", [work.pendulum] * WORKERS, net, frames)
@@ -112,7 +112,7 @@ def images2() -> Race:
     loop = partial(hand_single, work.ImageEnv, net, IMAGE_FRAMES)
     return Race(
         "images2",
-        "2 workers in step, 84x84x4 uint8 frames, constant policy",
+        "2 workers in lockstep, 84x84x4 uint8 frames, constant policy",
         (
             Contender(
                 TRAWL, collecting(peers.trawl, "sync", [work.ImageEnv] * WORKERS, net, frames)
@@ -137,13 +137,16 @@ def delivery() -> Race:
 
     measures = {
         f"{key}_{frames}": Measure(f"ms {what}, {WORKERS} x {frames} frames", True, 3)
-        for key, what in (("cpu", "of the parent's time"), ("late", "after the last step"))
+        for key, what in (
+            ("cpu", "of the driver's time"),
+            ("late", "from the last step to delivery"),
+        )
         for frames in DELIVERED
     }
     theirs = peers.wrapped(work.StampedImageEnv)
     return Race(
         "delivery",
-        "What a batch of 84x84x4 uint8 frames costs the parent",
+        "What a batch of 84x84x4 uint8 frames costs the driver",
         (
             Contender(TRAWL, sizes(peers.trawl, work.StampedImageEnv)),
             Contender(TORCHRL, sizes(peers.torchrl, theirs), TRUSTED),
@@ -160,7 +163,7 @@ def vector2() -> Race:
     theirs = [peers.wrapped_vector(work.pendulum, ENVS)] * WORKERS
     return Race(
         "vector2",
-        "2 workers in step, 8 Pendulums each, MLP 2x64",
+        "2 workers in lockstep, 8 Pendulums each, MLP 2x64",
         (
             Contender(TRAWL, collecting(peers.trawl, "sync", ours, net, frames)),
             Contender(
@@ -263,7 +266,7 @@ def straggler() -> Race:
     makes = [work.slow_pendulum] * slow + [work.pendulum] * quick
     return Race(
         "straggler",
-        "16 workers in step, one of which takes 50 ms per step",
+        "16 workers in lockstep, one of which takes 50 ms per step",
         (
             Contender(
                 TRAWL,
@@ -273,7 +276,7 @@ def straggler() -> Race:
             Contender(
                 "12 quick workers",
                 collecting(peers.trawl, "sync", [work.pendulum] * alone, net, alone * FRAMES),
-                "Trawl's, alone",
+                "Trawl's collector, without the slow worker",
             ),
         ),
         goals=_speed_goals({"12 quick workers": 1.0}),

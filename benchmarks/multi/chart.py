@@ -23,7 +23,7 @@ def write_growth(path: Path, workers: Sequence[Result], sizes: Result | None) ->
     panels = grid.flat
     _by_count(panels[0], workers, "speed", "frames per second")
     _by_count(panels[1], workers, "first_batch", "seconds to the first batch")
-    _by_count(panels[2], workers, "rss", "MiB in the parent (RSS)")
+    _by_count(panels[2], workers, "rss", "MiB in the driver (RSS)")
     if sizes is not None:
         by_size = {size: (sizes, f"speed_{size}") for size in KILOBYTES}
         _draw(panels[3], by_size, "frames per second")
@@ -43,7 +43,7 @@ def write_growth(path: Path, workers: Sequence[Result], sizes: Result | None) ->
 def _by_count(axes: Any, workers: Sequence[Result], measure: str, label: str) -> None:
     points = {count: (result, measure) for count, result in zip(COUNTS, workers, strict=False)}
     _draw(axes, points, label)
-    axes.set_xlabel("workers, in step, one Pendulum each")
+    axes.set_xlabel("workers in lockstep, one Pendulum each")
     axes.set_ylim(bottom=0)
 
 

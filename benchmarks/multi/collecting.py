@@ -69,10 +69,10 @@ class Collecting:
 
 
 class Delivering(Collecting):
-    """What a batch of `work.StampedImageEnv` costs the parent, however long it takes to make."""
+    """What a batch of `work.StampedImageEnv` costs the driver, however long it takes to make."""
 
     def turn(self, seconds: float) -> dict[str, float]:
-        """Milliseconds per batch: of the parent's processor time, and since the last step."""
+        """Milliseconds per batch: of the driver's processor time, and since the last step."""
         self._begin()
         late = 0.0
         count = 0

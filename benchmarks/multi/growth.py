@@ -40,13 +40,13 @@ def workers(count: int) -> Race:
         contenders.append(Contender(TORCHRL, made, TRUSTED))
     return Race(
         f"workers_{count}",
-        f"{count} worker{'s' if count > 1 else ''} in step, Pendulum, MLP 2x64",
+        f"{count} worker{'s' if count > 1 else ''} in lockstep, Pendulum, MLP 2x64",
         tuple(contenders),
         {
             "speed": Measure("frames/s"),
             "first_batch": Measure("s to the first batch", less=True, digits=2),
-            "rss": Measure("MiB in the parent (RSS)", less=True, digits=1),
-            "pss": Measure("MiB in the parent (PSS)", less=True, digits=1),
+            "rss": Measure("MiB in the driver (RSS)", less=True, digits=1),
+            "pss": Measure("MiB in the driver (PSS)", less=True, digits=1),
             "batch": Measure("MiB, the batch", less=True, digits=2),
         },
     )
@@ -75,7 +75,7 @@ def sizes() -> Race:
 
     return Race(
         "sizes",
-        "2 workers in step, observations of many sizes, constant policy",
+        "2 workers in lockstep, observations of many sizes, constant policy",
         (
             Contender(TRAWL, several(ours)),
             Contender(HAND, several(by_hand), "two side by side"),
@@ -136,11 +136,11 @@ def verdicts(found: dict[str, PerWorker]) -> list[Verdict]:
     if TRAWL not in found:
         return []
     trawl = found[TRAWL]
-    # Batches rotate through a few slabs, all of which are in the parent's memory once it read them.
+    # Batches rotate through a few slabs, all of which are in the driver's memory once it read them.
     beyond = trawl.rss_mib - 3 * trawl.batch_mib
     goals = (
         (Goal("start_ms", 150.0), "≤ 150 ms to start", trawl.start_ms),
-        (Goal("rss_mib", 0.25), "≤ 0.25 MiB in the parent beyond its slabs", beyond),
+        (Goal("rss_mib", 0.25), "≤ 0.25 MiB in the driver beyond its slabs", beyond),
     )
     return [
         Verdict(goal, f"{wanted} {PER_WORKER}", [value], value <= goal.bound)

@@ -38,7 +38,7 @@ CALL = {
 TAKE = {
     "take": Measure("ms to load them", less=True, digits=2),
     "take_copies": Measure("memory copies to load them", less=True, digits=2),
-    "look": Measure("µs to check when there are none", less=True, digits=3),
+    "look": Measure("µs to check for new weights and find none", less=True, digits=3),
 }
 
 
@@ -97,7 +97,7 @@ def large(count: int) -> Race:
     contenders = learners(models.large, count, count in TORCHRL_COUNTS)
     return Race(
         f"weights_{count}",
-        f"Giving 10 million parameters to {count} workers",
+        f"Sending 10 million parameters to {count} workers",
         contenders,
         CALL,
         (Goal("own_copies", 1.5), Goal("given_copies", 1.5), *_ahead(contenders)),
@@ -109,7 +109,7 @@ def asleep() -> Race:
     contenders = learners(models.large, 2, kind="async", make=work.slow_pendulum, frames=100)
     return Race(
         "weights_asleep",
-        "Giving 10 million parameters to 2 workers that are asleep in a step",
+        "Sending 10 million parameters to 2 workers whose environments are sleeping in `step`",
         contenders,
         CALL,
         (Goal("own_copies", 1.5), Goal("given_copies", 1.5), *_ahead(contenders)),
@@ -122,7 +122,7 @@ def small(size: int) -> Race:
     contenders = learners(partial(models.scattered, 1000, size), 2)
     return Race(
         f"weights_1000x{size}",
-        f"Giving 1,000 tensors of {size:,} floats to 2 workers",
+        f"Sending 1,000 tensors of {size:,} floats to 2 workers",
         contenders,
         CALL,
         (Goal("own_copies", 2.0), Goal("given_copies", 2.0), *_ahead(contenders)),
@@ -149,8 +149,8 @@ def collecting(kind: peers.Kind) -> Race:
     theirs = partial(_made, torchrl, kind, makes, frames, SHARED)
     return Race(
         f"updating_{kind}",
-        f"{WORKERS} workers {'in step' if kind == 'sync' else 'at their own pace'}, Pendulum, MLP "
-        "2x64, new weights after each batch",
+        f"{WORKERS} workers {'in lockstep' if kind == 'sync' else 'at their own pace'}, Pendulum, "
+        "MLP 2x64, new weights after each batch",
         (
             Contender(TRAWL, partial(Updating, ours, ahead)),
             Contender(ALONE, partial(Collecting, ours, ahead), "Trawl's collector"),

@@ -11,7 +11,7 @@ import math
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 960, 460
+WIDTH, HEIGHT = 990, 460
 LEFT, RIGHT, TOP, BOTTOM = 90, 700, 30, 400
 INK, GRID, PALE = "#333333", "#e3e3e3", "#9a9a9a"
 COLOURS = {
@@ -47,7 +47,9 @@ def drawing(found: dict[str, Any]) -> str:
         dash = "" if kind == "async" else "9 4"
         parts += scale.curve(curve["workers"], curve["formula"], colour, dash)
         parts += scale.dots(curve["workers"], curve["events"], colour)
-        parts += legend(row, colour, dash, NAMES[where] + ("" if kind == "async" else ", in step"))
+        parts += legend(
+            row, colour, dash, NAMES[where] + ("" if kind == "async" else ", in lockstep")
+        )
     body = "\n  ".join(parts)
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"

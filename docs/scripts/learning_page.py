@@ -43,8 +43,8 @@ def main() -> None:
 def table(results: dict[str, Any]) -> str:
     """A row for each example: how many seeds got there, and how long that took."""
     rows = [
-        "| Example | Return | Seeds that reached it, Trawl / TorchRL | Trawl, s | TorchRL, s "
-        "| Speed-up | Frames/s, learning included, Trawl / TorchRL "
+        "| Example | Return | Seeds that reached the return, Trawl / TorchRL | Trawl, s "
+        "| TorchRL, s | Speed-up | Frames/s, learning included, Trawl / TorchRL "
         "| Share of time spent collecting, Trawl / TorchRL |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -55,10 +55,10 @@ def table(results: dict[str, Any]) -> str:
     about = next(iter(results.values()))["about"]
     versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
     text = (
-        "Seconds are medians of the runs that reached the return, with the minimum and maximum; "
-        "the ratio is that of the medians. Timing begins when the collector is made, and leaves "
-        "out evaluations. For cloning, it covers the whole run, including the program that "
-        "collects the data. Measured by "
+        "Seconds are medians of the runs that reached the return, with the minimum and the "
+        "maximum. The speed-up is the ratio of the medians. Timing begins when the collector is "
+        "made, and excludes evaluations. For cloning, it covers the whole run, including the "
+        "program that collects the data. Measured by "
         f"`benchmarks/learning/run.py` on {about['cores']} cores, {versions}."
     )
     return "\n".join(rows) + "\n\n" + text + "\n\n![Learning curves](assets/learning.png)"

@@ -22,10 +22,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "docs" / "scripts"
 SIMULATE = ROOT / "benchmarks" / "clusters" / "simulate.py"
-PACES = {"async": "at their own pace", "sync": "in step"}
+PACES = {"async": "at their own pace", "sync": "in lockstep"}
 WAYS = {
     "async": "at their own pace",
-    "sync": "in step",
+    "sync": "in lockstep",
     "written": "writing into a replay buffer",
 }
 

@@ -24,7 +24,10 @@ MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 CLUSTERS = ROOT / "benchmarks" / "results" / "clusters.json"
 PICTURE = "![Frames per second, relative to the hand-written loop]({}/speed.png)"
-GROWTH = "![Speed, start and memory by the number of workers and the size of observations]({})"
+GROWTH = (
+    "![By number of workers: frames per second, seconds to the first batch, and the driver's "
+    "memory. By size of observations: frames per second]({})"
+)
 TRAWL = "Trawl"
 TITLES = {"hand-written": "hand-written loop"}
 # What the contenders' names begin with.
@@ -140,7 +143,7 @@ def multi_table(results: dict[str, Any]) -> str:
     if added:
         parts.append(
             f"From {added['fewest']} to {added['most']} workers, each additional worker takes "
-            f"{added['start_ms']:.0f} ms to start, and {added['rss_mib']:.2f} MiB of the parent's "
+            f"{added['start_ms']:.0f} ms to start, and {added['rss_mib']:.2f} MiB of the driver's "
             f"memory. Its part of each batch accounts for {added['batch_mib']:.2f} MiB of this."
         )
     parts.append(_circumstances(results, "one thread in each process"))

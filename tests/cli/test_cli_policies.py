@@ -355,6 +355,28 @@ def test_modules_in_the_current_folder_are_found(trawl):
     assert code == 0, err
 
 
+@pytest.mark.parametrize(
+    ("code", "module", "words"),
+    [
+        (None, "absent", "No module named 'absent' (not in this folder, and not installed)"),
+        (None, "absent.py", "(not in this folder, and not installed)"),
+        (
+            "import absent",
+            "only_here",
+            "importing only_here failed: ModuleNotFoundError: ",
+        ),
+        ("open('absent')", "only_here.py", "importing only_here.py failed: FileNotFoundError: "),
+    ],
+)
+def test_what_is_missing_is_the_module_or_what_it_uses(code, module, words, trawl):
+    if code is not None:
+        with open("uses_it.py", "w") as file:
+            file.write(code)
+    code, _, err = trawl("collect", "Pendulum-v1", "--policy", f"{module}:make")
+    assert code == 2
+    assert words in err
+
+
 @pytest.mark.parametrize("factory", ["Net", "net", "slow", "with_hidden"])
 def test_a_factory_in_a_module_gives_the_policy(factory, trawl):
     code, _, err = trawl("collect", "Pendulum-v1", "--policy", f"cli_policies:{factory}",

@@ -112,15 +112,16 @@ def test_a_buffer_needs_its_method(extend, method):
     )
 
 
-def test_the_steps_of_several_environments_need_extend():
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_steps_of_a_batch_of_environments_need_extend(count):
     class Adding:
         def add(self, frame):
             raise NotImplementedError
 
     refused(
         TypeError,
-        r"replay_buffer must have a method extend\(\) to take the steps of several .* Adding",
-        env=[NumberedEnv, NumberedEnv],
+        r"replay_buffer must have a method extend\(\) to take the steps of a batch of .* Adding",
+        env=[NumberedEnv] * count,
         replay_buffer=Adding(),
         extend_buffer=False,
     )

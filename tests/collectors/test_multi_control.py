@@ -549,6 +549,40 @@ def test_workers_that_are_late_are_not_waited_for(how):
     assert book.steps[1] >= 3
 
 
+def test_the_age_of_what_a_late_worker_delivers_is_reported():
+    standing, gate = (multiprocessing.get_context("spawn").Event() for _ in range(2))
+
+    class Quick(NumberedEnv):
+        def step(self, action):
+            standing.wait()
+            return super().step(action)
+
+    class Late(NumberedEnv):
+        def step(self, action):
+            standing.set()
+            gate.wait()
+            return super().step(action)
+
+    collector = make(
+        create_env_fn=[Quick, Late],
+        policy=Chooser(1),
+        frames_per_batch=8,
+        preemptive_threshold=0.5,
+        total_frames=-1,
+        track_policy_version=True,
+        start_method="forkserver",
+    )
+    with collector:
+        collector.next()
+        collector.update_policy_weights_()
+        assert collector.stats()["policy_lag_max"] == 0
+        gate.set()
+        while not (batch := collector.next())[MASK][1, 0]:
+            pass
+        assert batch["policy_version"][1, 0] == 0
+        assert collector.stats()["policy_lag_max"] == 1
+
+
 @pytest.mark.parametrize("threshold", [None, 1.0, 1])
 def test_without_a_threshold_all_are_waited_for(threshold):
     book = ledger(2)

@@ -199,7 +199,7 @@ def test_nothing_is_left_by_a_driver_that_is_killed():
         (
             {"launcher_command": "ssh a"},
             ValueError,
-            r"must contain the placeholder \{worker\}, for the command line",
+            r"must contain the placeholder \{worker\} \(or .*\), for the command line",
         ),
         (
             {"launcher_command": "{worker} {host}"},

@@ -1,10 +1,12 @@
 """Collectors over process groups and RPC."""
 
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from trawl.collectors.distributed import (
 )
 from trawl.envs import GymEnv
 from trawl.errors import WorkerDied
+from trawl.testing import NumberedEnv
 from trawl.weight_update import (
     DistributedWeightSyncScheme,
     DistributedWeightUpdater,
@@ -32,6 +35,15 @@ def batches(collector, count=20):
     with collector:
         collector.set_seed(7)
         return [collector.next() for _ in range(count)]
+
+
+def test_a_lock_that_only_related_processes_share_is_refused():
+    lock = multiprocessing.get_context("spawn").Lock()
+    words = r"create_env_fn \(of worker 0\) can't be sent .* Pass a function that makes it"
+    with pytest.raises(TypeError, match=words):
+        DistributedCollector(
+            [partial(NumberedEnv, lock=lock)], launcher="mp", frames_per_batch=20, num_workers=1
+        )
 
 
 @pytest.mark.parametrize("cls", CLASSES)

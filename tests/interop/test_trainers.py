@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tensordict import TensorDict
 from trainer_parts import AGENTS, FRAMES, MANY, QUIET, TOTAL, Followed, buffer_of
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -58,10 +59,12 @@ def test_it_trains_while_frames_come(name, kind):
     buffer = buffer_of(TOTAL)
     # `DQNLoss` takes the parameters out of the learner's module for moments, in which no other
     # thread can use it.
-    own = copy.deepcopy(agent.policy)
-    collector = collectors(agent, kind, policy=own, replay_buffer=buffer, total_frames=MANY)
+    policy = copy.deepcopy(agent.policy) if kind is Collector else agent.policy
+    collector = collectors(agent, kind, policy=policy, replay_buffer=buffer, total_frames=MANY)
     trainer = agent.async_trainer(collector, buffer)
     before = agent.weights().clone()
     trainer.train()
     assert (agent.weights() != before).any()
+    if kind is Collector:
+        assert (TensorDict.from_module(policy[0]).data != before).any()
     assert collector.stats()["frames"] == buffer.write_count >= MANY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def kill(handle: Any) -> None:
     import ray
 
     ray.kill(handle)
+    deadline = time.monotonic() + PATIENCE
     with pytest.raises(ray.exceptions.RayActorError):  # noqa: PT012
-        while True:
+        while time.monotonic() < deadline:
             get(handle.stats.remote())

@@ -27,7 +27,7 @@ _PAUSE = 0.1
 
 
 class AuthenticationError(RuntimeError):
-    """Raised if the other end of a connection lacks the key, or a message did not come from it."""
+    """Raised if the other end lacks the key, or a message did not come from the other end."""
 
 
 def derived_key(key: bytes, purpose: str) -> bytes:

@@ -73,8 +73,8 @@ def check_template(name: str, template: Any) -> None:
         )
     if not found & {"worker", "arguments"}:
         raise ValueError(
-            f"{name} must contain the placeholder {{worker}}, for the command line that starts a "
-            f"worker, but it is {template!r}"
+            f"{name} must contain the placeholder {{worker}} (or {{arguments}}), for the command "
+            f"line that starts a worker, but it is {template!r}"
         )
 
 

@@ -275,7 +275,8 @@ class RayWorker(Worker):
         place: object that monitors the actor's wait for a place in the cluster.
         pid: id of the actor's process; None until the actor has begun.
         node: id of the actor's node; None until the actor has begun.
-        fetching: True if a call that fetches its next messages is under way, or is impossible.
+        fetching: True while a call to the actor for its next messages is under way, and after
+            such a call has failed. While True, the actor is not called for messages.
         received_at: the time at which the last messages from the worker arrived.
         told_to_stop: True if :meth:`stop` was called.
         unreadable: True if the worker sent a message that can't be unpickled.

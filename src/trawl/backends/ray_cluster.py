@@ -325,8 +325,7 @@ class Placement:
         how = "has not started" if self._had_room else "could not be placed in the Ray cluster"
         raise RuntimeError(
             f"{who} {how} within {self.patience:g} s: {what}. Ask for less in its options "
-            "(remote_configs of a collector, remote_config of a replay buffer), or add resources "
-            "to the cluster"
+            "(remote_configs, remote_config or ray_kwargs), or add resources to the cluster"
         )
 
 

@@ -41,12 +41,19 @@ def load_module(what: str, module: str) -> ModuleType:
     """
     try:
         return _from_file(module) if module.endswith(".py") else importlib.import_module(module)
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise CliError(
-            f"{what}: {message_of(error)} (not in this folder, and not installed)"
-        ) from error
     except (Exception, SystemExit) as error:
-        raise CliError(f"{what}: importing {module} failed: {describe(error)}") from error
+        if _is_missing(module, error):
+            reason = f"{message_of(error)} (not in this folder, and not installed)"
+        else:
+            reason = f"importing {module} failed: {describe(error)}"
+        raise CliError(f"{what}: {reason}") from error
+
+
+def _is_missing(module: str, error: BaseException) -> bool:
+    """Returns True if the module itself, or a package that contains it, was not found."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{module}.".startswith(f"{error.name}.")
+    return isinstance(error, FileNotFoundError) and error.filename == os.path.realpath(module)
 
 
 def find(what: str, module: ModuleType, name: str) -> Any:

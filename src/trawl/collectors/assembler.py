@@ -143,7 +143,7 @@ class BatchAssembler:
         cls, config: MultiConfig, sync: bool, ready: Sequence[WorkerReady], backend: Backend
     ) -> BatchAssembler:
         """Makes the assembler for a collector, from the first messages of its workers."""
-        whole = sync and config.preemptive_threshold in (None, 1)
+        whole = sync and not config.preempts
         return cls(
             ready,
             "stack" if config.cat_results is None else config.cat_results,

@@ -75,7 +75,7 @@ class BatchDelivery:
     def write(self, batch: TensorDictBase) -> None:
         """Writes a processed batch into the replay buffer."""
         buffer = self.config.replay_buffer
-        if self.config.extend_buffer or not hasattr(buffer, "add"):
+        if self.config.extend_buffer:
             buffer.extend(batch)
         elif batch.ndim > 1 and getattr(getattr(buffer, "storage", None), "ndim", 1) > 1:
             # A buffer with more than one dimension has a row for each environment.

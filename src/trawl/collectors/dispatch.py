@@ -144,8 +144,10 @@ def elsewhere(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
 def _check_extra(extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     for name in extra:
         if name in _RESERVED:
+            own = "num_collectors" if name == "num_workers" else name
             raise ValueError(
-                f"backend_options contains {name!r}, which is reserved: pass it to Collector itself"
+                f"backend_options contains {name!r}, which is reserved: pass {own} to Collector "
+                "itself"
             )
         if name in options:
             raise ValueError(f"duplicate argument {name!r}: it is also in backend_options")

@@ -92,8 +92,12 @@ class MultiConfig(CollectorConfig):
         # frames of its replacement. The frames of a late worker can't be distinguished from frames
         # that come after the end. Finished trajectories would be lost when their worker dies, or
         # written again by its replacement.
-        exact = self.extend_buffer and self.preemptive_threshold in (None, 1)
-        return exact and self.trajs_per_batch is None
+        return self.extend_buffer and not self.preempts and self.trajs_per_batch is None
+
+    @property
+    def preempts(self) -> bool:
+        """True if a batch may be finished before all workers have filled their parts."""
+        return self.preemptive_threshold not in (None, 1)
 
     def check_sync(self, sync: bool) -> None:
         """Checks the options that depend on whether all workers contribute to each batch.
@@ -107,7 +111,7 @@ class MultiConfig(CollectorConfig):
                 f"cat_results={self.cat_results!r} needs sync=True: with sync=False each batch "
                 "comes from one worker"
             )
-        if not sync and self.preemptive_threshold not in (None, 1):
+        if not sync and self.preempts:
             warn(
                 f"preemptive_threshold={self.preemptive_threshold} has no effect with "
                 "sync=False, where no worker waits for others"

@@ -432,9 +432,9 @@ class WorkerPool:
         what = f"worker {slot.index} {reason}"
         if slot.writing:
             raise WorkerDied(
-                f"{what} while it wrote into the replay buffer, which may stay locked forever: "
-                "don't use this buffer any more. If share() is not called on a buffer, this "
-                "process writes into it, and the death of a worker does it no harm"
+                f"{what} while it wrote into the replay buffer. It is unknown whether its frames "
+                "are in the buffer, which may stay locked forever: make another buffer. If this "
+                "process writes into the buffer (shared=False), such a death does no harm"
             )
         self._limits.check(slot, self.restarts, what)
         slot.restarts += 1

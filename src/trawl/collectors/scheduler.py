@@ -215,7 +215,7 @@ class AsyncScheduler(Scheduler):
         return sorted(range(len(self.frames)), key=self._last.__getitem__)
 
     def _choose(self) -> WorkerBatch:
-        """Waits for the next batch to deliver, and returns it but keeps it in ``_made``."""
+        """Waits until a batch can be delivered, and returns it. The batch stays in ``_made``."""
         while True:
             if self._made:
                 if self.bound is None:

@@ -253,12 +253,18 @@ class WorkerSetups:
         return begin, stride
 
 
-def check_sendable(specs: Iterable[WorkerSpec]) -> None:
-    """Raises a ``TypeError`` if an argument can't be pickled; the message names the argument."""
+def check_sendable(specs: Iterable[WorkerSpec], to_children: bool) -> None:
+    """Raises a ``TypeError`` if an argument can't be pickled; the message names the argument.
+
+    Args:
+        specs: specifications of the workers.
+        to_children: True if the workers are child processes, which can share locks.
+    """
+    pack: Callable[[Any], Any] = SpawnPayload if to_children else cloudpickle.dumps
     for spec in specs:
         parts = {"create_env_fn": spec.create_env_fn, "init_fn": spec.init_fn}
         for name, value in {**parts, **spec.options}.items():
-            _sendable(name, spec.index, SpawnPayload, value)
+            _sendable(name, spec.index, pack, value)
 
 
 def _packed(policy: Any, index: int) -> bytes | None:

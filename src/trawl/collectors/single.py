@@ -161,9 +161,9 @@ class Collector(RolloutCollector):
         )
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
-        if self._adds_steps and num_envs > 1 and not hasattr(config.replay_buffer, "extend"):
+        if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
             raise TypeError(
-                "replay_buffer must have a method extend() to take the steps of several "
+                "replay_buffer must have a method extend() to take the steps of a batch of "
                 f"environments, but {type(config.replay_buffer).__name__} has none"
             )
         if config.set_truncated and not self._truncated_keys():

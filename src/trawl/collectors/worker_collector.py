@@ -188,7 +188,7 @@ class WorkerCollector(WorkerControl):
             ready = self._start_workers(self.num_workers)
         except (AttributeError, RuntimeError, TypeError, pickle.PicklingError) as error:
             if self._backend.isolated and not isinstance(error, WorkerError):
-                check_sendable(map(self._spec, self._pool.slots))
+                check_sendable(map(self._spec, self._pool.slots), self._backend.shares_memory)
             raise
         for text in dict.fromkeys(text for one in ready for text in one.warnings):
             warn(text)

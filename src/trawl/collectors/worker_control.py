@@ -304,7 +304,7 @@ class WorkerControl(WorkerWeights):
         facts = super().stats() | together
         facts["batches_held"] = sum(pool.leased for pool in pools)
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
-        if not self.sync:
+        if not self.sync or self.config.preempts:
             facts |= self._lags.stats()
         if self.config.on_env_error == "restart":
             facts.setdefault("env_restarts", 0)

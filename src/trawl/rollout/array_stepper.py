@@ -37,7 +37,13 @@ class ArrayStepper(Protocol):
     num_envs: int
 
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
-        """Begins episodes in all environments, or in ``mask``, and fills ``view.next_obs``."""
+        """Begins episodes, and writes their first observations to ``view.next_obs``.
+
+        Args:
+            view: the arrays of the environments.
+            mask: the environments to reset, as a bool array; None for all environments.
+            **kwargs: arguments of the environments' ``reset``.
+        """
 
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         """Returns a function of ``t`` that takes the step of row ``start + t``."""

@@ -213,7 +213,8 @@ class Rollout:
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
     """Returns the fast batch writer if environment and policy allow it; else, the slower one."""
     if not isinstance(env, TensorDictEnv):
-        why = f"{type(env).__name__} is not a Gymnasium environment, but steps TensorDicts itself"
+        name = type(env).__name__
+        why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"
         return TensorDictBatchWriter(env, policy, options, why)
     if not getattr(env, "fixed_layout", False):
         return TensorDictBatchWriter(

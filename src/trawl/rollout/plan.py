@@ -122,8 +122,10 @@ def _steps(module: Any) -> Iterable[Any]:
             yield from _steps(child)
     elif forward in (TensorDictModule.forward, ProbabilisticTensorDictModule.forward):
         yield module
+    elif isinstance(module, nn.Module):
+        raise NotPlannable(f"{type(module).__name__} defines its own forward")
     else:
-        raise NotPlannable(f"{type(module).__name__} has a forward of its own")
+        raise NotPlannable(f"{type(module).__name__} takes a TensorDict")
 
 
 def _overrides(module: nn.Module) -> bool:

@@ -112,13 +112,17 @@ class NumberedEnv(gymnasium.Env[Any, Any]):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations.
+
+        Returns:
+            An int64 tensor of shape ``(*frames.batch_size, 5)``.
+        """
         found: Tensor = frames.get("observation").long()
         return found
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the actions in the frames as int64 numbers of shape ``batch``."""
+        """Returns the actions in the frames as an int64 tensor of shape ``frames.batch_size``."""
         found: Tensor = frames.get("action").argmax(-1)
         return found
 
@@ -149,7 +153,11 @@ class ImageEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations.
+
+        Returns:
+            An int64 tensor of shape ``(*frames.batch_size, 5)``.
+        """
         return read_image(frames.get("observation"))
 
     def _observe(self) -> Any:
@@ -193,7 +201,11 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the numbers in the observations, as int64 of shape ``(*batch, 5)``."""
+        """Returns the numbers in the observations.
+
+        Returns:
+            An int64 tensor of shape ``(*frames.batch_size, 5)``.
+        """
         bits = frames.get(("when", "episode")).long()
         digits = frames.get(("when", "steps", "0"))
         fields = [
@@ -207,7 +219,7 @@ class NestedEnv(NumberedEnv):
 
     @classmethod
     def action_numbers(cls, frames: TensorDictBase) -> Tensor:
-        """Returns the actions in the frames as int64 numbers of shape ``batch``."""
+        """Returns the actions in the frames as an int64 tensor of shape ``frames.batch_size``."""
         bits = frames.get(("pick", "1")).long()
         found: Tensor = 4 * frames.get(("pick", "0")).argmax(-1) + 2 * bits[..., 0] + bits[..., 1]
         return found
@@ -350,7 +362,14 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def read_image(images: Tensor) -> Tensor:
-    """Returns the numbers in images of :class:`ImageEnv`, as int64 of shape ``(*batch, 5)``."""
+    """Returns the numbers in images of :class:`ImageEnv`, as an int64 tensor.
+
+    Args:
+        images: images of shape ``(*batch, 8, 8, 3)``.
+
+    Returns:
+        Numbers of shape ``(*batch, 5)``.
+    """
     digits = images[..., : len(FIELDS), :4, 0].long()
     return (digits * 256 ** torch.arange(4)).sum(-1) - 1
 

@@ -36,7 +36,7 @@ class Ledger:
     Attributes:
         frames: number of frames checked.
         episodes: number of episodes that ended.
-        steps: number of steps that each environment has taken, by its number.
+        steps: number of steps that each environment has taken, keyed by environment number.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -62,7 +62,7 @@ class Ledger:
 
     @property
     def steps(self) -> dict[int, int]:
-        """Number of steps that each environment has taken, by its number."""
+        """Number of steps that each environment has taken, keyed by environment number."""
         return {number: state.now[3] if state.now else 0 for number, state in self._states.items()}
 
     def reset(self, number: int | None = None) -> None:

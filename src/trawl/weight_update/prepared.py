@@ -88,7 +88,7 @@ class ReceiverGroup:
         if source is None:
             raise RuntimeError(
                 "there are no weights to send: the policy is not a module, or policy_factory "
-                "makes it. Pass the weights"
+                "makes it, or init_on_sender() got no model. Pass the weights"
             )
         given = weights_of(source)
         if self.live is not None and not self.misfit:
@@ -173,8 +173,7 @@ class ReceiverGroups:
         for index in chosen:
             if index not in known:
                 raise ValueError(
-                    f"worker_ids names worker {index}, but the workers are {known[0]} to "
-                    f"{known[-1]}"
+                    f"worker_ids names worker {index}, but the workers are {_listed(known)}"
                 )
         return chosen
 
@@ -249,3 +248,10 @@ def receivers_of(
     if len(set(counts.values())) > 1:
         raise ValueError(f"the arguments disagree on the number of receivers: {counts}")
     return next(iter(counts.values()), getattr(context, "num_workers", None) or 1)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers as text; as a range if none is missing in between."""
+    if 1 < len(numbers) == numbers[-1] - numbers[0] + 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))

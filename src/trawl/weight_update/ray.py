@@ -40,7 +40,7 @@ class RayMessage(WeightMessage):
 
 
 class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
-    """Puts weights once into Ray's object store, where all workers read them.
+    """Puts weights into Ray's object store once, and all workers read them there.
 
     The sender writes the weights once, however many workers there are. Ray copies them once to
     each node, and all workers of a node read the same memory. Without a collector, pass the scheme
@@ -195,7 +195,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         num_workers: int | None = None,
         ray_transform: Any = None,
     ) -> None:
-        """Makes this scheme the sender's end, with the transform's actor as the only receiver.
+        """Makes this scheme the sending end, with the transform's actor as the only receiver.
 
         Args:
             model_id: name of the module.

@@ -139,7 +139,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         device_map_fn: Callable[[int, Any], Any] | None = None,
         num_workers: int | None = None,
     ) -> None:
-        """Makes this scheme the sender's end.
+        """Makes this scheme the sending end.
 
         Args:
             model_id: name, or path, of the model.
@@ -148,7 +148,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
             weights: a TensorDict or dict of tensors to send in place of a model's weights.
             devices: device of each receiver's model. Only the number of devices is used, as the
                 number of receivers. Receivers copy weights to their devices themselves.
-            params_map: weights for each receiver, by its number.
+            params_map: weights of the receivers, keyed by receiver number.
             device_map_fn: function that is called with a receiver's number and the model or
                 ``weights``, and returns the weights for this receiver.
             num_workers: number of receivers.
@@ -175,7 +175,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         self._open(self._groups.workers)
 
     def attach(self, host: WeightHost, model_id: str, collector: Any) -> None:
-        """Makes this scheme the sender's end for the workers of a collector, and connects it."""
+        """Makes this scheme the sending end for the workers of a collector, and connects it."""
         self._host = host
         self.init_on_sender(model_id=model_id, context=collector)
         self.connect()
@@ -218,7 +218,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
         Args:
             weights: weights in any form (a module, a TensorDict, a dict). To send each receiver its
-                own weights, pass a dict by the receivers' numbers. None sends the model's current
+                own weights, pass a dict keyed by receiver number. None sends the model's current
                 weights.
             worker_ids: numbers of the receivers that get the weights; None for all.
 
@@ -315,7 +315,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         model: Any = None,
         worker_idx: int | None = None,
     ) -> None:
-        """Makes this scheme a receiver's end.
+        """Makes this scheme the receiving end.
 
         Args:
             model_id: name, or path, of the model.

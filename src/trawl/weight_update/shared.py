@@ -73,10 +73,10 @@ class SharedMemTransport(Transport):
         """Makes this the transport to several receivers.
 
         Args:
-            params_map: first weights of each receiver, by its number. Receivers with the same
-                TensorDict share one copy in shared memory.
+            params_map: first weights of each receiver, keyed by receiver number. Receivers
+                with the same TensorDict share one copy in shared memory.
             init_queues: queues (``multiprocessing.Queue``) through which receivers get their ends,
-                by the receiver's number.
+                keyed by receiver number.
             per_worker: whether each receiver has a copy of its own, even if several receivers have
                 the same weights now.
 
@@ -173,7 +173,8 @@ class SharedMemTransport(Transport):
         """Sends weights without waiting until they are received.
 
         Args:
-            weights: weights in any form; with several receivers, also a dict by their numbers.
+            weights: weights in any form; with several receivers, also a dict keyed
+                by receiver number.
             worker_ids: with several receivers, numbers of the receivers that get the weights; None
                 for all.
         """
@@ -315,8 +316,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
         strategy: the form in which weights are returned.
         sync: accepted for compatibility. Sending never waits, and batches that begin later have
             the new weights.
-        per_worker_weights: whether receivers may get different weights, as a dict by number. Each
-            receiver then has a copy of its own.
+        per_worker_weights: whether receivers may get different weights, passed as a dict keyed by
+            receiver number. Each receiver then has its own copy.
 
     Example:
         >>> import torch

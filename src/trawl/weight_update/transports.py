@@ -219,5 +219,5 @@ class MPTransport(Transport):
 
 
 def copies(weights: Weights) -> dict[str, Tensor]:
-    """Returns copies of tensors in CPU memory, which don't change when the tensors change."""
+    """Returns copies of the weights in CPU memory that share no memory with the originals."""
     return {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors.items()}

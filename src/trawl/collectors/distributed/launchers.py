@@ -94,7 +94,7 @@ def _environment(who: str) -> tuple[str, int, int]:
     if missing:
         raise RuntimeError(
             f"missing environment variables: {', '.join(missing)}. When ranks are started from "
-            f"outside, {who} needs them; torchrun sets them"
+            f"outside, {who} needs them; torchrun and submitit_delayed_launcher set them"
         )
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
 

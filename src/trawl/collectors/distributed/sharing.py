@@ -93,8 +93,8 @@ def _names(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def _check_name(name: str) -> None:
     if name in OF_ALL:
         raise ValueError(
-            f"collector_kwargs has {name!r}, which applies to all workers together: pass it to "
-            "the collector itself"
+            f"collector_kwargs has {name!r}, which is an option of the whole collector: pass it "
+            "to the collector itself"
         )
     if name in NOT_HERE or name == "worker_idx":
         raise ValueError(
