@@ -360,12 +360,8 @@ def test_modules_in_the_current_folder_are_found(trawl):
     [
         (None, "absent", "No module named 'absent' (not in this folder, and not installed)"),
         (None, "absent.py", "(not in this folder, and not installed)"),
-        (
-            "import absent",
-            "only_here",
-            "importing only_here failed: ModuleNotFoundError: ",
-        ),
-        ("open('absent')", "only_here.py", "importing only_here.py failed: FileNotFoundError: "),
+        ("import absent", "uses_it", "importing uses_it failed: ModuleNotFoundError: "),
+        ("open('absent')", "uses_it.py", "importing uses_it.py failed: FileNotFoundError: "),
     ],
 )
 def test_what_is_missing_is_the_module_or_what_it_uses(code, module, words, trawl):
