@@ -75,13 +75,13 @@ def sizes() -> Race:
 
     return Race(
         "sizes",
-        "2 workers in lockstep, observations of many sizes, constant policy",
+        "2 workers in lockstep, observations of various sizes, constant policy",
         (
             Contender(TRAWL, several(ours)),
             Contender(HAND, several(by_hand), "two side by side"),
             Contender(TORCHRL, several(theirs), TRUSTED),
         ),
-        {f"speed_{size}": Measure(f"frames/s of {size} KB") for size in KILOBYTES},
+        {f"speed_{size}": Measure(f"frames/s with {size} KB observations") for size in KILOBYTES},
         stretch=2.0,
     )
 

@@ -98,7 +98,7 @@ class Listener:
     def expect(
         self, name: str, key: bytes, admit: Callable[[socket.socket, Session], None]
     ) -> None:
-        """Accepts one connection with a name.
+        """Accepts one connection under the given name.
 
         Args:
             name: name of the connection.
@@ -109,7 +109,7 @@ class Listener:
         self._expected[expected.digest] = expected
 
     def forget(self, name: str) -> None:
-        """Stops accepting connections with a name."""
+        """Stops accepting connections under the given name."""
         self._expected.pop(Expected(name, b"", _nobody).digest, None)
 
     def watch(self, end: socket.socket, readable: Callable[[], bool]) -> None:

@@ -144,7 +144,7 @@ class RayActor:
         self._loop.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a method of the service, between two pieces of its work, and returns the result."""
+        """Calls a service method between two units of the service's work; returns the result."""
         asked = HandleCall(name, args, kwargs, Future())
         self._loop.ask(asked)
         return pickle.loads(asked.answer.result())

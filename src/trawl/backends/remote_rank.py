@@ -61,7 +61,7 @@ class Rank(WorkerLoop):
         requests: the connection for requests.
         signals: the connection for signals.
         outlet: object that sends messages to the driver.
-        breaker: object that aborts the work of the thread that works for the driver.
+        breaker: object that aborts the work of the thread in which the loop runs.
     """
 
     def __init__(

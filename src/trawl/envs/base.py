@@ -50,7 +50,7 @@ class TensorDictEnv(ABC):
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds the next reset, and returns the seed for another environment."""
+        """Seeds the next reset, and returns a seed to use for the next environment."""
 
     @abstractmethod
     def _close(self) -> None:

@@ -66,7 +66,7 @@ class SharedStepBuffers:
         actions: the actions, by key.
         action_dtypes: dtypes of the actions, by key.
         cut: True for rows to be reset after the step even if their episode has not ended.
-        eager: one byte, not 0 if rows are reset after the step that ends their episode.
+        eager: one byte; nonzero if rows are reset in the step that ends their episode.
         number: number of the step to be taken.
         answers: for each process, the number of its last step, negated if the step failed.
         nbytes: size of the memory in bytes.

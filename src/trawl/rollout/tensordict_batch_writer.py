@@ -1,4 +1,4 @@
-"""Batches of TensorDict frames, for environments of TorchRL or without a fixed layout.
+"""Batches of TensorDicts, for TorchRL environments and environments without a fixed layout.
 
 The writer keeps the frames, and stacks them at the end of the batch. If the layouts of the frames
 differ, the batch is a lazy stack.
@@ -307,7 +307,7 @@ class TensorDictBatchWriter(BatchWriter):
         return batch.exclude(*self._passed_on) if self._passed_on else batch
 
     def _keys_passed_on(self) -> list[Key]:
-        """Returns the keys under "next" of the entries that a step passes on to the next step."""
+        """Returns the keys under "next" whose entries become inputs of the following step."""
         env = self.env
         if isinstance(env, TensorDictEnv):
             passed = [*env.full_observation_spec.keys(True, True), STEP_COUNT, IS_INIT]

@@ -94,7 +94,7 @@ class FlatLayout:
 
     @classmethod
     def of(cls, module: nn.Module) -> FlatLayout:
-        """Returns the layout of a module, with all of its parameters required."""
+        """Returns the layout of a module's tensors, in which all parameters are required."""
         parameters = dict(module.named_parameters(remove_duplicate=False))
         return cls(named_tensors(module), parameters)
 
