@@ -1,11 +1,11 @@
 """DQN on CartPole-v1, in one file, with a Trawl collector that fills a prioritised replay buffer.
 
-A ``Collector`` steps a few environments, greedily but for a share of random actions, and puts the
-frames into a TorchRL buffer. Frames whose value was predicted badly are drawn more often, and their
-losses weigh less in return: the sampler that does this is written out below, as are the double
-estimate of the targets, the slow copy of the network and the rest of what makes it DQN.
+A ``Collector`` steps a few environments with an epsilon-greedy policy, and puts the frames into a
+TorchRL buffer. Frames with large prediction errors are drawn more often, and their losses get
+smaller weights in return. The sampler that does this is written out below, and so are the other
+parts of DQN, such as the targets of double DQN and the target network.
 
-Now and then the network plays a few whole episodes without random actions. Training stops as soon
+At intervals, the network plays a few whole episodes without random actions. Training stops as soon
 as their mean return reaches the target (475, at which CartPole-v1 counts as solved), or when the
 frame budget is spent.
 
@@ -38,73 +38,73 @@ from trawl.envs import GymEnv
 
 @dataclass
 class Config:
-    """What can be set from the command line."""
+    """Settings of the example; each one is a command-line option."""
 
     env_id: str = "CartPole-v1"
     """Gymnasium environment (vector observations, discrete actions)."""
     seed: int = 0
-    """Seeds the network, the random actions, the replay and the environments."""
+    """Seed of the network, the random actions, the replay sampling and the environments."""
     target_return: float = 475.0
-    """Stop once the mean return of an evaluation gets here."""
+    """Mean return of an evaluation at which training stops."""
     total_frames: int = 50_000
     """Frame budget."""
     num_envs: int = 8
-    """Environments stepped as one batch."""
+    """Number of environments, which are stepped as one batch."""
     frames_per_batch: int = 256
-    """Frames between two rounds of learning."""
+    """Frames collected between two rounds of learning."""
     steps_per_batch: int = 128
-    """Gradient steps of a round."""
+    """Gradient steps in a round of learning."""
     random_frames: int = 1_024
-    """Frames of random actions at the start."""
+    """Frames collected with random actions at the start."""
     epsilon: float = 0.04
-    """Share of random actions in the end; it falls linearly from one."""
+    """Final share of random actions; the share falls linearly from one to this value."""
     epsilon_frames: int = 8_000
-    """Frames until then."""
+    """Frames after which the share would be zero, if it did not stop at epsilon."""
     buffer_size: int = 50_000
     """Frames that the replay buffer holds."""
     alpha: float = 0.6
-    """How much errors matter for the choice of frames: 0 draws them all alike."""
+    """Exponent of the errors in the sampling probabilities; with 0, sampling is uniform."""
     beta: float = 0.4
-    """How much the losses make up for that choice; it rises linearly to one over the budget."""
+    """Initial exponent of the importance weights; it rises linearly to one over the budget."""
     minibatch_size: int = 64
     """Frames per gradient step."""
     hidden_size: int = 256
     """Width of the two hidden layers."""
     learning_rate: float = 2.3e-3
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     gamma: float = 0.99
-    """Discount."""
+    """Discount factor."""
     tau: float = 0.1
-    """Share of the network that its slow copy takes over with each step."""
+    """Share of the network's weights mixed into the target network at each gradient step."""
     eval_every: int = 2_048
     """Frames between evaluations."""
     eval_episodes: int = 20
-    """Episodes of an evaluation."""
+    """Episodes in an evaluation."""
     num_threads: int = 1
-    """Threads PyTorch may use; networks this small run fastest on one."""
+    """Number of threads that PyTorch may use; such small networks run fastest with one."""
 
 
 @dataclass
 class Result:
-    """What a run came to."""
+    """Result of a run."""
 
     solved: bool
-    """Whether the target was reached."""
+    """True if the target was reached."""
     mean_return: float
     """Mean return of the last evaluation."""
     frames: int
-    """Frames collected to learn from."""
+    """Frames collected for training."""
     seconds: float
-    """Time until then, without the evaluations."""
+    """Seconds of collection and training, without the evaluations."""
     curve: list[tuple[int, float]]
     """Frames and mean return at each evaluation."""
 
 
 class Prioritized(Sampler):
-    """Draws frames in proportion to their last error, to the power ``alpha``.
+    """Draws frames with probabilities in proportion to their last errors to the power ``alpha``.
 
-    New frames count as much as the worst so far, so that each is soon seen. Written out, as the
-    compiled sampler of TorchRL does not load with every PyTorch.
+    New frames get the highest priority so far, so that each is soon drawn. This sampler is written
+    in Python because TorchRL's compiled sampler does not load with every version of PyTorch.
     """
 
     def __init__(self, size: int, alpha: float, beta: float) -> None:
@@ -114,19 +114,19 @@ class Prioritized(Sampler):
         self.highest = 1.0
 
     def extend(self, index: Tensor) -> None:
-        """Frames were put at these places."""
+        """Gives the highest priority to new frames at these indices."""
         self.priority[index] = self.highest
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Places to read, and what their losses weigh."""
+        """Returns the indices of the drawn frames, and the weights of their losses."""
         ladder = self.priority[: len(storage)].cumsum(0)
         index = torch.searchsorted(ladder, torch.rand(batch_size) * ladder[-1])
-        index.clamp_(max=len(storage) - 1)  # rounding may reach the very end
+        index.clamp_(max=len(storage) - 1)  # rounding may give an index beyond the last frame
         weight = (self.priority[index] / ladder[-1]) ** -self.beta
         return index, {"weight": weight / weight.max()}
 
     def update_priority(self, index: Tensor, error: Tensor, **_: Any) -> None:
-        """The errors with which these frames were just predicted."""
+        """Sets the priorities of frames from their newest prediction errors."""
         priority = (error + 1e-6) ** self.alpha
         self.priority[index] = priority
         self.highest = max(self.highest, float(priority.max()))
@@ -135,25 +135,25 @@ class Prioritized(Sampler):
         self.priority.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the state that a checkpoint keeps."""
         return {"priority": self.priority, "highest": self.highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As it was."""
+        """Restores a state that ``state_dict`` returned."""
         self.priority.copy_(state["priority"])
         self.highest = state["highest"]
 
     def dumps(self, path: Any) -> None:
-        """To disk."""
+        """Writes the state to a file."""
         torch.save(self.state_dict(), path)
 
     def loads(self, path: Any) -> None:
-        """From disk."""
+        """Reads the state from a file."""
         self.load_state_dict(torch.load(path))
 
 
 class EpsilonGreedy(nn.Module):
-    """The action of the highest value, but for a share of random ones."""
+    """Policy that takes the action with the highest value, or at times a random action."""
 
     def __init__(self, network: nn.Module, num_actions: int) -> None:
         super().__init__()
@@ -161,14 +161,14 @@ class EpsilonGreedy(nn.Module):
         self.epsilon = 1.0
 
     def forward(self, observation: Tensor) -> Tensor:
-        """An action for each environment."""
+        """Returns an action for each environment."""
         best = self.network(observation).argmax(-1)
         chance = torch.rand(best.shape) < self.epsilon
         return torch.where(chance, torch.randint(self.num_actions, best.shape), best)
 
 
 def make_network(num_observations: int, hidden_size: int, num_actions: int) -> nn.Sequential:
-    """Values of all actions."""
+    """Returns a network that computes the values of all actions from an observation."""
     return nn.Sequential(
         nn.Linear(num_observations, hidden_size),
         nn.ReLU(),
@@ -179,7 +179,7 @@ def make_network(num_observations: int, hidden_size: int, num_actions: int) -> n
 
 
 def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed: int) -> float:
-    """Mean return of whole episodes without random actions."""
+    """Returns the mean return of whole episodes without random actions."""
 
     def policy(observation: Tensor) -> Tensor:
         return network(observation).argmax(-1)
@@ -200,10 +200,11 @@ def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed:
 def errors(
     network: nn.Module, slow: nn.Module, batch: TensorDict, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each frame, and by how much its value was missed.
+    """Returns the loss of each frame, and the absolute error of its predicted value.
 
-    The quick network chooses the next action and the slow one says what it is worth, as one network
-    for both would pick what it overestimates. An episode that was only cut off has a future.
+    As in double DQN, the network chooses the next action, and its slow copy (the target network)
+    evaluates this action. A single network would choose the actions that it overestimates. The
+    value of the next observation counts after a truncation, but not after a termination.
     """
     value = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
@@ -219,7 +220,10 @@ def errors(
 def make_collector(
     config: Config, make_env: partial[GymEnv], policy: nn.Module, replay: TensorDictReplayBuffer
 ) -> Collector:
-    """What fills the buffer, with the learner's very network: nothing has to be sent to it."""
+    """Returns the collector that fills the buffer.
+
+    It acts with the learner's own network, so no weights have to be sent to it.
+    """
     return Collector(
         [make_env] * config.num_envs,
         policy,
@@ -227,12 +231,12 @@ def make_collector(
         total_frames=config.total_frames,
         init_random_frames=config.random_frames,
         replay_buffer=replay,
-        postproc=TensorDict.flatten,  # the buffer keeps single frames, whose ever they are
+        postproc=TensorDict.flatten,  # the buffer stores single frames of all environments
     )
 
 
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
-    """Train until the target is reached or the frames are spent."""
+    """Trains until the target is reached or the frame budget is spent."""
     if config.total_frames <= config.random_frames:
         raise ValueError("--total-frames must be more than --random-frames")
     torch.set_num_threads(config.num_threads)

@@ -1,9 +1,9 @@
 """Behaviour cloning on CartPole-v1, in one file, from a dataset that ``trawl collect`` writes.
 
-A controller written by hand plays the environment, and its frames go into a Minari dataset, by the
-command line as any user would do it. Then nothing is played any more: a small network learns from
-the episodes on disk what the controller does. After each pass over them it is judged by a few whole
-episodes, and training stops as soon as their mean return reaches the target.
+First, the command line collects frames with a hand-written controller, and writes them to a Minari
+dataset. Then a small network learns to imitate the controller from the episodes on disk alone.
+After each pass over the dataset, the network is evaluated on a few whole episodes. Training stops
+as soon as their mean return reaches the target.
 
 Run it from the root of the repository::
 
@@ -36,14 +36,14 @@ from trawl.envs import GymEnv
 
 @dataclass
 class Config:
-    """What can be set from the command line."""
+    """Settings of the example; each one is a command-line option."""
 
     env_id: str = "CartPole-v1"
-    """Gymnasium environment (the controller is made for this one)."""
+    """Gymnasium environment; the controller works only for CartPole."""
     seed: int = 0
-    """Seeds the collection, the network, the shuffling and the evaluation."""
+    """Seed of the collection, the network, the shuffling and the evaluation."""
     data: Path | None = None
-    """Where the dataset goes, or is already; None: a temporary folder."""
+    """Folder of the dataset, which is collected if there is none; None: a temporary folder."""
     frames: int = 5_000
     """Frames to collect."""
     epochs: int = 10
@@ -53,47 +53,47 @@ class Config:
     hidden_size: int = 64
     """Width of the two hidden layers."""
     learning_rate: float = 1e-3
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     target_return: float = 450.0
-    """Stop once the mean return of an evaluation gets here."""
+    """Mean return of an evaluation at which training stops."""
     eval_episodes: int = 20
-    """Episodes of the evaluation after each pass."""
+    """Episodes in the evaluation after each pass."""
     num_threads: int = 1
-    """Threads PyTorch may use; networks this small run fastest on one."""
+    """Number of threads that PyTorch may use; such small networks run fastest with one."""
 
 
 @dataclass
 class Result:
-    """What a run came to."""
+    """Result of a run."""
 
     solved: bool
-    """Whether the target was reached."""
+    """True if the target was reached."""
     mean_return: float
-    """Mean return of the clone."""
+    """Mean return of the network in the last evaluation."""
     data_return: float
     """Mean return of the episodes in the dataset."""
     frames: int
     """Frames in the dataset."""
     seconds: float
-    """Time for all of it, without the evaluations."""
+    """Seconds for collection and training, without the evaluations."""
     curve: list[tuple[int, float]]
-    """Passes over the dataset, and mean return after them."""
+    """Pairs of the number of passes over the dataset, and the mean return after them."""
 
 
 def controller(observation: Tensor) -> Tensor:
-    """Pushes the cart under the pole; one-hot, as ``trawl collect`` has discrete actions."""
+    """Returns one-hot actions, as ``trawl collect`` expects, that push the cart under the pole."""
     position, velocity, angle, turning = observation.unbind(-1)
     right = 0.05 * position + 0.1 * velocity + angle + 0.5 * turning > 0
     return nn.functional.one_hot(right.long(), 2)
 
 
 def expert() -> Any:
-    """What ``--policy offline:expert`` names."""
+    """Returns the policy for ``--policy offline:expert``."""
     return controller
 
 
 def collect(config: Config, directory: Path) -> None:
-    """Writes the dataset, as one would on the command line."""
+    """Writes the dataset with the ``trawl collect`` command."""
     command = [
         *(sys.executable, "-m", "trawl", "collect", config.env_id),
         *("--policy", "offline:expert", "--frames", str(config.frames)),
@@ -104,7 +104,7 @@ def collect(config: Config, directory: Path) -> None:
 
 
 def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed: int) -> float:
-    """Mean return of whole episodes."""
+    """Returns the mean return of whole episodes."""
 
     def policy(observation: Tensor) -> Tensor:
         return network(observation).argmax(-1)
@@ -123,7 +123,7 @@ def evaluate(make_env: partial[GymEnv], network: nn.Module, episodes: int, seed:
 
 
 def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> Result:
-    """Collect, clone, evaluate."""
+    """Collects the dataset if there is none yet, and trains and evaluates the network."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
     began = time.perf_counter()
@@ -133,7 +133,7 @@ def main(config: Config, collect: Callable[[Config, Path], None] = collect) -> R
         collect(config, directory)
     dataset = minari.MinariDataset(directory / "data")
     episodes = list(dataset.iterate_episodes())
-    # The last observation of an episode is one that nobody acted on.
+    # The last observation of an episode has no action.
     observation = torch.cat([torch.tensor(e.observations[:-1]) for e in episodes]).float()
     action = torch.cat([torch.tensor(e.actions) for e in episodes]).long()
     data_return = sum(float(e.rewards.sum()) for e in episodes) / len(episodes)

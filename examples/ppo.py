@@ -1,16 +1,16 @@
-"""PPO on CartPole-v1, in one file, with a Trawl collector gathering the data.
+"""PPO on CartPole-v1, in one file, with a Trawl collector that gathers the data.
 
 The agent is a small actor and a small critic in plain PyTorch. A ``Collector`` steps a batch of
-environments with the actor and hands over batches of shape ``(num_envs, steps)``; with
-``--workers N`` the environments are shared out among N processes, and the batches are the same.
-Everything that makes it PPO (generalised advantage estimation, the clipped objective, the update
-loop) is written out below and meant to be read from top to bottom.
+environments with the actor, and delivers batches of shape ``(num_envs, num_steps)``. With
+``--workers N``, the environments are divided among N processes, and batches have the same shape.
+The parts of PPO (generalised advantage estimation, the clipped objective, the update loop) are
+written out below, to be read from top to bottom.
 
-With ``--recurrent`` the agent is not shown how fast the cart and the pole move, and remembers what
-it saw instead, in a GRU whose state the collector hands on from step to step.
+With ``--recurrent``, the agent does not see the velocities of the cart and the pole. Instead, it
+has a GRU, whose state the collector carries from step to step.
 
-With ``--evaluate`` a thread evaluates copies of the agent beside training, on the same episodes
-each time and with its likeliest actions. Training goes on meanwhile, and comes to the same.
+With ``--evaluate``, a thread evaluates copies of the agent while training continues. Each
+evaluation uses the same episodes and the most likely actions, and does not change the training.
 
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.
@@ -24,7 +24,7 @@ Run it from the root of the repository::
     python examples/ppo.py --evaluate
     python examples/ppo.py --help
 
-or, with ``examples`` on the path, call it::
+If the folder ``examples`` is on Python's path, you can also call it::
 
     from ppo import Config, main
     result = main(Config(seed=3))
@@ -62,76 +62,76 @@ LEARNED_FROM = ("observation", "action", "action_log_prob", "advantage", "target
 
 @dataclass
 class Config:
-    """What can be set from the command line."""
+    """Settings of the example; each one is a command-line option."""
 
     env_id: str = "CartPole-v1"
     """Gymnasium environment (vector observations, discrete actions)."""
     seed: int = 0
-    """Seeds the networks, the action sampling, the shuffling and the environments."""
+    """Seed of the networks, the action sampling, the shuffling and the environments."""
     target_return: float = 475.0
-    """Stop once the mean return of the last 100 episodes gets here."""
+    """Mean return of the last 100 episodes at which training stops."""
     total_frames: int = 400_000
     """Frame budget; the learning rate falls linearly to zero over it."""
     num_envs: int = 16
-    """Environments stepped as one batch; with workers, by all of them together."""
+    """Number of environments, in all workers together; each worker steps its share as one batch."""
     workers: int = 0
-    """Processes that the environments are shared out among; 0: they are stepped in this one."""
+    """Number of processes that share the environments; 0: this process steps all of them."""
     recurrent: bool = False
-    """Whether velocities are hidden from the agent, and it has a memory."""
+    """True to hide the velocities from the agent, and to give it a memory."""
     evaluate: bool = False
-    """Whether copies of the agent are evaluated beside training."""
+    """True to evaluate copies of the agent during training."""
     num_steps: int = 64
-    """Steps each environment makes per batch."""
+    """Steps of each environment in a batch."""
     num_epochs: int = 10
     """Passes over each batch."""
     minibatch_size: int = 256
     """Frames per gradient step."""
     hidden_size: int = 64
-    """Width of the two hidden layers, of the actor and of the critic alike."""
+    """Width of the two hidden layers of the actor and of the critic."""
     learning_rate: float = 1.5e-3
-    """Initial step size of Adam."""
+    """Initial learning rate of Adam."""
     gamma: float = 0.98
-    """Discount."""
+    """Discount factor."""
     gae_lambda: float = 0.9
     """Decay of the advantage estimator: 0 trusts the critic, 1 trusts the sampled returns."""
     clip: float = 0.2
-    """How far the probability ratio may move from one before its gradient is cut."""
+    """Distance of the probability ratio from one beyond which its gradient is cut off."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
     """Weight of the critic's loss."""
     max_grad_norm: float = 0.5
-    """Gradients are scaled down to this norm."""
+    """Maximum norm of the gradient; a larger gradient is scaled down."""
     num_threads: int = 1
-    """Threads PyTorch may use; networks this small run fastest on one."""
+    """Number of threads that PyTorch may use; such small networks run fastest with one."""
     log_every: int = 10_000
-    """Frames between progress lines."""
+    """Frames between two lines of progress."""
 
 
 @dataclass
 class Result:
-    """What a run came to."""
+    """Result of a run."""
 
     solved: bool
-    """Whether the target was reached."""
+    """True if the target was reached."""
     mean_return: float
-    """Mean return of the last 100 episodes, or of all if there were fewer."""
+    """Mean return of the last 100 episodes, or of all episodes if there were fewer."""
     frames: int
     """Frames collected."""
     episodes: int
     """Episodes finished."""
     collect_seconds: float
-    """Time spent waiting for the collector."""
+    """Seconds spent waiting for the collector."""
     learn_seconds: float
-    """Time spent in everything else."""
+    """Seconds spent on everything else."""
     curve: list[tuple[int, float]]
-    """Frames and mean return of the last 100 episodes, now and then."""
+    """Frames and mean return of the last 100 episodes, at each line of progress."""
     evaluations: list[tuple[int, float]]
-    """Frames and mean return of evaluations; empty without them."""
+    """Frames and mean return at each evaluation; empty without ``--evaluate``."""
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float) -> nn.Sequential:
-    """Two tanh layers and a linear head, with orthogonal weights and zero biases."""
+    """Returns two tanh layers and a linear head, with orthogonal weights and zero biases."""
     sizes = [num_inputs, hidden_size, hidden_size, num_outputs]
     gains = [2**0.5, 2**0.5, output_gain]
     layers: list[nn.Module] = []
@@ -144,7 +144,7 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int, output_gain: float)
 
 
 class Agent(nn.Module):
-    """An actor and a critic that see one observation."""
+    """Actor and critic that see only the current observation."""
 
     in_keys = ("observation",)
     out_keys = ("logits",)
@@ -155,25 +155,25 @@ class Agent(nn.Module):
         self.critic = mlp(num_observations, hidden_size, 1, output_gain=1.0)
 
     def acting(self) -> nn.Module:
-        """What turns ``in_keys`` into ``out_keys`` at each step."""
+        """Returns the module that computes ``out_keys`` from ``in_keys`` at each step."""
         return self.actor
 
     def worths(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
-        """Values of the observations and of the following ones, each of the batch's shape."""
+        """Returns the values of the observations and of the next ones, in the batch's shape."""
         value = self.critic(batch["observation"]).squeeze(-1)
         return value, self.critic(batch["next", "observation"]).squeeze(-1)
 
     def rows(self, batch: TensorDict) -> TensorDict:
-        """The batch in pieces that may be shuffled: here, frames."""
+        """Returns the batch in rows that may be shuffled; here, each row is a frame."""
         return batch.select(*LEARNED_FROM).flatten()
 
     def forward(self, rows: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
-        """The frames of these pieces, their logits and their values."""
+        """Returns the frames of these rows, their logits and their values."""
         return rows, self.actor(rows["observation"]), self.critic(rows["observation"]).squeeze(-1)
 
 
 class RecurrentAgent(Agent):
-    """An actor and a critic that see what a GRU makes of all observations of the episode so far."""
+    """Actor and critic that see the output of a GRU over all observations of the episode so far."""
 
     in_keys = ("observation", "memory")
     out_keys = ("logits", ("next", "memory"))
@@ -186,13 +186,13 @@ class RecurrentAgent(Agent):
         return Remembering(self.gru, self.actor)
 
     def worths(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
-        # What the GRU made of an observation is the memory that it left to the next step.
+        # The output of the GRU for an observation is also the memory for the next step.
         following = batch["next"]
         later = remember(self.gru, following["observation"], following["memory"])
         return self.critic(following["memory"]).squeeze(-1), self.critic(later).squeeze(-1)
 
     def rows(self, batch: TensorDict) -> TensorDict:
-        # Pieces of one episode each, padded to the longest; the mask says what is no padding.
+        # Each row is a piece of one episode, padded to the longest; the mask is False for padding.
         return split_trajectories(batch).select(*LEARNED_FROM, "memory", MASK)
 
     def forward(self, rows: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
@@ -203,24 +203,24 @@ class RecurrentAgent(Agent):
 
 
 class Remembering(nn.Module):
-    """One step of the GRU, and the actor on what it made."""
+    """Module that takes one step of the GRU, and passes the output to the actor."""
 
     def __init__(self, gru: nn.GRU, actor: nn.Module) -> None:
         super().__init__()
         self.gru, self.actor = gru, actor
 
     def forward(self, observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Logits, and the memory for the next step.
+        """Returns the logits, and the memory for the next step.
 
-        The collector calls it once without a memory, to see what one is; then it begins each
-        episode with zeros.
+        The collector first calls the module once without a memory, to find out the memory's shape.
+        Later, each episode begins with a memory of zeros.
         """
         memory = remember(self.gru, observation, memory)
         return self.actor(memory), memory
 
 
 def remember(gru: nn.GRU, observation: Tensor, memory: Tensor | None) -> Tensor:
-    """One step of a GRU, for any batch shape; without a memory it begins with zeros."""
+    """Takes one step of a GRU, for any batch shape; if the memory is None, it begins with zeros."""
     steps = observation.reshape(-1, 1, observation.shape[-1])
     before = None if memory is None else memory.reshape(1, len(steps), gru.hidden_size)
     made, _ = gru(steps, before)
@@ -228,7 +228,7 @@ def remember(gru: nn.GRU, observation: Tensor, memory: Tensor | None) -> Tensor:
 
 
 def make_policy(agent: Agent) -> ProbabilisticTensorDictSequential:
-    """Wrap the actor: write "logits", "action" and "action_log_prob", and hand a memory on."""
+    """Wraps the actor in a policy that writes the logits, the action and its log-probability."""
     return ProbabilisticTensorDictSequential(
         TensorDictModule(agent.acting(), in_keys=[*agent.in_keys], out_keys=[*agent.out_keys]),
         ProbabilisticTensorDictModule(
@@ -244,12 +244,12 @@ def make_policy(agent: Agent) -> ProbabilisticTensorDictSequential:
 
 @torch.no_grad()
 def gae(batch: TensorDict, agent: Agent, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets of a ``(num_envs, num_steps)`` batch.
+    """Returns advantages and value targets of a ``(num_envs, num_steps)`` batch.
 
-    A step that terminated the episode has no future, so nothing is bootstrapped there. A step
-    that was truncated has one that simply was not played: its value is taken from the episode's
-    true last observation, which the batch keeps in ("next", "observation"). Either way the sum
-    over later steps is cut, since the next row belongs to another episode.
+    After a termination there is no future reward, so no value is bootstrapped. After a
+    truncation, the episode could have continued, so the value is bootstrapped from the episode's
+    true last observation, which the batch keeps in ("next", "observation"). In both cases, the sum
+    over later steps ends there, because the next row belongs to another episode.
     """
     value, next_value = agent.worths(batch)
     reward = batch["next", "reward"].squeeze(-1)
@@ -267,10 +267,10 @@ def gae(batch: TensorDict, agent: Agent, gamma: float, gae_lambda: float) -> tup
 
 
 def finished_returns(batch: TensorDict, running: Tensor) -> list[float]:
-    """Returns of the episodes that end in the batch, in the order in which they end.
+    """Computes the returns of the episodes that end in the batch, in the order in which they end.
 
-    ``running`` holds the return so far of each environment's current episode. It is updated in
-    place, so that an episode may span any number of batches.
+    ``running`` holds the return so far of each environment's current episode. The function updates
+    it in place, so an episode may span any number of batches.
     """
     reward = batch["next", "reward"].squeeze(-1)
     done = batch["next", "done"].squeeze(-1)
@@ -283,7 +283,7 @@ def finished_returns(batch: TensorDict, running: Tensor) -> list[float]:
 
 
 class Positions(gym.ObservationWrapper):
-    """CartPole without its velocities: where the cart is, and the angle of the pole."""
+    """CartPole without velocities: observes only the position of the cart and the pole's angle."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -292,22 +292,22 @@ class Positions(gym.ObservationWrapper):
         self.observation_space = gym.spaces.Box(space.low[::2], space.high[::2], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """Every second number of CartPole's observation is a velocity."""
+        """Drops every second number of CartPole's observation, which is a velocity."""
         return observation[::2]
 
 
 def make_env(config: Config) -> GymEnv:
-    """One environment."""
+    """Returns one environment."""
     env = gym.make(config.env_id)
     return GymEnv(Positions(env) if config.recurrent else env, categorical_action_encoding=True)
 
 
 def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCollector:
-    """Batches of shape ``(num_envs, num_steps)``."""
+    """Returns a collector whose batches have the shape ``(num_envs, num_steps)``."""
     make = partial(make_env, config)
     frames_per_batch = config.num_envs * config.num_steps
     if not config.workers:
-        # It acts with the learner's very weights, so nothing has to be sent after an update.
+        # This collector acts with the learner's own weights, so no weights have to be sent.
         return Collector(
             [make] * config.num_envs,
             policy,
@@ -321,15 +321,15 @@ def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCo
         policy,
         frames_per_batch=frames_per_batch,
         total_frames=config.total_frames,
-        cat_results=0,  # the workers' environments behind each other: (num_envs, num_steps)
-        update_at_each_batch=True,  # each batch is collected with the weights of then
+        cat_results=0,  # one worker's environments after another's: (num_envs, num_steps)
+        update_at_each_batch=True,  # each batch is collected with the newest weights
     )
 
 
 def make_evaluator(
     config: Config, policy: nn.Module, evaluations: list[tuple[int, float]]
 ) -> Evaluator | None:
-    """Evaluates the policy, if that is asked for, and notes each result."""
+    """Returns an evaluator that prints and records each result; None without ``--evaluate``."""
     if not config.evaluate:
         return None
 
@@ -345,7 +345,7 @@ def make_evaluator(
 
 
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
-    """Train until the target is reached or the frames are spent."""
+    """Trains until the target is reached or the frame budget is spent."""
     torch.set_num_threads(config.num_threads)
     torch.manual_seed(config.seed)
 
@@ -375,7 +375,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
         collect_seconds += time.perf_counter() - clock
         clock = time.perf_counter()
 
-        # Keep the score.
+        # Record the returns of finished episodes.
         frames += batch.numel()
         returns = finished_returns(batch, running)
         episodes += len(returns)
@@ -394,12 +394,12 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
             curve.append((frames, mean_return))
             next_log = frames + config.log_every
             if evaluator is not None:
-                # It takes the weights of now. If the last one still runs, this one is left out.
+                # Evaluates the current weights; skipped if the previous evaluation still runs.
                 evaluator.trigger_eval(step=frames)
         if solved:
             break
 
-        # Learn from the batch: in pieces that may be shuffled, take clipped steps on minibatches.
+        # Learn from the batch: shuffle its rows, and take a clipped step on each minibatch.
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * max(0.0, 1.0 - frames / config.total_frames)
         batch["advantage"], batch["target"] = gae(batch, agent, config.gamma, config.gae_lambda)
@@ -415,7 +415,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
                 gain = part["advantage"]
                 gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
 
-                # The lower of the two keeps the ratio from gaining by leaving the clip range.
+                # With the lower of the two, a ratio outside the clip range gains nothing.
                 clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
                 policy_loss = -torch.min(ratio * gain, clipped * gain).mean()
                 value_loss = (value - part["target"]).square().mean()

@@ -1,11 +1,11 @@
-"""SAC on Pendulum-v1, in one file, with a Trawl collector that works beside the learner.
+"""SAC on Pendulum-v1, in one file, with a Trawl collector that runs in parallel with the learner.
 
-A worker process steps the environment into a replay buffer that it shares with this process
-(``collector.start()``), while this process learns. ``samples_per_insert`` keeps the two in step:
-the worker waits when the learner falls behind. What makes it SAC (two critics, the squashed
-Gaussian actor, the temperature) is written out below.
+After ``collector.start()``, a worker process steps the environment and writes its frames into a
+replay buffer that it shares with this process, while this process learns. With
+``samples_per_insert``, the worker waits when the learner falls behind. The parts of SAC (two
+critics, the squashed Gaussian actor, the temperature) are written out below.
 
-Now and then the actor plays a few whole episodes, without noise. Training stops as soon as their
+At intervals, the actor plays a few whole episodes without noise. Training stops as soon as their
 mean return reaches the target (-200: the pendulum is swung up and held), or when the frame budget
 is spent.
 
@@ -39,62 +39,62 @@ from trawl.envs import GymEnv
 
 @dataclass
 class Config:
-    """What can be set from the command line."""
+    """Settings of the example; each one is a command-line option."""
 
     env_id: str = "Pendulum-v1"
     """Gymnasium environment (vector observations, bounded continuous actions)."""
     seed: int = 0
-    """Seeds the networks, the noise, the replay and the environments."""
+    """Seed of the networks, the noise, the replay sampling and the environments."""
     target_return: float = -200.0
-    """Stop once the mean return of an evaluation gets here."""
+    """Mean return of an evaluation at which training stops."""
     total_frames: int = 30_000
     """Frame budget."""
     workers: int = 1
-    """Processes that collect."""
+    """Number of processes that collect."""
     frames_per_batch: int = 50
-    """Frames that a worker puts into the buffer at a time."""
+    """Frames that a worker writes into the buffer at a time."""
     random_frames: int = 1_000
-    """Frames of random actions at the start."""
+    """Frames collected with random actions at the start."""
     samples_per_insert: float = 256.0
-    """Samples drawn for each frame: with minibatches of 256, a gradient step a frame."""
+    """Samples drawn for each frame: with minibatches of 256, one gradient step per frame."""
     minibatch_size: int = 256
     """Frames per gradient step."""
     hidden_size: int = 128
-    """Width of the two hidden layers, of the actor and of the critics alike."""
+    """Width of the two hidden layers of the actor and of each critic."""
     learning_rate: float = 1e-3
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     gamma: float = 0.99
-    """Discount."""
+    """Discount factor."""
     tau: float = 0.005
-    """Share of the critics that their slow copies take over with each step."""
+    """Share of the critics' weights mixed into the target critics at each gradient step."""
     send_every: int = 50
-    """Gradient steps between two times that the workers are sent the actor's weights."""
+    """Gradient steps after which the actor's weights are sent to the workers."""
     eval_every: int = 1_000
     """Gradient steps between evaluations."""
     eval_episodes: int = 10
-    """Episodes of an evaluation."""
+    """Episodes in an evaluation."""
     num_threads: int = 1
-    """Threads PyTorch may use."""
+    """Number of threads that PyTorch may use."""
 
 
 @dataclass
 class Result:
-    """What a run came to."""
+    """Result of a run."""
 
     solved: bool
-    """Whether the target was reached."""
+    """True if the target was reached."""
     mean_return: float
     """Mean return of the last evaluation."""
     frames: int
-    """Frames collected to learn from."""
+    """Frames collected for training."""
     seconds: float
-    """Time until then, without the evaluations."""
+    """Seconds of collection and training, without the evaluations."""
     curve: list[tuple[int, float]]
     """Gradient steps and mean return at each evaluation."""
 
 
 def mlp(num_inputs: int, hidden_size: int, num_outputs: int) -> nn.Sequential:
-    """Two hidden layers."""
+    """Returns a network with two hidden ReLU layers."""
     return nn.Sequential(
         nn.Linear(num_inputs, hidden_size),
         nn.ReLU(),
@@ -105,7 +105,7 @@ def mlp(num_inputs: int, hidden_size: int, num_outputs: int) -> nn.Sequential:
 
 
 class Actor(nn.Module):
-    """A Gaussian, squashed by tanh to the bounds of the actions."""
+    """Gaussian actor whose samples are squashed by tanh to the bounds of the actions."""
 
     def __init__(self, num_observations: int, low: Tensor, high: Tensor, hidden: int) -> None:
         super().__init__()
@@ -115,24 +115,24 @@ class Actor(nn.Module):
         self.noisy = True
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """An action, and its log-probability."""
+        """Returns an action and its log-probability."""
         mean, log_std = self.network(observation).chunk(2, -1)
         log_std = log_std.clamp(-20.0, 2.0)
         noise = torch.randn_like(mean) if self.noisy else torch.zeros_like(mean)
         raw = mean + log_std.exp() * noise
         log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        # What tanh and the bounds change in the density.
+        # Correct the density for tanh; the scale of the bounds is subtracted below.
         log_prob = log_prob - 2.0 * (math.log(2.0) - raw - nn.functional.softplus(-2.0 * raw))
         return self.centre + self.reach * raw.tanh(), (log_prob - self.reach.log()).sum(-1)
 
 
 def as_policy(actor: Actor) -> TensorDictModule:
-    """The actor as collectors use it: the log-probability is not kept."""
+    """Returns the actor as a policy for collectors, which does not keep the log-probability."""
     return TensorDictModule(actor, in_keys=["observation"], out_keys=["action", "_"])
 
 
 def evaluate(make_env: partial[GymEnv], actor: Actor, episodes: int, seed: int) -> float:
-    """Mean return of whole episodes without noise."""
+    """Returns the mean return of whole episodes without noise."""
     quiet = copy.deepcopy(actor)
     quiet.noisy = False
     with Collector(
@@ -149,7 +149,7 @@ def evaluate(make_env: partial[GymEnv], actor: Actor, episodes: int, seed: int) 
 
 
 class Learner:
-    """The networks, and a step of learning."""
+    """Networks and optimisers, with a method that learns from a minibatch."""
 
     def __init__(self, actor: Actor, critics: nn.ModuleList, num_actions: int, config: Config):
         self.actor, self.critics = actor, critics
@@ -190,14 +190,14 @@ class Learner:
 
 
 def lowest(critics: nn.ModuleList, observation: Tensor, action: Tensor) -> Tensor:
-    """The lower of what two critics say."""
+    """Returns the lower of the values that the two critics predict."""
     inputs = torch.cat([observation, action], -1)
     first, second = (critic(inputs).squeeze(-1) for critic in critics)
     return torch.min(first, second)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """A gradient step."""
+    """Takes a gradient step."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -206,7 +206,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 def make_collector(
     config: Config, make_env: partial[GymEnv], policy: nn.Module, replay: TensorDictReplayBuffer
 ) -> MultiAsyncCollector:
-    """What fills the buffer, in processes of its own."""
+    """Returns the collector that fills the buffer, with workers in other processes."""
     return MultiAsyncCollector(
         [make_env] * config.workers,
         policy,
@@ -219,7 +219,7 @@ def make_collector(
 
 
 def main(config: Config, make_collector: Callable[..., Any] = make_collector) -> Result:
-    """Train until the target is reached or the frames are spent."""
+    """Trains until the target is reached or the frame budget is spent."""
     if config.total_frames <= config.random_frames:
         raise ValueError("--total-frames must be more than --random-frames")
     torch.set_num_threads(config.num_threads)
@@ -246,7 +246,7 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     began = time.perf_counter()
     collector.start()
     while len(replay) < config.random_frames:
-        collector.stats()  # raises what went wrong there
+        collector.stats()  # raises an error if a worker has failed
         time.sleep(0.01)
 
     mean_return, solved, curve, steps = float("nan"), False, [], 0

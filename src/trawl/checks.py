@@ -1,4 +1,4 @@
-"""Checks of arguments that several parts of the library have in common."""
+"""Argument checks that several parts of the library share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions of Trawl, and notes on exceptions."""
+"""Exceptions that Trawl raises, and functions that add notes to exceptions."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class WorkerDied(WorkerError):
 
 @contextmanager
 def resetting(env: Any, hint: str = "") -> Iterator[None]:
-    """Adds a note to exceptions that are raised in the context, which resets an environment.
+    """Adds a note to each exception that is raised while an environment is reset in the context.
 
     Args:
-        env: the environment.
-        hint: more text for the note.
+        env: the environment, which the note names.
+        hint: text to append to the note.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Imports tensordict in half the time, in processes that Trawl starts.
+"""Imports tensordict in half the time, for worker processes and the ``trawl`` command.
 
 On import, tensordict marks some of its functions for PyTorch's compiler. Marking a function imports
 the compiler, which takes longer to import than tensordict itself. A process that collects rarely
@@ -30,7 +30,9 @@ _Later = list[tuple[Callable[[Any], Any], Any]]
 
 
 def import_lean() -> None:
-    """Makes the import of tensordict skip the compiler, unless one of them is already imported.
+    """Makes the import of tensordict skip the compiler.
+
+    If tensordict or the compiler is already imported, this function does nothing.
 
     During the import, ``torch.compiler`` is patched. Call this function only at the start of a
     process, while no other thread compiles.
@@ -41,7 +43,7 @@ def import_lean() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Import hook that executes one module in a context manager, only once."""
+    """Import hook that executes one module, once, within a context manager."""
 
     def __init__(self, name: str, around: Callable[[], Any]) -> None:
         self._name, self._around = name, around
@@ -59,7 +61,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module with another loader, and executes the module in a context manager."""
+    """Loads a module with another loader, and executes the module within a context manager."""
 
     def __init__(self, loader: Loader, around: Callable[[], Any]) -> None:
         self._loader, self._around = loader, around

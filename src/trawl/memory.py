@@ -27,7 +27,7 @@ class Memory(Protocol):
 
 
 class PrivateMemory:
-    """Memory that is private to this process and filled with zeros, at least one byte."""
+    """Zero-filled memory of at least one byte that is private to this process."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

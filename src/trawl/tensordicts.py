@@ -32,9 +32,9 @@ def tensordict_of(
     """Builds a TensorDict without a device.
 
     Args:
-        entries: tensors by key. All of them must have the batch size.
+        entries: tensors by key. The first dimensions of each tensor must be the batch size.
         batch_size: the batch size, also of nested TensorDicts.
-        names: the names of the batch's dimensions.
+        names: name of each batch dimension, or None for a dimension without a name.
     """
     return _made(nested(entries), torch.Size(batch_size), list(names))
 
@@ -141,9 +141,11 @@ def noted(values: TensorDictBase) -> TensorDictBase:
 def changes(before: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
     """Returns the entries of ``after`` that are not the same objects as in ``before``.
 
+    A lazy stack in ``after`` is a lazy stack in the result, too.
+
     Args:
         before: the earlier state of a TensorDict, from :func:`noted` or ``copy()``.
-        after: the later state of the TensorDict. Lazy stacks remain lazy stacks.
+        after: the later state of the TensorDict.
     """
     if is_lazy(after):
         olds = _parts(before, after)
@@ -170,7 +172,7 @@ def _parts(before: Any, after: Any) -> list[TensorDictBase]:
 
 
 def padded(batch: TensorDictBase, missing: int) -> TensorDictBase:
-    """Returns a batch with ``missing`` frames of zeros at the end of its last dimension."""
+    """Returns a batch with ``missing`` frames of zeros appended along its last dimension."""
     if has_lazy(batch):
         blank = batch[..., :1].clone().zero_()
         whole: TensorDictBase = torch.cat([batch, *[blank] * missing], batch.ndim - 1)
@@ -193,18 +195,18 @@ def broadcastable(mask: Tensor, value: Tensor) -> Tensor:
 def stack_frames(frames: Sequence[TensorDictBase], axis: int) -> TensorDictBase:
     """Stacks frames into a batch.
 
-    If all frames have the same layout, the batch is dense; lazy stacks within a frame, for agents
-    with different specs, remain lazy stacks. If the layouts differ, the batch is a lazy stack of
-    copies of the frames.
+    If all frames have the same layout, the batch is dense. Lazy stacks within the frames, which
+    hold the entries of agents with different specs, remain lazy stacks. If the layouts differ, the
+    batch is a lazy stack of copies of the frames.
 
     Args:
         frames: the frames, at least one.
-        axis: the new dimension.
+        axis: index of the new dimension.
     """
     try:
         return _stack(frames, axis)
     except (TypeError, RuntimeError):  # not all tensors, or not all of one shape
-        # Copies, because a lazy stack keeps its frames, and later frames share their tensors.
+        # Copies the frames, because a lazy stack keeps them, and later frames share their tensors.
         return TensorDict.maybe_dense_stack([frame.clone() for frame in frames], axis)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of deaths need: environments that kill, a ledger of their lives, and witnesses."""
+"""Helpers for the chaos tests: faulty environments, checks of their frames, and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from trawl.collectors import MultiCollector
 from trawl.testing import Ledger, NumberedEnv
 
-# Nothing that is waited for here takes longer on a slow machine, unless it never comes.
+# Seconds after which a wait fails. Even on a slow machine, a wait that succeeds takes less time.
 PATIENCE = 300
 LENGTHS = (4, 1, 7)
 _MOST_LIVES = 12
@@ -35,47 +35,49 @@ _MOST_LIVES = 12
 
 
 def kill(signum: int = signal.SIGKILL) -> None:
-    """Ends this process by a signal."""
+    """Kills this process with a signal."""
     os.kill(os.getpid(), signum)
-    while True:  # it may be another thread that is given the signal
+    while True:  # another thread may receive the signal
         signal.pause()
 
 
 def leave(status: int = 3) -> None:
-    """Ends this process without a word."""
+    """Exits from this process at once, without a message."""
     os._exit(status)
 
 
 def crash() -> None:
-    """Reads what is not there."""
+    """Crashes this process by reading from address 0."""
     ctypes.string_at(0)
 
 
 def block() -> None:
-    """Waits for what never comes."""
+    """Blocks forever."""
     inside, _outside = os.pipe()
     os.read(inside, 1)
 
 
 def stay_busy() -> None:
-    """Computes in C, for much longer than any test lasts, without a look at signals."""
+    """Computes in C for much longer than any test lasts, without checking for signals."""
     pow(3, 10**10)
 
 
 def fail() -> None:
-    """Raises an exception of an ordinary kind."""
+    """Raises an ordinary exception."""
     raise ZeroDivisionError("the sea is rough")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What an environment does in the first of its lives.
+    """Fault of an environment in its first lives.
+
+    A life begins when the environment is made, in a worker or in its replacement.
 
     Attributes:
-        at: where: ``"make"``, ``"reset"`` or ``"step"``.
-        count: at the how manyth of these, from 0.
-        what: what is done there.
-        lives: in how many of its lives.
+        at: kind of call that has the fault: ``"make"``, ``"reset"`` or ``"step"``.
+        count: number of calls of this kind before the fault, in each life.
+        what: function that causes the fault.
+        lives: number of lives that have the fault.
     """
 
     at: str
@@ -85,7 +87,7 @@ class Trouble:
 
 
 class TroubledEnv(NumberedEnv):
-    """A numbered environment that gets into trouble."""
+    """Numbered environment that has a fault."""
 
     def __init__(self, trouble: Trouble | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -109,17 +111,17 @@ class TroubledEnv(NumberedEnv):
 
 
 class Lives:
-    """Counts, in a file, how often something was begun, and by which process.
+    """Records in a file how often something was begun, and by which processes.
 
     Args:
-        path: the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
 
     def begin(self) -> int:
-        """Begins another life; returns its number, from 0."""
+        """Begins another life, and returns its number, from 0."""
         with open(self.path, "a+") as file:
             file.seek(0)
             number = len(file.readlines())
@@ -128,7 +130,7 @@ class Lives:
 
     @property
     def pids(self) -> list[int]:
-        """The process of each life, in order."""
+        """Process id of each life, in order."""
         try:
             return [int(line) for line in Path(self.path).read_text().splitlines()]
         except FileNotFoundError:
@@ -136,13 +138,13 @@ class Lives:
 
 
 class Maker:
-    """Makes an environment, with a number of its own in each of its lives.
+    """Makes an environment that has a different number in each of its lives.
 
     Args:
-        folder: where its lives are counted.
-        worker: the worker it is for, below 10.
-        lane: which of the worker's environments it is, below 10.
-        trouble: what happens to it.
+        folder: folder of the file that records the lives.
+        worker: index of the worker, below 10.
+        lane: index of the environment in the worker, below 10.
+        trouble: fault of the environment, or None.
     """
 
     def __init__(
@@ -159,21 +161,21 @@ class Maker:
 
 
 class Crew:
-    """The environments of a collector, what happens to them, and the check of what they give.
+    """Environments of a collector's workers, their faults, and a check of their frames.
 
-    Each life of an environment has a number of its own, so that a frame shows in which life it
-    was made: one that is left over from a life that ended, repeated from it, or mixed into the
-    batch of the next, is out of order there.
+    Each life of an environment has its own number, so a frame shows in which life it was
+    collected. The check therefore detects a frame that is left over from an ended life, is
+    delivered twice, or is mixed into a batch of the next life.
 
     Args:
-        folder: where lives are counted.
+        folder: folder of the files that record the lives.
         workers: number of workers.
-        lanes: environments of each.
-        troubles: what happens to (the first environment of) a worker, by its index.
-        lives: how many lives an environment may have.
+        lanes: number of environments in each worker.
+        troubles: fault of a worker's first environment, by the worker's index.
+        lives: maximum number of lives of an environment.
 
     Attributes:
-        frames: frames checked.
+        frames: number of frames checked.
     """
 
     def __init__(
@@ -201,7 +203,7 @@ class Crew:
 
     @property
     def sources(self) -> list[Any]:
-        """What a collector is given as ``create_env_fn``."""
+        """Environments to pass to a collector as ``create_env_fn``."""
         return [makers[0] if self.lanes == 1 else list(makers) for makers in self.makers]
 
     @property
@@ -209,18 +211,18 @@ class Crew:
         return self._ledger.frames
 
     def pid(self, worker: int) -> int:
-        """The process of a worker."""
+        """Returns the process id of a worker."""
         return self.makers[worker][0].lives.pids[-1]
 
     def pids(self) -> list[int]:
-        """The processes of all workers that ever were."""
+        """Returns the process ids of all workers, including dead ones."""
         return [pid for makers in self.makers for pid in makers[0].lives.pids]
 
     def add(self, batch: TensorDictBase) -> None:
-        """Checks a batch: of one worker, or of all, stacked.
+        """Checks a batch of one worker, or the stacked batch of all workers.
 
         Raises:
-            AssertionError: if a frame is not the one that has to come.
+            AssertionError: if a frame is not the expected one.
         """
         own_dims = 1 if self.lanes == 1 else 2
         stacked = batch.ndim > own_dims
@@ -237,7 +239,7 @@ class Crew:
             self._ledger.add(part)
 
     def run(self, collector: MultiCollector) -> int:
-        """Checks all that a collector gives; returns the number of batches."""
+        """Checks all batches of a collector; returns the number of batches."""
         count = 0
         for batch in collector:
             self.add(batch)
@@ -247,14 +249,14 @@ class Crew:
 
 
 def collector_of(crew: Crew, sync: bool, policy: Any = None, **options: Any) -> MultiCollector:
-    """A collector of 10 frames of each worker (of each environment) in a batch."""
+    """Returns a collector with 10 frames of each environment in a batch."""
     each = 10 * crew.lanes
     options.setdefault("frames_per_batch", each * crew.workers if sync else each)
     return MultiCollector(crew.sources, policy, sync=sync, **options)
 
 
 def frames_of(sync: bool, crew: Crew, rounds: int) -> int:
-    """Frames of so many batches of each worker."""
+    """Returns the number of frames in ``rounds`` batches of each worker."""
     return rounds * 10 * crew.lanes * crew.workers
 
 
@@ -262,7 +264,7 @@ def frames_of(sync: bool, crew: Crew, rounds: int) -> int:
 
 
 class Scored(nn.Module):
-    """A policy with weights: the action is always the one with the highest score."""
+    """Policy with a weight for each action; it takes the action with the largest weight."""
 
     def __init__(self, choice: int = 0, load: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -271,7 +273,7 @@ class Scored(nn.Module):
         self._load = load
 
     def choose(self, choice: int) -> Scored:
-        """Changes which action that is."""
+        """Makes ``choice`` the action that the policy takes."""
         with torch.no_grad():
             self.scores.copy_(nn.functional.one_hot(torch.tensor(choice), 4))
         return self
@@ -282,12 +284,12 @@ class Scored(nn.Module):
 
 
 class Once:
-    """Does something at its ``count``-th call (from 0), in the first process that comes to it.
+    """Calls a function at a certain call, only in the first process that reaches this call.
 
     Args:
-        path: a file that says which process that was.
-        count: the call.
-        what: what is done.
+        path: path of the file in which this process records its id.
+        count: number of calls before the one that calls the function.
+        what: the function.
     """
 
     def __init__(self, path: Path, count: int, what: Callable[[], Any]) -> None:
@@ -306,17 +308,17 @@ class Once:
 
     @property
     def pid(self) -> int:
-        """The process that did it."""
+        """Id of the process that called the function."""
         return int(Path(self.path).read_text())
 
 
 def act(observation: Tensor) -> Tensor:
-    """A policy without weights."""
+    """Acts as a policy without weights."""
     return nn.functional.one_hot(observation[..., 2].long() % 4, 4)
 
 
 class Acting:
-    """The same, and before that it does something else."""
+    """Policy that calls a function, and then acts like :func:`act`."""
 
     def __init__(self, first: Callable[[], Any]) -> None:
         self._first = first
@@ -326,16 +328,16 @@ class Acting:
         return act(observation)
 
 
-# --- witnesses
+# --- checks of warnings and processes
 
 
 @contextmanager
 def replaced(told: str, times: int | None = None) -> Iterator[None]:
-    """Within it there are warnings of workers that died, which begin like this, and no others.
+    """Checks that the only warnings in the context report that workers died and are replaced.
 
     Args:
-        told: a regular expression.
-        times: how many; None: any number, but one at least.
+        told: regular expression for the beginning of each warning.
+        times: number of warnings; None for any number except 0.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -347,7 +349,7 @@ def replaced(told: str, times: int | None = None) -> Iterator[None]:
 
 
 def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
-    """Kills processes, and waits until they are gone; they may be gone already."""
+    """Kills processes that may already be gone, and waits until all of them are gone."""
     with watched(*pids) as watch:
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -357,9 +359,9 @@ def strike(*pids: int, signum: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def watched(*pids: int) -> Iterator[Callable[[], None]]:
-    """Gives a function that waits until these processes have ended.
+    """Yields a function that waits until these processes have ended.
 
-    They may have ended before it is called, and their numbers be those of others.
+    When the function is called, other processes may already have the ids of ended ones.
     """
     handles = []
     for pid in pids:
@@ -380,19 +382,19 @@ def _wait_for(handles: Sequence[int], seconds: float = PATIENCE) -> None:
 
 
 def family(pid: int | None = None) -> list[int]:
-    """The processes that a process (this one, with None) has started, and those that they have."""
+    """Returns the ids of all descendants of a process; None stands for this process."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 def runs(pid: int) -> bool:
-    """Tells whether a process exists and has not ended."""
+    """Returns True if a process exists and has not ended."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 class Buffer:
-    """A replay buffer of the fewest methods, on which others can wait."""
+    """Replay buffer that checks its batches, and lets other threads wait for frames."""
 
     def __init__(self, crew: Crew) -> None:
         self.frames = 0
@@ -401,13 +403,13 @@ class Buffer:
         self._changed = threading.Condition()
 
     def extend(self, batch: TensorDictBase) -> None:
-        """Takes a batch, and checks it."""
+        """Checks a batch, and counts its frames."""
         self._crew.add(batch)
         with self._changed:
             self.frames += batch.numel()
             self._changed.notify_all()
 
     def wait_for(self, frames: int) -> None:
-        """Waits until so many frames were written."""
+        """Waits until at least ``frames`` frames were written."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.frames >= frames, PATIENCE)

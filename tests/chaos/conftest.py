@@ -1,4 +1,4 @@
-"""A check that the tests of chaos share."""
+"""A check that the chaos tests share."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from chaos_parts import family, runs
 
 @pytest.fixture
 def nobody_is_left() -> Iterator[None]:
-    """What a test started is gone after it, but for the process that workers come from."""
+    """Checks that a test leaves no process, except the server process that starts workers."""
     before = set(family())
     yield
-    # Of what has ended, that process may not have been told yet.
+    # The server process may not have waited yet for workers that ended, which are zombies then.
     left = [pid for pid in set(family()) - before if runs(pid)]
     assert len(left) <= 1, "there is more than the process that workers come from"

@@ -1,7 +1,8 @@
-"""Runs scripts, each in a session of its own, as ``python script.py`` would, but at once.
+"""Runs scripts as ``python script.py`` would, each in its own session, but without start-up time.
 
-All that is imported here is there already. A request is the script; its answer is the process,
-and another the status with which that ended.
+The modules that this process imports are ready for each script. A request to start a script is
+answered with the script's process id. A request with this id is answered with the exit status, as
+soon as the process has ended.
 """
 
 import os
@@ -12,7 +13,7 @@ import sys
 
 
 def host(fd: int) -> str:
-    """Serves requests; in a process that is to run a script, returns that."""
+    """Serves requests; in a forked process that is to run a script, returns the script."""
     control = socket.socket(fileno=fd)
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
@@ -23,7 +24,7 @@ def host(fd: int) -> str:
             _, status = os.waitpid(request, 0)
             control.send(pickle.dumps(os.waitstatus_to_exitcode(status)))
             continue
-        # The script is interrupted, not what comes before it.
+        # An interrupt must reach the script, not the code that prepares it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid:

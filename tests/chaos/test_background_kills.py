@@ -59,7 +59,7 @@ def test_killed_while_it_is_held(tmp_path: Path, sync: bool) -> None:
 
 @SYNC
 def test_killed_while_holding_waits_for_it(tmp_path: Path, sync: bool) -> None:
-    # It dies within the batch that pause() waits for, or the one before.
+    # The worker dies in the batch that pause() waits for, or in the batch before.
     crew = Crew(tmp_path, workers=3, troubles={2: Trouble("step", 25)})
     buffer = Buffer(crew)
     with collector_of(crew, sync, total_frames=-1, replay_buffer=buffer) as collector:
@@ -91,7 +91,7 @@ def test_killed_for_good_in_the_background(
 
 
 def test_a_shutdown_that_can_not_wait(tmp_path: Path) -> None:
-    # Synchronous workers, so that who blocks says that the batch was begun.
+    # The collector is synchronous, so a worker that blocks shows that the batch has begun.
     gates = [tmp_path / f"gate{worker}" for worker in range(2)]
     for gate in gates:
         os.mkfifo(gate)
@@ -107,7 +107,7 @@ def test_a_shutdown_that_can_not_wait(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         collector.async_shutdown(0.1)
     assert not collector.closed
-    # They are given up, in the end.
+    # After worker_timeout, the collector gives the workers up.
     with pytest.raises(WorkerDied, match="did not respond for 3 s"):
         collector.async_shutdown(PATIENCE)
     with watched(*crew.pids()) as wait:

@@ -36,12 +36,12 @@ SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are never killed for closing too slowly: who waits for one that is gone, is stuck."""
+    """Never kills workers for closing slowly, so that a test hangs if it waits for a dead one."""
     monkeypatch.setattr(pool, "_CLOSING", 1e6)
 
 
 def check_closed(collector: MultiCollector, crew: Crew) -> None:
-    """Nothing is left of a collector that gave up, and it says so."""
+    """Checks that a collector that gave up says so, and that its workers are gone."""
     assert collector.closed
     for call in (collector.next, partial(collector.set_seed, 0)):
         with pytest.raises(RuntimeError, match=r"shut down after \w+: "):
@@ -76,7 +76,7 @@ def test_out_of_restarts(tmp_path: Path, sync: bool, limits: dict[str, int], dea
     for name, value in limits.items():
         assert f"{name}={value}" in message
     assert len(crew.makers[1][0].lives.pids) == deaths
-    # What it had delivered by then was good.
+    # All batches before the last death were correct.
     assert crew.frames >= 10 * deaths
     check_closed(collector, crew)
 
@@ -112,7 +112,7 @@ def test_calls_end_with_the_last_restart(tmp_path: Path, sync: bool) -> None:
     strike(crew.pid(1))
     with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
         collector.state_dict()
-    # It can't be used any more, and says why again.
+    # Later calls raise the same error.
     with pytest.raises(WorkerDied, match="worker 1 was killed by SIGKILL"):
         collector.next()
     check_closed(collector, crew)
@@ -134,7 +134,7 @@ def test_an_exception_in_an_environment(tmp_path: Path, sync: bool, at: str, cou
 
 
 def check_failure(run: Callable[[], Any], crew: Crew, worker: str = "[01]") -> None:
-    """An exception comes here with its traceback, of both types, and all workers go."""
+    """Checks that a worker's exception arrives with type and traceback, and ends all workers."""
     with pytest.raises(WorkerError) as raised:
         run()
     assert isinstance(raised.value, ZeroDivisionError)
@@ -167,7 +167,7 @@ def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: s
     crew = Crew(tmp_path)
 
     def run() -> None:
-        # A factory that does not fail would have to make a policy.
+        # A factory that doesn't fail would have to return a policy, so this one always fails.
         once = fail if name == "policy_factory" else Once(tmp_path / "called", 0, fail)
         function = {name: once}
         with collector_of(crew, sync, total_frames=-1, **function) as collector:
@@ -178,7 +178,7 @@ def test_an_exception_in_what_else_is_called(tmp_path: Path, sync: bool, name: s
 
 @SYNC
 def test_an_exception_and_a_death(tmp_path: Path, sync: bool) -> None:
-    # Which of them is told first is open; both are in the same batch.
+    # Both happen in the same batch, and either may be reported first.
     crew = Crew(tmp_path, troubles={0: Trouble("step", 3, fail), 1: Trouble("step", 3)})
     collector = collector_of(crew, sync, total_frames=-1, max_restarts=0)
     with pytest.raises(WorkerError):
@@ -222,7 +222,7 @@ def _stop() -> None:
 
 
 def test_one_is_given_up_however_much_others_say(tmp_path: Path) -> None:
-    # There is always something of the others when this process looks.
+    # Whenever this process looks for messages, there are messages from the other workers.
     crew = Crew(tmp_path, workers=3, troubles={0: Trouble("step", 3, block)})
     slow = threading.Event()
     collector = collector_of(crew, False, total_frames=-1, worker_timeout=8.0)
@@ -234,7 +234,7 @@ def test_one_is_given_up_however_much_others_say(tmp_path: Path) -> None:
 
 @SYNC
 def test_without_a_limit_it_is_waited_for(tmp_path: Path, sync: bool) -> None:
-    # As long as it takes: until it is told to go on, which happens when a death was seen.
+    # The worker waits until the timer opens the gate, and is not replaced.
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     crew = Crew(tmp_path, troubles={0: Trouble("step", 3, partial(_read, str(gate)))})

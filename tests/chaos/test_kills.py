@@ -77,7 +77,7 @@ def test_killed_in_the_policy(tmp_path: Path, sync: bool, count: int) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("name", ["pre_collect_hook", "post_collect_hook"])
 def test_killed_in_a_hook(tmp_path: Path, sync: bool, name: str, count: int) -> None:
-    # After a batch is complete, but before anybody knows, too.
+    # In post_collect_hook, the batch is complete, but the driver does not know that yet.
     crew = Crew(tmp_path)
     hook = {name: Once(tmp_path / "hook", count, kill)}
     frames = frames_of(sync, crew, 3)
@@ -145,7 +145,7 @@ def test_killed_again_and_again(tmp_path: Path, sync: bool) -> None:
             with replaced(KILLED, 1):
                 while len(crew.makers[1][0].lives.pids) == count:
                     crew.add(collector.next())
-                # So that the next one is not killed before it is heard of.
+                # Waits for a batch of the replacement before the next kill.
                 _next_of(collector, sync, crew, 1, life=count)
         stats = collector.stats()
     assert crew.frames == stats["frames"]
@@ -172,7 +172,7 @@ def test_killed_right_after_its_batch(
         with replaced(ANY_KILLED):
             crew.run(collector)
         assert collector.stats()["restarts"] == 1
-    # What it had delivered counts, and is not collected again.
+    # The batch that the dead worker had delivered counts, and is not collected again.
     assert crew.frames == frames
 
 
@@ -187,7 +187,7 @@ def test_killed_when_all_is_done(tmp_path: Path, sync: bool) -> None:
 
 
 def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
-    # With preemption a batch may have less of some, but never a frame that is wrong.
+    # With preemption, a batch may have fewer frames of some workers, but never a wrong frame.
     crew = Crew(tmp_path, workers=3, troubles={2: Trouble("step", 5), 0: Trouble("step", 12)})
     frames = frames_of(True, crew, 4)
     collector = collector_of(
@@ -201,11 +201,11 @@ def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
         assert collector.stats()["frames"] == seen == ledger.frames >= frames
 
 
-# --- during calls, and what was set by them
+# --- during calls, and after calls that set something
 
 
 def _next_of(collector: MultiCollector, sync: bool, crew: Crew, worker: int, life: int = 0) -> Any:
-    """The worker's part of the next batch that it has one in (in that life, or later), checked."""
+    """Returns a worker's part of its next batch in this life or a later one; checks all batches."""
     while True:
         batch = collector.next()
         crew.add(batch)
@@ -216,7 +216,7 @@ def _next_of(collector: MultiCollector, sync: bool, crew: Crew, worker: int, lif
 
 
 def _actions(collector: MultiCollector, crew: Crew, sync: bool, rounds: int) -> Any:
-    """The actions of all workers in the next batches."""
+    """Returns the actions of each worker in its next ``rounds`` batches."""
     found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
     while min(map(len, found.values())) < rounds:
         batch = collector.next()
@@ -249,7 +249,7 @@ def test_killed_while_it_is_seeded(tmp_path: Path, sync: bool, victim: int) -> N
 
 @SYNC
 def test_killed_while_another_is_seeded(tmp_path: Path, sync: bool) -> None:
-    # It had been given its seed: the one in its place has a seed too, always the same.
+    # The dead worker already had its seed. Its replacement gets a seed too, always the same one.
     results = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -300,7 +300,7 @@ def test_killed_about_new_weights(tmp_path: Path, sync: bool, when: str) -> None
         collector.update_policy_weights_(policy.choose(2))
         if when == "after":
             strike(crew.pid(1))
-        # What was ordered before is collected with the old weights, if it isn't lost.
+        # Batches that were requested before the update have the old weights, unless they are lost.
         parts = [_next_of(collector, sync, crew, worker) for worker in (1, 0, 1, 0, 1, 0)]
         for part in parts:
             chosen = part["action"].argmax(-1).unique().tolist()
@@ -316,7 +316,7 @@ def test_killed_about_new_weights(tmp_path: Path, sync: bool, when: str) -> None
 
 
 class _Loading(Scored):
-    """A policy to which something happens when it is given weights."""
+    """Policy that calls a function when its ``load_state_dict`` is called."""
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         if self._load is not None:
@@ -325,7 +325,7 @@ class _Loading(Scored):
 
 
 class _Receiving(Scored):
-    """A policy to which something happens when it is sent weights."""
+    """Policy that calls a function when new weights are loaded in a worker."""
 
     def get_extra_state(self) -> Any:
         return None
@@ -336,7 +336,7 @@ class _Receiving(Scored):
 
 
 class _Telling(Scored):
-    """A policy to which something happens when it is asked for its state."""
+    """Policy that calls a function when its ``state_dict`` is called."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         if self._load is not None:
@@ -411,7 +411,7 @@ def test_killed_about_a_call(tmp_path: Path, sync: bool, during: bool) -> None:
 
 
 class _Greeting(Scored):
-    """A policy with a method."""
+    """Policy with a method that workers can be told to call."""
 
     def greet(self, name: str) -> str:
         if self._load is not None:
@@ -433,7 +433,7 @@ def test_killed_after_a_hook_was_set(tmp_path: Path, sync: bool) -> None:
     assert set(hooked.pids) >= {crew.pid(0), crew.pid(1)}
 
 
-# --- the process that workers come from
+# --- the server process that starts workers
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Programs that end in all the ways there are: nothing of them is left."""
+"""Programs that end in every possible way, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def say(word):
     print(word, flush=True)
 
 def listen():
-    # Returns at a signal only.
+    # Returns only at a signal.
     signal.pause()
 
 def collect(**options):
@@ -40,12 +40,12 @@ def collect(**options):
 
 
 class Script:
-    """A script that runs.
+    """Script that runs in another process.
 
     Args:
-        control: the connection to its host.
-        folder: where it runs.
-        text: the script.
+        control: connection to the process that starts scripts.
+        folder: working directory of the script.
+        text: source code of the script.
     """
 
     def __init__(self, control: socket.socket, folder: Path, text: str) -> None:
@@ -59,23 +59,23 @@ class Script:
             os.close(fd)
         self.pid: int = pickle.loads(control.recv(1 << 10))
         self._words = os.fdopen(self._output)
-        # What it prints to stderr may be more than a pipe holds, but hardly.
+        # The script would block if its stderr filled the pipe, which is very unlikely.
         self._rest = os.fdopen(self._errors)
         self._asked = self._ended = False
 
     def hear(self, word: str) -> None:
-        """Waits until it says something."""
+        """Waits until the script prints a word."""
         line = self._words.readline().strip()
         assert line == word, f"it said {line!r}, and on stderr {self._rest.read()}"
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to its process group, as a terminal does."""
+        """Sends a signal to the script's process group, as a terminal does."""
         os.killpg(self.pid, signum)
 
     def end(self) -> tuple[int, str]:
-        """Waits until it, and all that it started, is gone; its exit status, and its stderr.
+        """Waits until the script and all that it started are gone; returns its status and stderr.
 
-        Whoever is left has the other end of its stdout and stderr.
+        A process that is left would hold stdout and stderr open, so reading them would not end.
         """
         status = self._status()
         said = self._words.read()
@@ -94,7 +94,7 @@ class Script:
         return status
 
     def clear(self) -> None:
-        """Ends it after a test that failed: its host is to serve the next one."""
+        """Kills the script after a failed test, because its host has to serve the next test."""
         if not self._ended:
             os.killpg(self.pid, signal.SIGKILL)
             self._status()
@@ -102,7 +102,7 @@ class Script:
 
 @pytest.fixture(scope="module")
 def control() -> Iterator[socket.socket]:
-    """The connection to a process that runs scripts."""
+    """Yields the connection to a process that runs scripts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(PATIENCE)
     command = [sys.executable, str(_HERE / "script_host.py"), str(theirs.fileno())]
@@ -117,7 +117,7 @@ def control() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def run(control: socket.socket, tmp_path: Path) -> Iterator[Any]:
-    """Starts a script."""
+    """Yields a function that starts a script."""
     scripts: list[Script] = []
 
     def start(text: str, mode: str = "sync", crew: str = "") -> Script:
@@ -131,12 +131,12 @@ def run(control: socket.socket, tmp_path: Path) -> Iterator[Any]:
 
 
 def check_folder(folder: Path) -> None:
-    """There is nothing in its folder, also that for temporary files, but what tests write."""
+    """Checks that a folder, also used for temporary files, has only files that tests write."""
     assert all(path.name.startswith(("worker", "once")) for path in folder.iterdir())
 
 
 def check_memory(pids: list[int]) -> None:
-    """None of these processes uses a file in /dev/shm, which could be left there."""
+    """Checks that none of these processes uses a file in /dev/shm, which could be left there."""
     for pid in pids:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             assert "/dev/shm/" not in line or "(deleted)" in line
@@ -145,12 +145,12 @@ def check_memory(pids: list[int]) -> None:
 
 
 def only_interrupted(errors: str) -> bool:
-    """Whether stderr has one traceback, of KeyboardInterrupt, and nothing else."""
+    """Returns True if stderr has one traceback, of KeyboardInterrupt, and nothing else."""
     lines = errors.strip().splitlines()
     return (
         lines[0] == "Traceback (most recent call last):"
         and lines[-1] == "KeyboardInterrupt"
-        # A line of code that Python can't show is empty.
+        # In place of code that it can't show, Python prints an empty line.
         and all(line.startswith("  ") or not line for line in lines[1:-1])
     )
 
@@ -182,7 +182,7 @@ def test_the_parent_is_killed(run: Any, mode: str, text: str, signum: int, tmp_p
     script = run(text, mode)
     script.hear("going" if text == LOOP else "training")
     started = family(script.pid)
-    # Three workers, and where they come from.
+    # Three workers, and the server process that starts them.
     assert len(started) == 4
     check_memory([script.pid, *started])
     with watched(*started) as wait:
@@ -299,7 +299,7 @@ def test_interrupted_without_a_with_block(run: Any, mode: str) -> None:
 
 @MODES
 def test_interrupted_and_then_gone_on(run: Any, mode: str) -> None:
-    # As in a notebook: the program lives on, and makes another.
+    # As in a notebook, the program goes on, and makes another collector.
     script = run(
         """
 try:
@@ -341,8 +341,9 @@ collect()
 
 @MODES
 def test_interrupted_twice(run: Any, mode: str) -> None:
-    # A worker does not close: the first waits for it, and the second does not. It is deaf before
-    # it has sent anything: who is interrupted while a message arrives kills its worker at once.
+    # The worker does not close. The first Ctrl-C waits for it, and the second does not. The worker
+    # becomes deaf before it has sent anything, because an interrupt during the arrival of a message
+    # kills the worker at once.
     script = run(
         """
 from trawl.collectors import pool

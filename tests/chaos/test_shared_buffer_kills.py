@@ -1,4 +1,4 @@
-"""Workers that are killed while they write into a replay buffer themselves."""
+"""Workers that are killed while they write to a shared replay buffer themselves."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def collector_into(buffer: Any, cls: Any, folder: Path, **options: Any) -> Any:
 
 
 def kill_once(lives: Lives, _: Any) -> None:
-    """Ends the first worker that gets here: its batch is written, and not reported yet."""
+    """Kills the first worker that gets here, after it wrote its batch and before it reports it."""
     if not lives.begin():
         kill()
 
 
 def each_once(buffer: Any) -> None:
-    """Each step of each life of an environment was written once."""
+    """Checks that each step of each life of an environment was written once."""
     numbers = NumberedEnv.numbers(buffer[:])[:, [0, 3]]
     assert len(numbers.unique(dim=0)) == len(numbers) == buffer.write_count
 
@@ -73,7 +73,7 @@ def test_all_that_was_written_is_counted_at_the_end(tmp_path: Path, cls: Any, ho
 
 
 def test_a_batch_is_not_broken_off_while_it_is_written(tmp_path: Path) -> None:
-    """Whether the buffer could be used after that would be a matter of luck."""
+    """A shutdown does not abort a write, which could make the buffer unusable."""
     for number in range(10):
         buffer = shared_buffer()
         folder = tmp_path / str(number)

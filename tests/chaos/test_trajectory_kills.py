@@ -1,4 +1,4 @@
-"""Workers that are killed while whole trajectories are put together of what they collect."""
+"""Workers that are killed while whole trajectories are assembled from their frames."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def whole_of(crew: Crew, sync: bool, policy: Any = None, **options: Any) -> Any:
 
 
 def check_lives(episodes: Episodes, frames: int, crew: Crew) -> None:
-    """Each life of an environment gave its first episodes, and lost one at most.
+    """Checks that each life of an environment delivered its first episodes, and lost at most one.
 
-    What is missing of the frames are trajectories that were cut off, that had not ended at the
-    end, or that were less than a batch.
+    The missing frames belong to trajectories that a death cut off, that had not ended when the
+    collection ended, or that did not fill a batch.
     """
     by_env = episodes.by_env
     assert all(found == list(range(len(found))) for found in by_env.values())
@@ -115,7 +115,7 @@ def test_killed_in_the_policy_while_a_buffer_is_filled(
 
 @SYNC
 def test_killed_while_a_shared_buffer_is_filled(tmp_path: Path, sync: bool) -> None:
-    # Where workers write themselves, a death while they do is the end.
+    # Here the driver writes. If workers wrote, a death during a write would end the collection.
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), shared=True)
     crew = Crew(tmp_path, troubles={0: Trouble("step", 13), 1: Trouble("reset", 2)})
@@ -145,7 +145,7 @@ def test_killed_while_others_are_broken_off(tmp_path: Path) -> None:
 
 
 def test_killed_between_two_batches_of_one_round(tmp_path: Path) -> None:
-    """What waits is of a worker that is dead by now: it is delivered, once."""
+    """A trajectory that waits when its worker dies is delivered once."""
     crew = Crew(tmp_path, workers=1)
     episodes: Episodes = Episodes(cycling(LENGTHS))
 
@@ -161,5 +161,5 @@ def test_killed_between_two_batches_of_one_round(tmp_path: Path) -> None:
         take(collector)
         with replaced(ANY_KILLED, times=1):
             take(collector)
-    # The third episode had begun when its worker died.
+    # The worker died during the third episode, which is lost.
     assert episodes.found == [(0, 0), (0, 1), (100, 0)]

@@ -1,4 +1,4 @@
-"""Weights while things go wrong, and as fast as can be: whole, truly stamped, and never lost."""
+"""Weight updates at full speed and during kills: complete, with the right version, never lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trawl.weight_update import (
 )
 
 pytestmark = pytest.mark.usefixtures("nobody_is_left")
-# How long weights are changed as fast as possible; TRAWL_CHAOS_SECONDS=30 for longer.
+# Seconds of updates at full speed; TRAWL_CHAOS_SECONDS=30 in the environment makes them longer.
 STORM = float(os.environ.get("TRAWL_CHAOS_SECONDS", "3"))
 SYNC = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 WAYS = pytest.mark.parametrize(
@@ -57,7 +57,7 @@ SIZES = (5_000, 1, 20_000, 300, 5_000)
 
 
 class Even(nn.Module):
-    """A policy all of whose parameters are one number; it tells the least and the greatest."""
+    """Policy whose weights all have one value; it returns the smallest and the largest of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Even(nn.Module):
         self.said = 0
 
     def become(self, number: int) -> None:
-        """Takes another number, in place, as an optimiser's step does."""
+        """Sets all weights to another number in place, as an optimiser's step does."""
         with torch.no_grad():
             for tensor in (*self.parts, self.own):
                 tensor.fill_(number)
@@ -87,14 +87,14 @@ class Even(nn.Module):
 
 
 class Storm:
-    """Gives a collector new weights as fast as possible, from a thread.
+    """Updates the weights of a collector as fast as possible, in a thread.
 
     Args:
         collector: the collector.
-        policy: its policy, which becomes the number of each update.
+        policy: policy of the collector, whose weights are set to the number of each update.
 
     Attributes:
-        updates: how many there were.
+        updates: number of updates.
     """
 
     def __init__(self, collector: MultiCollector, policy: Even) -> None:
@@ -117,7 +117,7 @@ class Storm:
             self.error = error
 
     def __enter__(self) -> Storm:
-        # A collector that never was sent any warns.
+        # A collector that was never sent weights warns.
         self._update()
         self._thread.start()
         return self
@@ -130,7 +130,7 @@ class Storm:
 
 
 class Versions:
-    """Checks that frames were made by whole weights, those of their version, and counts these."""
+    """Checks that each frame was collected with all weights of its version; records versions."""
 
     def __init__(self, sync: bool) -> None:
         self._sync = sync
@@ -141,7 +141,7 @@ class Versions:
         """Checks a batch.
 
         Raises:
-            AssertionError: if a frame is not as it has to be.
+            AssertionError: if a frame is wrong.
         """
         least, most = batch["least"], batch["most"]
         assert torch.equal(least, most), "two versions in one forward pass"
@@ -156,7 +156,7 @@ class Versions:
 
 
 def collector_with(way: dict[str, Any], crew: Crew, sync: bool, policy: Any, **more: Any) -> Any:
-    """A collector whose weights come in some way."""
+    """Returns a collector to which weights are sent in the given way."""
     options = {
         name: {"policy": kind()} if name == "weight_sync_schemes" else kind()
         for name, kind in way.items()
@@ -172,7 +172,7 @@ def even(way: dict[str, Any], crew: Crew, sync: bool, **more: Any) -> Iterator[A
         yield collector, Storm(collector, policy)
 
 
-# --- as fast as can be
+# --- as fast as possible
 
 
 @SYNC
@@ -189,7 +189,7 @@ def test_no_forward_pass_sees_two_versions_nor_a_frame_a_false_one(
                 versions.add(batch)
                 crew.add(batch)
         assert collector.policy_version == storm.updates
-        # What comes at last is the last.
+        # In the end, each worker has the last version.
         while min(versions._latest.values()) < storm.updates:
             versions.add(collector.next())
     assert len(versions.seen) > 10
@@ -207,7 +207,7 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
         end = time.monotonic() + STORM
         with storm:
             while time.monotonic() < end or not kills:
-                # That one may be dead already, and nobody have taken its place.
+                # This worker may be dead already, and not replaced yet.
                 with suppress(ProcessLookupError):
                     strike(crew.pid(chance.randrange(4)))
                     kills += 1
@@ -225,7 +225,7 @@ def test_no_frame_is_of_a_false_version_though_workers_are_killed(
 
 
 def versions_of(batch: TensorDictBase, sync: bool) -> dict[int, tuple[set[int], set[int], int]]:
-    """Of each worker in a batch: actions, versions, and which of its lives it is."""
+    """Returns the actions, the versions and the life of each worker in a batch."""
     found = {}
     for row in batch if sync else [batch]:
         life, place = divmod(int(NumberedEnv.numbers(row)[0, 0]), 100)
@@ -245,7 +245,7 @@ def test_who_takes_a_place_begins_with_the_newest_weights(
         for version, choice in enumerate((1, 2, 3), start=1):
             collector.update_policy_weights_(policy.choose(choice))
             assert collector.policy_version == version
-        # From now on they are the learner's, which nobody is to have yet.
+        # Changes only the learner's weights, which no worker may have before the next update.
         policy.choose(0)
         strike(*map(crew.pid, range(2)))
         found: dict[int, Any] = {}
@@ -280,11 +280,11 @@ def test_who_takes_a_place_begins_with_the_weights_of_that_place(
 
 
 class Updating:
-    """Makes the environment of another life only once there are new weights.
+    """Makes the environment of a replacement only after the test has sent new weights.
 
     Args:
-        folder: where lives are counted, and where it says that it waits.
-        make: makes the environment.
+        folder: folder of the file that records the lives, and of the named pipes to the test.
+        make: function that makes the environment.
     """
 
     def __init__(self, folder: Path, make: Callable[[], Any]) -> None:
@@ -294,7 +294,7 @@ class Updating:
 
     def __call__(self) -> Any:
         if self._lives.begin() > 0:
-            # Opening such a file waits for the other side.
+            # Opening a named pipe waits until the other side opens it.
             with open(self.begun, "w"), open(self.go_on) as file:
                 file.read()
         return self._make()
@@ -341,7 +341,7 @@ def test_weights_that_come_while_a_place_is_being_taken_are_used_there_first(
 
 
 class Fatal(Scored):
-    """A policy to which something happens while it is given weights, after some were copied."""
+    """Policy that calls a function while weights are loaded, after some were copied."""
 
     def get_extra_state(self) -> Any:
         return "something"
@@ -360,7 +360,7 @@ def test_who_dies_while_it_takes_weights_is_in_nobodys_way(tmp_path: Path, sync:
             collector.update_policy_weights_(policy.choose(1))
             while not collector.stats()["restarts"]:
                 crew.add(collector.next())
-        # More often than there is room for.
+        # More updates than the weight store has slots.
         for version in range(2, 20):
             collector.update_policy_weights_(policy.choose(version % 4))
         for _ in range(6):
@@ -409,6 +409,6 @@ def test_updates_that_nobody_takes_need_no_memory(tmp_path: Path, sync: bool) ->
             collector.update_policy_weights_()
         used = 512 * os.fstat(store._file._memory.fd).st_blocks
         nbytes = 4 * sum(parameter.numel() for parameter in policy.parameters())
-        # The newest, one to write to, and what either worker may be reading.
+        # The newest weights, a slot to write to, and a slot that each worker may be reading.
         assert used < 4.5 * nbytes
         collector.next()

@@ -27,7 +27,7 @@ def no_service_is_left(
 ) -> Iterator[None]:
     """Ends the connection to Ray and the process of W&B that an example has started."""
     connected = _ray_is_connected()
-    # What an actor prints is printed here as well, at any time.
+    # Otherwise, Ray prints the output of actors here as well, at any time.
     monkeypatch.setitem(DEFAULT_RAY_INIT_CONFIG, "log_to_driver", False)
     with forked_workers() if uses_ray(request.node.nodeid) else nullcontext() as interpreter:
         monkeypatch.setattr(sys, "executable", interpreter or sys.executable)
@@ -46,9 +46,9 @@ def _end_services(connected: bool) -> None:
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports an example by its name."""
+    """Yields a function that imports an example by its name."""
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    # On the path, so that workers find it as well.
+    # Adds the examples to the path, so that workers find them as well.
     monkeypatch.syspath_prepend(str(EXAMPLES))
     found: list[str] = []
 

@@ -1,13 +1,13 @@
-"""Runs all that the documentation shows: README.md, docs/**/*.md and every docstring of trawl.
+"""Runs the examples in README.md, docs/**/*.md and every docstring of trawl.
 
-The ``python`` blocks of a page run from top to bottom in one namespace. A ``text`` block after one
-of them is what it prints (``...`` stands for anything). In a ``console`` block, lines that begin
-with ``$ trawl`` are run, and what follows such a line is what it prints. Each page has an empty
-folder to itself. An HTML comment on the line above a block changes how it runs:
+The ``python`` blocks of a page run from top to bottom in one namespace. A ``text`` block after a
+``python`` block is the expected output (``...`` stands for anything). In a ``console`` block, lines
+that begin with ``$ trawl`` are run, and the lines after each of them are its expected output. Each
+page runs in its own empty folder. An HTML comment on the line above a block changes how it runs:
 
-    <!-- example: raises ValueError -->   it fails so; the text after it is the error's message
+    <!-- example: raises ValueError -->   it raises this error; the text after it is the message
     <!-- example: warns UserWarning -->   it warns so, at least once; other warnings are errors
-    <!-- example: needs envpool -->       it is left out where a package is missing
+    <!-- example: needs envpool -->       it is left out if this package is missing
     <!-- example: file policies.py -->    it is not run, but saved under this name
 """
 
@@ -49,7 +49,7 @@ from trawl.collectors.multi_config import MultiConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-# A language that is not here would silently not be run.
+# Languages of blocks. Any other language is an error, because its blocks would silently not run.
 LANGUAGES = {"python", "console", "text", "bash", "diff"}
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}) *(?P<language>[\w-]*)")
@@ -63,7 +63,7 @@ class Block:
     Attributes:
         line: number of its first line in the page, from 1.
         marks: the names given by the comment above it, by kind.
-        shown: the text block that follows it, if there is one.
+        shown: expected output, from the text block that follows; None without such a block.
     """
 
     line: int
@@ -74,7 +74,7 @@ class Block:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The fenced blocks of a page; a text block that belongs to the one before is not alone."""
+    """Yields the fenced blocks of a page; a block of expected output is part of its example."""
     found: list[Block] = []
     lines = page.splitlines()
     at, after, mark = 0, 0, {}
@@ -105,17 +105,17 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture
 def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever an example does to the process is undone after it."""
+    """Runs an example in an empty folder, and undoes its changes to the process."""
     monkeypatch.chdir(tmp_path)
     mkdtemp, here = tempfile.mkdtemp, {"dir": tmp_path}
-    # Only for examples, which give no arguments: sockets need the short paths of other folders.
+    # Redirects only calls without arguments, as in examples. Sockets need shorter paths elsewhere.
     monkeypatch.setattr(
         tempfile, "mkdtemp", lambda *to, **more: mkdtemp(*to, **(more if to or more else here))
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "100")
     modules = set(sys.modules)
-    # TorchRL prints what it does; the first is for when it is yet to be imported.
+    # Silences TorchRL. The variable is for the case that it is imported only later.
     monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
     logger = logging.getLogger("torchrl")
     level = logger.level
@@ -156,7 +156,7 @@ def run_python(page: Path, block: Block, namespace: dict[str, Any], where: str) 
     needed, warning = block.marks.get("needs"), block.marks.get("warns")
     if needed is not None and importlib.util.find_spec(needed) is None:
         return
-    # Compiled at its place in the page, so that a traceback leads there.
+    # Compiled with the line numbers of the page, so that a traceback leads there.
     tree = ast.increment_lineno(ast.parse(block.text, str(page)), block.line - 1)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), warnings.catch_warnings(record=True) as seen:
@@ -168,7 +168,7 @@ def run_python(page: Path, block: Block, namespace: dict[str, Any], where: str) 
         raise error
     if expected is not None:
         assert error is not None, f"{where}: {expected} was expected"
-        # With its notes, which Python shows from 3.11 on.
+        # Includes the notes of the error, which exist since Python 3.11.
         message = traceback.format_exception_only(type(error), error)[0]
         printed.write("\n".join([message.rstrip(), *getattr(error, "__notes__", [])]))
     assert warning is None or seen, f"{where}: {warning} was expected"
@@ -198,7 +198,7 @@ def run_console(block: Block, where: str) -> None:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the lines that follow it."""
+    """Yields the commands of a console block, each with the lines that follow it."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.replace("\\\n", " ").partition("\n")
         yield command, shown
@@ -213,7 +213,7 @@ def compare(shown: str, printed: str, where: str) -> None:
 
 
 def modules() -> list[str]:
-    """All modules of trawl but those that run when they are imported."""
+    """Returns the names of all modules of trawl, except those that run on import."""
     found = pkgutil.walk_packages(trawl.__path__, "trawl.")
     return ["trawl", *(module.name for module in found if not module.name.endswith("__main__"))]
 
@@ -247,7 +247,7 @@ def test_docstrings_are_found() -> None:
     assert {"trawl.collectors.single.Collector", "trawl.envs.gym.GymEnv"} <= names
 
 
-# --- what the pages have to speak of
+# --- completeness of the pages
 
 
 def test_all_options_are_explained() -> None:
@@ -268,14 +268,14 @@ def test_all_options_of_workers_are_explained() -> None:
 def test_all_arguments_of_the_command_line_are_explained(command: type) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = {each.name for each in fields(command)} - {"env", "directory"}
-    # `async` is a word of Python's own.
+    # `async` is a keyword in Python, so the field has another name.
     names = {"async" if name == "asynchronous" else name for name in names}
     missing = [name for name in names if f"`--{name.replace('_', '-')}`" not in page]
     assert not missing
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
-    # MkDocs looks after those of the pages.
+    # MkDocs checks the links of the other pages.
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
     assert links
@@ -305,7 +305,7 @@ def test_public_names_are_in_the_reference(module: str) -> None:
         assert explained, f"{module}.{name} is not in docs/reference.md"
 
 
-# --- the examples are read right
+# --- parsing of the pages
 
 
 PAGE = """\

@@ -1,4 +1,4 @@
-"""The examples of DQN, SAC and of offline learning work, in short."""
+"""Short runs of the examples of DQN, SAC and offline learning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 
-# Of 20 networks that had learned nothing, 17 balanced the pole for less than 30 steps, and one for
-# 500: hence the median of five. With these 20 seeds a clone got to 442 or more.
+# Of 20 untrained networks, 17 balanced the pole for less than 30 steps, and one for 500. The test
+# therefore takes the median of five. With the same 20 seeds, a clone reached 442 or more.
 def test_a_clone_acts_as_the_controller_does(
     example: Callable[[str], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -25,7 +25,7 @@ def test_a_clone_acts_as_the_controller_does(
     assert result.data_return == 500
     assert result.mean_return > 100
     assert "epoch   8" in capfd.readouterr().out
-    # The dataset is there, and is not collected again.
+    # The dataset exists, so it is not collected again.
     untrained = [
         offline.main(
             offline.Config(
@@ -84,7 +84,7 @@ def test_frames_are_drawn_by_their_errors(example: Callable[[str], Any]) -> None
     index, info = sampler.sample(range(4), 8_000)
     shares = torch.bincount(index, minlength=4) / 8_000
     assert torch.allclose(shares, torch.tensor([0.0, 0.125, 0.25, 0.625]), atol=0.03)
-    # Rare frames weigh the more: with beta=1 that makes up for it.
+    # Frames that are drawn rarely get larger weights. With beta=1, the weights make up for this.
     weight = info["weight"]
     assert torch.allclose(weight[index == 1], torch.tensor(1.0))
     assert torch.allclose(weight[index == 3], torch.tensor(0.2), atol=1e-4)

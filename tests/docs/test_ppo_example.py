@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-# What a policy that learned gets to, and the frames that it may take. A policy that doesn't learn
-# balances the pole for some 22 steps. In 40 runs (20 seeds, with AVX-512 and AVX2) PPO
-# took from 9,216 to 15,360 frames to get to 60: the budget is six times that of the slowest.
+# Return that a policy must reach, and the frames that it may take. A policy that doesn't learn
+# balances the pole for about 22 steps. In 40 runs (20 seeds, with AVX-512 and AVX2), PPO took
+# 9,216 to 15,360 frames to reach 60. The budget is more than six times that of the slowest run.
 LEARNED = {"target_return": 60.0, "total_frames": 102_400}
 
 
@@ -64,7 +64,7 @@ def test_ppo_needs_its_optimiser(ppo: Any) -> None:
 
 
 class Recall(gym.Env[Any, Any]):
-    """Shows a side (-1 or 1) once; the fourth action is rewarded by 1 if it names that side."""
+    """Environment that shows a side (-1 or 1) once, and rewards a fourth action that names it."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -98,12 +98,12 @@ def recall() -> Iterator[dict[str, Any]]:
     gym.registry.pop("Recall-v0")
 
 
-# In 40 runs (20 seeds, with AVX-512 and AVX2) it took from 1,792 to 2,560 frames.
+# In 40 runs (20 seeds, with AVX-512 and AVX2), this took 1,792 to 2,560 frames.
 def test_recurrent_ppo_learns_to_remember(ppo: Any, recall: dict[str, Any]) -> None:
     assert ppo.main(ppo.Config(**recall, recurrent=True, total_frames=20_480)).solved
 
 
-# By guessing, half of the last 100 episodes are won: a share of 0.75 is five deviations away.
+# Guessing wins half of the last 100 episodes. A share of 0.75 is five standard deviations away.
 def test_ppo_without_a_memory_can_only_guess(ppo: Any, recall: dict[str, Any]) -> None:
     assert ppo.main(ppo.Config(**recall, total_frames=4_096)).mean_return < 0.75
 
@@ -128,6 +128,6 @@ def test_the_learner_sees_the_memory_that_the_policy_had(ppo: Any, workers: int)
         goes_on = ~batch["next", "done"][:, :-1].squeeze(-1)
         expected = values[:, 1:][goes_on]
         assert torch.allclose(next_values[:, :-1][goes_on], expected, atol=1e-5)
-    # Episodes go on from batch to batch, and the memory with them.
+    # Episodes, and with them the memory, continue from batch to batch.
     assert begins_anew[0]
     assert not all(begins_anew)

@@ -130,7 +130,7 @@ def test_multi_table(script: ModuleType, multi: dict[str, Any]) -> None:
     lines = script.multi_table(multi).splitlines()
     assert "| 2 workers | Trawl | 2,000 frames/s |  |  | note of Trawl |" in lines
     assert "|  | TorchRL | 400 frames/s | 5.00 | 2.50 – 7.50 | note of TorchRL |" in lines
-    # Less is better here: the others' time over ours.
+    # Lower times are better, so the ratio is the other library's time divided by Trawl's.
     assert "|  | TorchRL | 1.00 ms | 2.00 | 1.00 – 4.00 | note of TorchRL |" in lines
     assert "|  |  | 8.00 ms | 8.00 | 8.00 – 8.00 |  |" in lines
     assert not any("Tianshou" in line for line in lines)

@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-# What tests of collectors over networks have in common.
+# This folder has helpers for tests of collectors over networks.
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "distributed"))
 
 
 @pytest.fixture(scope="module")
 def nursery():
-    """What programs on hosts are forked from."""
+    """Yields the process that programs on hosts are forked from."""
     from nursery import Nursery
 
     found = Nursery("hosts_parts")

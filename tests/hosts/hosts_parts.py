@@ -1,4 +1,4 @@
-"""What programs of the tests run on simulated hosts."""
+"""Functions and classes for the programs that tests run on simulated hosts."""
 
 import hashlib
 import sys
@@ -14,17 +14,17 @@ from trawl.collectors.distributed import DistributedCollector
 
 
 def say(*words):
-    """Tells the test something."""
+    """Sends a line to the test."""
     print(*words, file=sys.__stdout__, flush=True)
 
 
 def hear():
-    """Waits for the test to say something."""
+    """Waits for a line from the test, and returns it."""
     return sys.stdin.readline().strip()
 
 
 def digest(collector, count):
-    """What so many batches of a seed are, in a word."""
+    """Returns a hash of ``count`` batches that are collected with a fixed seed."""
     found = hashlib.sha256()
     collector.set_seed(7)
     for _ in range(count):
@@ -36,14 +36,17 @@ def digest(collector, count):
 
 
 def of_local_workers(count):
-    """The same, of so many workers in this process."""
+    """Returns the :func:`digest` of 10 batches from ``count`` workers in this process."""
     options = {"num_workers": count, "frames_per_batch": 40 * count, "cat_results": 0}
     with MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options) as here:
         return digest(here, 10)
 
 
 class AskingLauncher(Launcher):
-    """Asks the test to start workers, wherever; as a queue of jobs may, it tells of no end."""
+    """Launcher that asks the test to start workers, on any host.
+
+    Like some job queues, it does not report the end of a worker.
+    """
 
     def start(self, index, address, ended):
         say(cloudpickle.dumps(partial(run_rank_at, address)).hex())
@@ -56,7 +59,7 @@ class _OutOfHand(Process):
 
 
 class AskingCollector(DistributedCollector):
-    """A collector whose workers are started so."""
+    """Collector whose workers are started by :class:`AskingLauncher`."""
 
     def _new_backend(self):
         return self._backend_at(LaunchPlan(AskingLauncher(), self.remote.address))

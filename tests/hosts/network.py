@@ -1,12 +1,12 @@
-"""Hosts that are simulated: network namespaces, each with its own address, joined by a switch.
+"""Simulated hosts: network namespaces, each with its own address, joined by a switch.
 
-A namespace has no name: it lives as long as a process in it. Each is kept by a process that ends
-when its input does, so nothing is left behind, however the tests end::
+A namespace has no name, and exists as long as a process runs in it. Each namespace has a process
+that ends when its input ends, so nothing is left behind, however the tests end::
 
     with network(nursery, 2) as (one, other):
         program = other.python("print('ready', flush=True)")
         program.hears()
-        other.cut()     # packets are lost from now on, and nobody is told
+        other.cut()     # from now on, packets are lost without an error
         other.mend()
 """
 
@@ -27,16 +27,15 @@ _NEEDED = ("ip", "mount", "nsenter", "unshare")
 
 
 class Namespace:
-    """A network of its own, and mounts.
+    """Network namespace with its own mounts.
 
     Args:
-        within: a namespace whose rights are enough to make this one; None for those of this
-            process.
+        within: namespace with the rights to make this one; None if this process has the rights.
     """
 
     def __init__(self, within=None):
         root = os.geteuid() == 0
-        #: What kinds of namespaces a process here is in, in the order in which they are entered.
+        #: Kinds of namespaces that a process enters, in this order.
         self.kinds = ["net", "mnt"] if root else ["user", "net", "mnt"]
         self._command = within.entered() if within is not None else []
         rights = ["--map-root-user"] if within is None and not root else []
@@ -54,13 +53,13 @@ class Namespace:
         self._inode = os.stat(f"/proc/{self.pid}/ns/net").st_ino
 
     def entered(self):
-        """What a command begins with that is to run here."""
+        """Returns the words that begin a command to run in this namespace."""
         options = {"mnt": "mount"}
         kinds = [f"--{options.get(kind, kind)}" for kind in self.kinds]
         return ["nsenter", "--preserve-credentials", "--target", str(self.pid), *kinds, "--"]
 
     def ip(self, *lines):
-        """Runs commands of ``ip``."""
+        """Runs commands of ``ip``, one per line."""
         subprocess.run(
             [*self.entered(), "ip", "-batch", "-"],
             input="\n".join(lines),
@@ -70,21 +69,21 @@ class Namespace:
         )
 
     def processes(self):
-        """The processes that live here, whoever started them, and their commands."""
+        """Returns the commands of all processes in this namespace, by process id."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}/ns/net").st_ino == self._inode and int(pid) != self.pid:
                     found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        # One that has ended, and was not waited for, has no command.
+        # A process that has ended, but was not waited for, has no command.
         return {pid: command for pid, command in found.items() if command}
 
     def left(self, timeout, pids=None):
-        """The commands of those that do not end by themselves in so many seconds.
+        """Returns the commands of the processes that do not end by themselves in time.
 
         Args:
-            timeout: the seconds that they have together.
-            pids: whose end is waited for; None for all that live here.
+            timeout: seconds that all processes together have.
+            pids: ids of the processes; None for all processes in this namespace.
         """
         deadline = time.monotonic() + timeout
         for pid in self.processes() if pids is None else pids:
@@ -96,7 +95,7 @@ class Namespace:
         return [command for pid, command in living if pids is None or pid in pids]
 
     def close(self):
-        """Ends all that lives here."""
+        """Kills all processes in this namespace."""
         while left := self.processes():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -105,7 +104,7 @@ class Namespace:
 
 
 class Host(Namespace):
-    """A machine with an address, on a switch."""
+    """Simulated machine with an address, linked to a switch."""
 
     def __init__(self, nursery, switch, number):
         super().__init__(switch)
@@ -124,34 +123,34 @@ class Host(Namespace):
         )
 
     def python(self, code, **environment):
-        """Starts a program here."""
+        """Starts a Python program on this host."""
         namespaces = [f"/proc/{self.pid}/ns/{kind}" for kind in self.kinds]
         self._programs.append(self._nursery.start(code, namespaces, environment))
         return self._programs[-1]
 
     def close(self):
-        """Ends all that lives here."""
+        """Kills all processes on this host, and closes its programs."""
         super().close()
         for program in self._programs:
             program.close()
 
     def own(self, folder):
-        """Gives it a folder of its own, which is empty, in the place of one that all see."""
+        """Mounts an empty folder, which only this host sees, over a folder that all hosts see."""
         command = [*self.entered(), "mount", "-t", "tmpfs", "tmpfs", folder]
         subprocess.run(command, check=True)
 
     def cut(self):
-        """Cuts its link: what is sent to it or by it is lost."""
+        """Cuts the host's link, so that everything sent to it or by it is lost."""
         self._switch.ip(f"link set {self._port} down")
 
     def mend(self):
-        """Mends its link."""
+        """Mends the host's link."""
         self._switch.ip(f"link set {self._port} up")
 
 
 @contextmanager
 def network(nursery, count):
-    """So many hosts on one switch; their programs come from a nursery."""
+    """Yields ``count`` hosts on one switch; their programs are forked from the nursery."""
     missing = [name for name in _NEEDED if shutil.which(name) is None]
     if missing:
         pytest.skip(f"hosts can't be simulated: there is no {', '.join(missing)}")

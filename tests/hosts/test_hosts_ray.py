@@ -12,7 +12,7 @@ from nursery import Nursery
 pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(300)
 PORT = 6379
-# Ray notices in seconds what takes it minutes by default; and the hosts have no secrets.
+# With these settings, Ray notices failures in seconds instead of minutes, and needs no token.
 SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -35,9 +35,9 @@ def nursery():
 
 @contextmanager
 def cluster(hosts):
-    """A cluster of hosts, the first of which is its head."""
+    """Starts a Ray cluster whose head is the first host; yields the address of the cluster."""
     head, *others = hosts
-    # Names of sockets there may not be long.
+    # Ray makes sockets in this folder, whose paths must be short.
     folder = tempfile.mkdtemp(prefix="ray")
     try:
         for host in hosts:
@@ -45,7 +45,7 @@ def cluster(hosts):
         first = ["--head", f"--port={PORT}", "--include-dashboard=false", "--no-monitor"]
         assert start(head, *first, f"--temp-dir={folder}").end(300) == 0
         for host in others:
-            # Ray gives a node 30 s, whatever else is started meanwhile: one at a time.
+            # Starts one node at a time, because each has to start within 30 s.
             assert start(host, f"--address={head.address}:{PORT}").end(300) == 0
         yield f"{head.address}:{PORT}"
     finally:
@@ -55,7 +55,7 @@ def cluster(hosts):
 
 
 def start(host, *options):
-    """Makes a host a node, as the command ``ray start`` does."""
+    """Makes a host a node of the cluster, as the command ``ray start`` does."""
     own = [f"--node-ip-address={host.address}", "--num-cpus=1"]
     command = ["ray", "start", *own, f"--object-store-memory={100 << 20}", *options]
     return host.python(
@@ -75,12 +75,12 @@ from trawl.collectors.distributed import RayCollector
 ray.init(address={address!r}, log_to_driver=False)
 found = {{}}
 while not found.keys() >= {{*{others}}}:
-    # Ray may tell of a node a little after it has started it.
+    # Ray may list a node only a little after the node has started.
     found = {{node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}}
 nodes = [found[address] for address in {others}]
 
 def made(count, **options):
-    # An actor of each host is to be there, as long as that can be reached.
+    # Places one actor on each host, as long as the host can be reached.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes[:count]]
     return RayCollector(
         ["Pendulum-v1"] * count, policy(), sync=True, cat_results=0, frames_per_batch=40 * count,
@@ -108,7 +108,7 @@ say("over")
 
 
 def test_two_and_four_hosts_and_a_cut_link(nursery):
-    """Batches are those of local workers; what is out of reach is replaced, and ends by itself."""
+    """Batches equal those of local workers; a lost actor is replaced, and ends by itself."""
     with network(nursery, 4) as hosts, cluster(hosts) as address:
         here, *others = hosts
         code = PROGRAM.format(address=address, others=[host.address for host in others])
@@ -122,5 +122,5 @@ def test_two_and_four_hosts_and_a_cut_link(nursery):
         assert driver.hears() == "True True"
         assert driver.hears() == "over"
         assert driver.end(300) == 0
-        # Of Ray's own processes there, some stay for longer.
+        # Waits only for the actor, because some of Ray's own processes stay for longer.
         assert others[-1].left(60, [actor]) == []

@@ -24,7 +24,7 @@ from trawl.collectors.distributed import run_rank
 
 
 def place(driver, port, count, rank):
-    """The environment of a rank, of so many."""
+    """Returns the environment variables of a rank; ``count`` is the number of all ranks."""
     return {
         "MASTER_ADDR": driver.address,
         "MASTER_PORT": str(port),
@@ -34,7 +34,7 @@ def place(driver, port, count, rank):
     }
 
 
-# The collectors that are made one after the other, each with the number of its hosts, and its port.
+# Class, number of hosts and port of each collector; the collectors are made one after the other.
 ROUNDS = [
     (name, count, 29_500 + 10 * count + k) for count in (2, 4) for k, name in enumerate(NAMES)
 ]
@@ -59,7 +59,7 @@ for _, count, port in {ROUNDS}:
 
 
 def test_two_and_four_hosts(nursery):
-    """Batches are those of local workers; a link that is cut for a moment changes nothing."""
+    """Batches equal those of local workers, even if a link is cut for a moment."""
     with network(nursery, 4) as (here, *others):
         driver = here.python(BEGIN + OF_ALL, **place(here, 1, 4, 0))
         ranks = [
@@ -94,7 +94,7 @@ with make({name}, launcher="env", sync=True, num_workers=1, link_timeout=5) as c
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_link_to_a_rank_of_ones_own(nursery, name):
-    """It is noticed in time, on both sides; what can't be mended is told."""
+    """Both sides notice the cut link in time, and the driver reports the death of its worker."""
     with network(nursery, 2) as (here, other):
         driver = here.python(BEGIN + CUT.format(name=name), **place(here, 29_500, 2, 0))
         rank = other.python(RANK + "sys.exit(run_rank())", **place(here, 29_500, 2, 1))
@@ -126,7 +126,7 @@ START = "import pickle; pickle.loads(bytes.fromhex({run!r}))()"
 
 
 def test_a_cut_link_to_a_worker_that_can_be_replaced(nursery):
-    """Another host takes its place, and the one that is out of reach ends by itself."""
+    """A worker on another host takes its place, and the worker out of reach ends by itself."""
     with network(nursery, 4) as (here, *others):
         driver = here.python(BEGIN + REPLACED.format(address=here.address))
         for host in others[:2]:
@@ -154,7 +154,7 @@ with make(DistributedCollector, launcher="env", sync=True, num_workers=1) as col
 
 
 def test_shutdown_while_a_link_is_cut(nursery):
-    """It takes no longer than it may, though nothing will be noticed for an hour."""
+    """A shutdown keeps to its timeout, although the cut link would go unnoticed for an hour."""
     with network(nursery, 2) as (here, other):
         driver = here.python(BEGIN + UNNOTICED, **place(here, 29_500, 2, 0))
         other.python(RANK + "run_rank()", **place(here, 29_500, 2, 1))
@@ -188,7 +188,7 @@ hear()
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stranger_in_the_network(nursery, name, tmp_path):
-    """It finds all ports, and is kept from all that workers may do; none is lost or delayed."""
+    """A stranger finds all ports, but can do nothing that workers may do, nor disturb them."""
     crater = tmp_path / "crater"
     with network(nursery, 3) as (here, other, third):
         driver = here.python(BEGIN + BESIDE.format(name=name), **place(here, 29_500, 2, 0))
@@ -220,7 +220,7 @@ say("over")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_without_a_key(nursery, name):
-    """They work, and the user is told who is trusted."""
+    """Ranks without a key work, and a warning says who can run code."""
     with network(nursery, 2) as (here, other):
         ours, theirs = (place(here, 29_500, 2, rank) for rank in (0, 1))
         assert ours.pop("TRAWL_KEY") == theirs.pop("TRAWL_KEY")
@@ -236,7 +236,7 @@ def test_ranks_without_a_key(nursery, name):
 
 COMMANDED = """
 import subprocess, sys
-# Names for networks, which no other program sees.
+# Gives the networks names, which no other program sees.
 subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
 os.makedirs("/run/netns")
 for index, pid in enumerate({pids}):
@@ -263,7 +263,7 @@ with make({name}, sync=True, num_workers=2, frames_per_batch=80, **options) as c
 
 @pytest.mark.parametrize("name", NAMES)
 def test_workers_started_by_a_command_in_other_networks(nursery, name):
-    """Each is where its command starts it, and is replaced there when its process is killed."""
+    """Each worker runs where its command starts it, and is replaced there if it is killed."""
     with network(nursery, 3) as (here, *others):
         if here.kinds[0] == "user":
             pytest.skip("only root can give names to networks")

@@ -22,7 +22,7 @@ _HELLO_BYTES = hashlib.sha256().digest_size + NONCE_BYTES
 # First byte of the answer to a greeting.
 _EXPECTED, _UNKNOWN = b"+", b"-"
 _NUMBER = struct.Struct("!Q")
-# Seconds between two attempts of a client that was dropped by a listener with too many clients.
+# Seconds that a client waits before it reconnects, if the listener closed the connection.
 _PAUSE = 0.1
 
 
@@ -38,7 +38,7 @@ def derived_key(key: bytes, purpose: str) -> bytes:
 class Session:
     """Authenticates the messages of one connection, both ways.
 
-    Each direction has a key of its own and counts its messages. The keys depend on a random number
+    Each direction has its own key and its own message counter. The keys depend on a random number
     from each end, so messages from other connections are rejected.
 
     Args:
@@ -59,7 +59,8 @@ class Session:
         """Returns the tag of the next message that this end sends.
 
         Args:
-            *parts: the content. The length of each part must be known from the earlier parts.
+            *parts: the content of the message. The receiver must be able to compute the length of
+                each part from the earlier parts.
         """
         self._sent += 1
         return _tag(self._sending, self._sent, parts)
@@ -92,7 +93,7 @@ def _tag(keyed: Any, number: int, parts: tuple[bytes, ...]) -> bytes:
 def connect(
     host: str, port: int, name: str, key: bytes, timeout: float
 ) -> tuple[socket.socket, Session]:
-    """Connects to a listener that expects a connection of this name.
+    """Connects to a listener that expects a connection with this name.
 
     Args:
         host: address of the listener.
@@ -102,7 +103,7 @@ def connect(
         timeout: seconds that connecting may take.
 
     Raises:
-        OSError: if the listener is out of reach, or expects no connection of this name.
+        OSError: if the listener is out of reach, or expects no connection with this name.
         AuthenticationError: if the other end does not know the key.
     """
     deadline = time.monotonic() + timeout
@@ -164,7 +165,7 @@ def _read(end: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    """Returns the seconds until a deadline, but never 0, which makes a socket non-blocking."""
+    """Returns the seconds until a deadline, but never 0, which would make a socket non-blocking."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -203,7 +204,7 @@ def greeting(
     afterwards. The caller then passes the bytes that it read to the generator's ``send`` method.
 
     Args:
-        find: returns the expected connection for the digest of a name, or None.
+        find: function that maps the digest of a name to the expected connection, or to None.
 
     Returns:
         The expected connection, its session, and the last bytes to send.

@@ -44,7 +44,7 @@ class Port(ABC):
     def send(self, content: Any) -> None:
         """Sends a message to the driver.
 
-        Objects that the message refers to may change after the call returns.
+        After the call returns, the caller may change objects that the message refers to.
 
         Args:
             content: any object that :mod:`pickle` can serialize. If pickling fails, the exception
@@ -79,7 +79,7 @@ class HandleCall:
         name: name of the method.
         args: positional arguments.
         kwargs: keyword arguments.
-        answer: the result, pickled, or the exception.
+        answer: future for the pickled result or the exception.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Worker(ABC):
 
     @abstractmethod
     def send(self, content: Any) -> None:
-        """Sends a message, without waiting until the worker receives it.
+        """Sends a message, without waiting for the worker to receive it.
 
         If the worker is dead, nothing happens. Its death is reported as an event.
 
@@ -133,9 +133,10 @@ class Worker(ABC):
         """
 
     def share(self, name: int, memory: Any) -> None:  # noqa: B027
-        """Gives the worker access to memory of this backend under a name, until :meth:`forget`.
+        """Gives the worker access to memory of this backend, under a name.
 
-        If the backend does not share memory, nothing happens.
+        The access ends when :meth:`forget` is called. If the backend does not share memory, nothing
+        happens.
         """
 
     def forget(self, name: int) -> None:  # noqa: B027
@@ -181,7 +182,8 @@ class Death:
     """Event: a worker is gone. This is its last event.
 
     Attributes:
-        reason: the cause, as the end of a sentence, such as ``"was killed by SIGKILL"``.
+        reason: the cause, worded to follow the worker's name in a sentence, such as
+            ``"was killed by SIGKILL"``.
         expected: True if the worker was told to stop, and then ended without an error.
     """
 
@@ -198,7 +200,7 @@ class Backend(ABC):
 
     Attributes:
         shares_memory: True if workers can write to the memory that :meth:`allocate` returns.
-        isolated: True if each worker has an interpreter of its own.
+        isolated: True if each worker has its own Python interpreter.
     """
 
     shares_memory: bool
@@ -217,7 +219,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """Waits until there are events of any worker, and returns them.
+        """Waits until there are events from any worker, and returns them.
 
         The messages of a worker come in the order in which they were sent. Its death comes last.
 

@@ -1,7 +1,7 @@
-"""Blocks of shared memory, with many blocks behind one descriptor.
+"""Blocks of shared memory, many of which share one file descriptor.
 
-A process may open about a thousand descriptors, and a user may hold any number of batches. Blocks
-of the same size are therefore slots of a few files.
+A process may usually open about a thousand descriptors, but a user may hold any number of batches.
+Blocks of the same size are therefore slots of a few files.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BlockFile:
         return SharedBlock(self, offset, array)
 
     def _release(self, slot: int) -> None:
-        # Runs in any thread, at any time: each of these operations is atomic.
+        # May run in any thread at any time, so each of these operations is atomic.
         _clear(self.memory.buffer, slot * self._size, self._size)
         self._free.append(slot)
         files = self._siblings
@@ -101,7 +101,8 @@ class SharedBlock:
     Attributes:
         file: the file that contains the block.
         offset: offset of the block in the file, in bytes.
-        buffer: the memory of the block. When nothing refers to it, the slot is free again.
+        buffer: the memory of the block. When nothing refers to this array any more, the slot is
+            free again.
     """
 
     def __init__(self, file: BlockFile, offset: int, buffer: NDArray[np.uint8]) -> None:

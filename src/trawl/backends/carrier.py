@@ -1,4 +1,4 @@
-"""Carriers, which bring messages of workers, with large arrays, to the driver.
+"""Carriers, which bring the messages of workers, including large arrays, to the driver.
 
 The driver controls a worker over TCP connections (:mod:`trawl.backends.control`). The messages that
 a worker sends may be large, so a carrier sends them through an existing library.
@@ -19,7 +19,7 @@ class Outlet(ABC):
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
-        """Sends a message, and returns once the memory that the message refers to may change.
+        """Sends a message; returns once the caller may change the message's memory.
 
         Raises:
             RuntimeError: if the driver is gone.
@@ -52,7 +52,7 @@ class Inlet(ABC):
         """
 
     def abandon(self) -> None:  # noqa: B027
-        """Ends a call of :meth:`receive` if possible, because the worker is out of reach."""
+        """Ends a pending :meth:`receive`, if possible, because the worker is out of reach."""
 
     def close(self) -> None:  # noqa: B027
         """Releases all resources."""

@@ -3,17 +3,18 @@
 Each worker has two connections. Over the first, it receives *requests*, which the worker's main
 loop reads itself. If a process group carried requests, each message would wake three threads in
 turn: a thread of the group, the thread that waits for the message, and the thread that works. The
-scheduler may put any of these threads on a processor on which another worker has just begun. The
-thread then waits there for a third of the time that a small batch takes. A thread that reads from a
-socket itself wakes up only once, on a free processor.
+operating system may place any of these threads on a processor that another worker has just begun to
+use. The thread then waits there for a third of the time that a small batch takes. In contrast, a
+thread that reads from a socket itself wakes up only once, on a free processor.
 
 Over the second connection, the worker receives *signals* while it works, such as a signal to stop.
-This connection also detects that the machine at the other end is out of reach. A cut link gives no
-sign: data sent over it is lost, and a process that only waits for an answer waits forever.
-Therefore the kernels at both ends probe each other regularly (TCP *keepalive*, RFC 9293, section
-3.8.4), and close the connection if no answer has come for long enough. The programs at both ends
-take no part in the probing. A link is therefore not mistaken for a cut link if an environment lets
-no other thread run for minutes, or if a request takes minutes to send.
+This connection also detects that the machine at the other end is out of reach. When a link is cut,
+neither end is notified: data sent over the link is lost, and a process that only waits for an
+answer waits forever. Therefore the kernels at both ends probe each other regularly (TCP
+*keepalive*, RFC 9293, section 3.8.4), and close the connection if no answer has come for long
+enough. The programs at both ends take no part in the probing. Therefore the link does not count as
+cut when an environment lets no other thread run for minutes, or when a request takes minutes to
+send.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from trawl.backends.network import keep_alive
 # Head of a message: its verb, the size of the sealed pickle in bytes, and the number of buffers.
 # The sizes of the buffers follow.
 _HEAD = struct.Struct("!BQI")
-# Maximum number of pieces of memory in one call of `sendmsg`. The kernel limits it.
+# Maximum number of buffers in one call of `sendmsg`, just below Linux's own limit of 1024.
 _MOST = 1000
 
 Lost = Callable[[str | None], None]
@@ -85,7 +86,7 @@ class WorkerConnection:
     """Worker's end of a connection to its driver.
 
     Args:
-        end: the connection; this object closes it.
+        end: the connected socket; this object closes it.
         session: the session that authenticates its messages.
     """
 
@@ -108,7 +109,7 @@ class WorkerConnection:
         """Makes the kernel close the connection if the driver is out of reach for ``seconds``.
 
         Args:
-            seconds: the limit.
+            seconds: seconds without an answer after which the kernel closes the connection.
             strictly: see :func:`~trawl.backends.network.keep_alive`.
         """
         keep_alive(self._end, seconds, strictly)
@@ -195,15 +196,16 @@ class ControlConnection:
         listener.expect(self._name, key, self._admit)
 
     def watch(self, seconds: float, lost: Lost) -> None:
-        """Watches for the worker being out of reach.
+        """Begins to report when the worker is out of reach for too long.
 
         This method must be called before the worker connects. The end of the worker's process alone
         is not reported.
 
         Args:
             seconds: seconds that the worker may be out of reach.
-            lost: function that the listener's thread then calls with the reason, or with None if
-                the worker's machine no longer knows the connection.
+            lost: function that the listener's thread calls with the reason when the worker was out
+                of reach for longer. It is called with None if the worker's machine no longer knows
+                the connection.
         """
         self._patience, self._lost = seconds, lost
 
@@ -273,8 +275,8 @@ class ControlConnection:
         assert self._end is not None
         why = None
         try:
-            # The worker never sends anything to this end: only the end of the connection can be
-            # read.
+            # The worker never sends anything over this connection, so a read can only report the
+            # end of the connection.
             self._end.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True

@@ -132,7 +132,7 @@ def _kind(original: BaseException | None) -> type[WorkerError]:
         return type(original)
     kind = type(original)
     members = {
-        # Tracebacks show these, so the class looks like that of the original.
+        # Tracebacks show these names, so the class looks like the original's class.
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__str__": _text,
@@ -161,5 +161,5 @@ def _text(self: WorkerError) -> str:
 
 
 def _reduce(self: WorkerError) -> Any:
-    # Pickle can't find the classes that `_kind` makes by their names.
+    # No module contains the classes that `_kind` makes, so they can't be pickled by name.
     return _rebuilt, (self.message, self.original)

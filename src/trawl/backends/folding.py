@@ -31,7 +31,7 @@ def fold(content: Any) -> tuple[bytes, list[Bytes]]:
 
 
 def reduced(tensor: Tensor) -> tuple[Any, ...] | None:
-    """Returns a pickle reduction that keeps a tensor's memory apart, or None if impossible."""
+    """Returns a pickle reduction with a tensor's memory in its own buffer; None if impossible."""
     if type(tensor) is not Tensor or not _is_plain(tensor):
         return None
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -21,7 +21,7 @@ from trawl.backends.authentication import TAG_BYTES, Session
 
 # Memory of at least this many bytes is sent separately, and not copied into the pickle.
 _APART = 16_384
-# The same limit for Ray, whose object store has no sockets to wait for.
+# The same limit for Ray, which is lower because Ray's object store does not use sockets.
 _APART_FOR_RAY = 4096
 _REFERENCES = ("ObjectRef", "ActorHandle")
 
@@ -32,11 +32,11 @@ MESSAGE, INTERRUPT, STOP, KILL, FAILED, ENDED = range(6)
 
 
 class Request(NamedTuple):
-    """Message to a worker, with updates that the worker may not have received yet.
+    """Message to a worker, with the driver's last interruption and acknowledgement.
 
     Attributes:
         content: the message.
-        interruption: the number of the last interruption, and the count of interruptions so far.
+        interruption: the number last passed to ``Worker.interrupt``, and the count of these calls.
         heard: the count of the worker's messages that have arrived at the driver.
     """
 
@@ -51,8 +51,8 @@ class Delivery(NamedTuple):
     Attributes:
         heard: the count of the actor's messages that have arrived at the driver; None if the
             header does not report it.
-        number: the position of this delivery among the deliveries with messages. These may arrive
-            in any order.
+        number: the position of this delivery among the deliveries with messages. Deliveries may
+            arrive in any order.
         interruption: see :class:`Request`.
     """
 
@@ -126,7 +126,8 @@ def pack_for_ray(content: Any, copy: bool = True) -> Frame:
 
     Args:
         content: the message.
-        copy: True if memory that the message refers to may change before Ray has the message.
+        copy: True to copy memory that the message refers to. This is necessary if the memory may
+            change before Ray has the message.
     """
     arrays: list[Bytes] = []
     refs: list[Any] = []

@@ -1,8 +1,9 @@
-"""Messages between two processes of one machine, with descriptors attached.
+"""Messages between two processes of one machine, with file descriptors attached.
 
-A message is a packet: it arrives whole or not at all, even if the other side dies. It consists of a
-header, descriptors, and a pickle. A large pickle goes through shared memory of its own, and the
-packet then contains only the descriptor of that memory.
+A message is a packet, which arrives whole or not at all, even if the other side dies. The packet
+consists of a header, descriptors, and a pickle. A large pickle goes through its own shared memory,
+and the packet then contains only the descriptor of that memory. If a message has more descriptors
+than fit into a packet, packets that contain only descriptors precede it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 from trawl.backends.memory import SharedMemory, map_once
 
 # Size of the pickle, number of the message's descriptors, and whether the pickle is in shared
-# memory, whose descriptor comes last. A packet of size 0 only brings descriptors for the message
-# that follows.
+# memory, whose descriptor comes last. A size of 0 marks a packet that only brings descriptors for
+# the message that follows.
 _HEADER = struct.Struct("!QIB")
 _MOST_INLINE = 16_384
 # Linux allows 253 per packet.
@@ -74,7 +75,7 @@ class IpcConnection:
     def post(self, content: Any, fds: Sequence[int] = ()) -> None:
         """Sends a message without waiting; keeps packets for :meth:`flush` if there is no room.
 
-        If both sides waited for room while neither receives, they would wait forever.
+        If both sides waited for room while neither received, they would wait forever.
 
         Raises:
             Closed: if the other side is gone.
@@ -166,7 +167,8 @@ class IpcConnection:
             except ConnectionResetError:
                 continue
             except OSError as error:
-                # When a cycle of garbage is collected, its sockets are closed before anything else.
+                # If this object is in a reference cycle, the garbage collector may have closed the
+                # socket first.
                 if self._socket.fileno() < 0:
                     raise Closed from error
                 raise

@@ -155,7 +155,7 @@ class _LocalProcess(Process):
 
 
 def _live(address: Address, port: Port) -> Service:
-    """Runs a rank in the process of a worker of the inner backend; never returns."""
+    """Runs a rank in a worker process of the inner backend; never returns."""
     leave(run_rank_at(address))
 
 

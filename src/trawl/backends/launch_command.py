@@ -49,7 +49,7 @@ _JOINING = 5.0
 
 
 def check_template(name: str, template: Any) -> None:
-    """Checks a template of a command.
+    """Checks the template of a command.
 
     Raises:
         TypeError: if the template is neither a string nor a list of strings.
@@ -164,7 +164,7 @@ class _Command(Process):
         self._killed = threading.Event()
         self._timer: threading.Timer | None = None
         try:
-            # The command has a session of its own, so that Ctrl-C does not reach it, and all its
+            # The command runs in a new session. Therefore Ctrl-C does not reach it, and all its
             # processes can be ended together.
             self._process = subprocess.Popen(
                 command,

@@ -25,7 +25,7 @@ DEFAULT_SLURM_CONF = {
 
 
 def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None = None) -> Any:
-    """Returns an executor of submitit, which starts jobs with the given parameters.
+    """Returns a submitit executor, which starts jobs with the given parameters.
 
     Args:
         given: the parameters; ``"folder"`` and ``"cluster"`` go to the executor's constructor.
@@ -50,7 +50,7 @@ def executor(given: Mapping[str, Any] | None, default: Mapping[str, Any] | None 
 
 
 def folder_of(executor: Any) -> Path:
-    """Returns the part of the path of an executor's job folders that is the same for all jobs."""
+    """Returns the part of the job folders' path that is the same for all jobs of an executor."""
     from submitit.core.utils import JobPaths
 
     return Path(JobPaths.get_first_id_independent_folder(executor.folder))
@@ -65,7 +65,7 @@ class SubmititLauncher(Launcher):
 
     Args:
         parameters: parameters of the jobs. ``"folder"`` is the folder for their logs. ``"cluster"``
-            is ``"slurm"`` or ``"local"``; by default, submitit chooses the one that is available.
+            is ``"slurm"`` or ``"local"``; by default, submitit uses Slurm if it is available.
 
     Attributes:
         local: True if the jobs are processes of this machine.

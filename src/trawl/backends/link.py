@@ -80,10 +80,11 @@ class Address:
             RuntimeError: if the other rank does not join.
         """
         store, own = self.names(), os.urandom(NONCE_BYTES)
-        # Anyone may change the store. The ranks then reject each other's messages.
+        # Anyone can change the store. If these numbers are changed, the ranks reject each other's
+        # messages.
         store.set(f"{_NONCE}/{rank}", own)
         if rank == 0:
-            # The state shows early whether the other rank will not join.
+            # If the other rank will not join, the state shows this early.
             if store.get(STATE) != _COMING:
                 raise RuntimeError("its process has ended")
             return Session(self.key, _NONCE, (store.get(f"{_NONCE}/1"), own), client=False)
@@ -107,7 +108,7 @@ class Link:
     """Connection between two ranks.
 
     Args:
-        group: the process group of both.
+        group: the process group of the two ranks.
         peer: the rank of the other process.
         session: the session that authenticates the messages.
     """
@@ -157,8 +158,8 @@ class Link:
         data, room = self._received.numpy().tobytes(), len(self._received)
         verb, inside, total, nbytes, count, following = _HEAD.unpack_from(data)
         begin = _HEAD.size + 8 * count
-        # An unknown process may be in the group, and the tag is checked last, after memory has been
-        # allocated.
+        # An unknown process may be in the group, and the tag can be checked only after memory has
+        # been allocated. Therefore the sizes are checked first.
         _check(begin + nbytes <= total <= _MOST and _FRAME <= following <= _LARGEST_FRAME)
         if total > room:
             rest = torch.empty(total - room, dtype=torch.uint8)
@@ -182,8 +183,8 @@ class Link:
     def nudge(self) -> None:
         """Sends a byte to a rank that is out of reach.
 
-        The kernel fails to send the byte, and after some time gives up the connection. That wakes a
-        thread that waits for a message.
+        The kernel can't deliver the byte, and gives up the connection after some time. A thread
+        that waits for a message then wakes up.
         """
         with contextlib.suppress(RuntimeError):
             self._group.send([torch.zeros(1, dtype=torch.uint8)], self._peer, 0)
@@ -229,8 +230,8 @@ def hosted_store(host: str, port: int, timeout: float) -> tuple[Any, int]:
     """Starts a TCP store in this process; returns the store and its port.
 
     Args:
-        host: the address to listen at.
-        port: the port to listen at; 0 for any free port.
+        host: the address to listen on.
+        port: the port to listen on; 0 for any free port.
         timeout: seconds that a request to the store may wait.
 
     Raises:

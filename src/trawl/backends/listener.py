@@ -70,11 +70,11 @@ class Listener:
     connection is dropped tries again.
 
     Args:
-        host: the address to listen at.
+        host: the address to listen on.
 
     Attributes:
-        host: the address at which this object listens.
-        port: the port at which this object listens.
+        host: the address on which this object listens.
+        port: the port on which this object listens.
 
     Raises:
         OSError: if ``host`` is not an address of this machine.
@@ -85,7 +85,7 @@ class Listener:
         self._socket.setblocking(False)
         self.host, self.port = host, self._socket.getsockname()[1]
         self._expected: dict[bytes, Expected] = {}
-        # In the order of their arrival.
+        # Connections that are not authenticated yet, in the order of their arrival.
         self._guests: dict[socket.socket, _Guest] = {}
         self._selector = selectors.DefaultSelector()
         self._read, self._write = os.pipe()
@@ -113,7 +113,9 @@ class Listener:
         self._expected.pop(Expected(name, b"", _nobody).digest, None)
 
     def watch(self, end: socket.socket, readable: Callable[[], bool]) -> None:
-        """Calls a function whenever a connection is readable. May be called only from ``admit``.
+        """Calls a function whenever a connection is readable.
+
+        Only an ``admit`` function may call this method.
 
         Args:
             end: the connection; this object closes it.
@@ -149,7 +151,7 @@ class Listener:
         try:
             event()
         except Exception:
-            # An error of one connection must not end the thread, which serves all others.
+            # An error on one connection must not end the thread, which also serves the others.
             traceback.print_exc()
 
     def _patience(self) -> float | None:

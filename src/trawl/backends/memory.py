@@ -41,7 +41,7 @@ class SharedMemory:
         return cls(fd, nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process that is being started receives the descriptor at once. Others request it.
+        # A process that is being started gets the descriptor at once. Other processes request it.
         return _received, (reduction.DupFd(self.fd), self.nbytes)
 
 
@@ -66,6 +66,6 @@ def map_once(fd: int, nbytes: int) -> mmap.mmap:
 
 def _mapped(fd: int, nbytes: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
-        # A mapping stays valid without a descriptor. Earlier Python versions keep their own.
+        # A mapping stays valid without a descriptor. Earlier Python versions keep a duplicate.
         return mmap.mmap(fd, max(nbytes, 1), trackfd=False)
     return mmap.mmap(fd, max(nbytes, 1))

@@ -45,7 +45,7 @@ def interface_at(address: str) -> str | None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address, and at no other.
+    """Returns a socket that listens on one address only.
 
     Raises:
         OSError: if the address is in use, or is not an address of this machine.
@@ -69,7 +69,7 @@ def keep_alive(end: socket.socket, seconds: float, strictly: bool = False) -> No
         end: a TCP connection.
         seconds: seconds without an answer after which the kernel closes the connection.
         strictly: True to close the connection also if the other end does not acknowledge sent data
-            for so long. Pass False if the other end may leave data unread.
+            for that long. Pass False if the other end may leave data unread.
     """
     every = max(1, int(seconds / _PROBES))
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,7 +2,7 @@
 
 A thread of the actor runs the worker. If the actor can connect to the driver, this thread itself
 reads small messages from the connection. All other messages arrive as calls of the actor's methods,
-which run in Ray's threads. The messages that the worker sends are also fetched by such calls.
+which run in Ray's threads. The driver also calls a method to fetch the messages of the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from trawl.backends.frames import Delivery, Frame, pack_for_ray, read_delivery
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, ThreadBreaker, WorkerLoop
 from trawl.lean import import_lean
 
-# Number of calls that an actor runs at a time: one fetches messages, and the others deliver them.
+# Number of the backend's calls that an actor may run at a time: one call fetches messages, and the
+# others deliver messages.
 CONCURRENCY = 8
 # Seconds after which a thread yields to other threads that wait. A service may work without a
 # pause, and calls of the actor's methods should not wait long for the service.
@@ -38,7 +39,8 @@ _ENDED = (
     "this worker has ended: the collector's remote_collectors has the handles of the workers "
     "that are alive"
 )
-# Seconds after which an actor ends if its connection can't reach the driver, even if Ray can.
+# Seconds for which an actor's connection may fail to reach the driver. Then the actor ends, even if
+# Ray can still reach the driver.
 _OUT_OF_REACH = 60.0
 
 
@@ -67,7 +69,7 @@ class End(NamedTuple):
 
 
 class Unasked(NamedTuple):
-    """Message that a service sends during a call of its handle. The driver does not expect it."""
+    """Message that a service sends during a call of its handle. It answers no request."""
 
     frame: Frame
 
@@ -85,7 +87,7 @@ class RayActor:
     """Actor in which a worker runs.
 
     Args:
-        make: the function that makes the service.
+        make: the packed function that makes the service.
         path: ``sys.path`` of the driver, whose modules may exist on this machine, too.
         rendezvous: the address for the connection to the driver; None for no connection.
     """
@@ -144,7 +146,7 @@ class RayActor:
         self._loop.mark(number)
 
     def backend_ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls a service method between two units of the service's work; returns the result."""
+        """Calls a service method between two pieces of the service's work; returns the result."""
         asked = HandleCall(name, args, kwargs, Future())
         self._loop.ask(asked)
         return pickle.loads(asked.answer.result())
@@ -162,7 +164,7 @@ class _RayLoop(WorkerLoop):
     the driver that no call has fetched yet.
 
     Args:
-        make: the function that makes the service.
+        make: the packed function that makes the service.
         requests: the connection to the driver, or None.
         breaker: object that aborts the work of the thread in which the loop runs.
     """
@@ -269,7 +271,8 @@ class _RayLoop(WorkerLoop):
                 if self._asked:
                     return self._asked.popleft()
                 # The driver must have received all messages of this actor before the actor handles
-                # the next message. Otherwise, messages would be lost if that ended this process.
+                # the next message. Otherwise, messages would be lost if handling it ended this
+                # process.
                 free = self._received == self._sent and self._barrier <= self._marked
                 found = self._inbox.popleft() if free and self._inbox else None
             if found is not None:
@@ -322,7 +325,7 @@ class _RayLoop(WorkerLoop):
     @override
     def send(self, content: Any) -> None:
         frame = pack_for_ray(content)
-        # Only the service's thread knows which call the message belongs to.
+        # Only messages from the service's thread can belong to a call of the handle.
         if self._breaker.is_current:
             with self._breaker.shielded():
                 self.put(Unasked(frame) if self._answering else frame)

@@ -29,7 +29,8 @@ from trawl.backends.ray_handle import actor_class
 # Maximum number of calls that may be delivering messages to an actor at a time. Messages that are
 # sent meanwhile are sent together when one of these calls has returned.
 _UNDER_WAY = 4
-# If a worker in step has sent nothing for this many seconds, it is called only to fetch messages.
+# If a worker of an ``in_step`` backend has sent nothing for this many seconds, the backend calls it
+# just to fetch messages.
 _SOON = 0.02
 # Seconds that an actor may take to connect to the driver. After that, the connection is not used.
 _LINING = 5.0
@@ -126,7 +127,7 @@ class RayBackend(Backend):
         return ControlConnection(self._listener, REQUESTS, name, os.urandom(KEY_BYTES), _LINING)
 
     def add_messages(self, worker: RayWorker, messages: list[Any]) -> None:
-        """Queues messages of a worker, or the error that ended it. Any thread may call it."""
+        """Queues messages of a worker, or the error that ended it; called from any thread."""
         with self._changed:
             self._received.extend((worker, thing) for thing in messages)
             self._changed.notify_all()
@@ -344,7 +345,7 @@ class RayWorker(Worker):
             self.send(Barrier(self._barriers))
 
     def use_connection(self, connected: bool) -> None:
-        """Begins to use the connection for small messages if the actor has one; else closes it."""
+        """Begins to use the connection for small messages, or closes it if the actor has none."""
         if connected and self.requests is not None:
             with contextlib.suppress(OSError):
                 self.requests.wait_connected()
@@ -361,7 +362,7 @@ class RayWorker(Worker):
     def fetch(self) -> None:
         """Calls the actor to fetch its next messages, unless such a call is under way."""
         if not self.fetching and not self.removed and self._connection.alive:
-            # The actor waits for this confirmation, which would take longer by a call.
+            # The actor waits for this confirmation. A call would bring it later.
             if self._confirmed < self._heard:
                 self._write()
             self._exchange()

@@ -26,8 +26,8 @@ DEFAULT_RAY_INIT_CONFIG: dict[str, Any] = {
     "include_dashboard": False,
     "dashboard_host": "127.0.0.1",
 }
-# A constant and an environment variable. If they are false, Ray listens only at the loopback
-# address, as it does by default on systems other than Linux.
+# Names of a constant and an environment variable of Ray. If both are false, Ray listens only on the
+# loopback address, as it does by default on systems other than Linux.
 _REACHABLE = "ENABLE_RAY_CLUSTER"
 _REACHABLE_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -38,8 +38,8 @@ _ANSWERING = 10.0
 # Id of the connection that `connect` made.
 _made: str | None = None
 
-# Factor by which an actor may take longer to start if there was room for it at once: its
-# dependencies may have to be installed first.
+# If the cluster had room for an actor at once, the patience is multiplied by this factor, because
+# the actor's dependencies may have to be installed first.
 _STARTING = 10.0
 
 
@@ -68,8 +68,8 @@ def connect(config: Mapping[str, Any] | None = None) -> bool:
     Args:
         config: arguments of ``ray.init``. Without an address in them, this process joins the
             cluster that ``RAY_ADDRESS`` names, or that ``ray start`` has started on this machine.
-            If there is none, it starts one. A cluster that another program started for itself is
-            not joined.
+            If neither exists, this process starts a cluster. It does not join a cluster that
+            another program started for itself.
 
     Returns:
         True if this call made the connection.
@@ -237,7 +237,7 @@ def with_defaults(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Connection:
-    """Current connection of this process to a cluster.
+    """Connection that this process has to a cluster when the object is made.
 
     Raises:
         ImportError: if Ray is not installed.
@@ -254,7 +254,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """True if the connection still exists. A handle is valid only on its own connection."""
+        """True if the connection still exists. Handles don't outlive their connection."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return False
@@ -330,7 +330,7 @@ class Placement:
 
 
 def lacking(options: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> str | None:
-    """Describes the resources of an actor that no node has free; None if a node has all of them.
+    """Describes why no node has room for an actor; None if a node has room.
 
     Args:
         options: options of the actor.

@@ -1,9 +1,9 @@
 """Workers that are reached over a network.
 
 The driver controls a worker over two TCP connections (:mod:`trawl.backends.control`). For each
-worker, a thread receives the worker's messages from a carrier. A worker is dead once its carrier is
-closed and its process has ended. If the launcher does not report the end of the process, the closed
-carrier is enough.
+worker, a thread receives the worker's messages from a carrier. A worker is dead once its connection
+through the carrier is closed and its process has ended. If the launcher does not report the end of
+the process, the closed connection is enough.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RemoteBackend(Backend):
 
     Args:
         plan: the launcher, which this object closes, and the store where workers meet this process.
-        carrier: brings the workers' messages. This object closes the carrier.
+        carrier: object that brings the workers' messages; the backend closes it.
         timeout: seconds that a worker may take to join.
         link_timeout: seconds that a worker's machine may be out of reach; None for no limit.
     """
@@ -113,7 +113,7 @@ class RemoteBackend(Backend):
         return replace(self._address, prefix=prefix, key=derived_key(self._secret, prefix))
 
     def set(self, address: Address, name: str, value: Any) -> None:
-        """Sets the value of a worker's name in the store, if the store still exists."""
+        """Sets a value in the store, under one of a worker's names, if the store still exists."""
         if (store := self._store) is not None:
             store.set(f"{address.prefix}/{name}", value)
 
@@ -194,7 +194,8 @@ class RemoteBackend(Backend):
     def _join_threads(self) -> None:
         deadline = time.monotonic() + _LISTENING
         for worker in self._started:
-            # For a worker out of reach, the thread ends when the kernel gives up the connection.
+            # The thread of a worker that is out of reach ends only when the kernel gives up the
+            # connection.
             if not worker.out_of_reach:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -346,7 +347,7 @@ class RemoteWorker(Worker):
         self._cut = True
         if why is not None:
             self._why = why
-        # A worker that has ended waits for this.
+        # A worker that has ended waits until its connections are closed.
         self.requests.close()
         self.signals.close()
         if self.process is not None:

@@ -23,7 +23,7 @@ from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop
 # Seconds that a worker whose driver is gone may take to close its environments, and that a worker
 # that has ended waits for its driver to close the connection.
 _CLOSING = 5.0
-# Name in the store of the address at which a rank connects to its driver.
+# Name under which the store has the address at which a rank connects to its driver.
 RENDEZVOUS = "rendezvous"
 
 
@@ -31,7 +31,7 @@ def run_rank_at(address: Address, breaker: Breaker | None = None) -> int:
     """Joins the driver that waits at an address, and works for it; returns the exit status.
 
     Args:
-        address: the address.
+        address: the address, with the key that this process shares with the driver.
         breaker: object that aborts this thread's work; by default, one for the main thread.
     """
     # The store is not trusted: the process at this address must prove that it knows the key.
@@ -80,7 +80,7 @@ class Rank(WorkerLoop):
         # Count of the messages that were sent, and of those that the driver has confirmed.
         self._sent = self._heard = 0
         self._losing, self._interrupting = threading.Lock(), threading.Lock()
-        # Any thread of an environment may warn, and the worker sends the warning to the driver.
+        # Any thread of an environment may issue a warning, which is then sent to the driver.
         self._talking = threading.Lock()
         self._lost = threading.Event()
         self._last: threading.Timer | None = None
@@ -123,8 +123,8 @@ class Rank(WorkerLoop):
             self._break_off()
 
     def _break_off(self) -> None:
-        # `stop` aborts the current work, unless that code catches the exception. `ring` then makes
-        # sure that the worker reads no further request.
+        # `stop` aborts the current work, unless the running code catches the exception. Even then,
+        # `ring` makes sure that the worker reads no further request.
         self._requests.ring()
         self._breaker.stop()
 
@@ -140,7 +140,8 @@ class Rank(WorkerLoop):
             with contextlib.suppress(RuntimeError):
                 self._transmit(frame)
             return
-        # If sending were aborted halfway, the driver would read the rest from the next message.
+        # If sending were aborted halfway, the driver would take the next message for the rest of
+        # this one.
         with self._breaker.shielded(), _stopped_by_loss():
             self._transmit(frame)
 
@@ -194,7 +195,7 @@ class Rank(WorkerLoop):
     def next_message(self, wait: bool) -> Any:
         content = self._read() if wait or self._requests.waiting else NOTHING
         if self._heard < self._sent:
-            # No sent message may be lost if the next step ends this process.
+            # If the next step ends this process, no message that was sent before may be lost.
             with _stopped_by_loss(), self._talking:
                 self._outlet.secure()
         return content

@@ -84,9 +84,9 @@ class Node:
 
 @contextmanager
 def _at_interface(address: str) -> Iterator[None]:
-    """Context within which an agent listens at an address, unless the user named an interface.
+    """Context within which an agent listens on an address, unless the user named an interface.
 
-    By default, an agent listens at the address to which this machine's name resolves, which may be
+    By default, an agent listens on the address to which this machine's name resolves, which may be
     in another network.
     """
     name, there = "TP_SOCKET_IFNAME", interface_at(address)

@@ -108,7 +108,7 @@ class _Server:
             if pid == 0:
                 self._become_worker(me, fds)
         except OSError as error:
-            # Too many processes, or too little memory: the other workers live on.
+            # There are too many processes, or too little memory. The other workers are unaffected.
             return str(error), []
         finally:
             for fd in fds:

@@ -18,10 +18,10 @@ from trawl.backends import server
 from trawl.backends.ipc import Closed, connection_pair
 
 # Maximum memory of a process that is forked to make the server. The forked server keeps the memory.
-# Beyond this limit, its faster start is not worth that much memory.
+# Beyond this limit, the faster start is not worth the memory.
 _MOST_FORKED_BYTES = 2 << 30
 # Maximum number of servers that may die in a row while one worker is being started. A server may be
-# killed from outside, and only the death of a worker that has started counts as a restart.
+# killed from outside. That does not count as a restart, because the worker has not started yet.
 _MOST_SERVERS = 5
 
 

@@ -25,7 +25,7 @@ _received: list[int] = []
 
 
 class Shared:
-    """Wrapper of an object in a payload that the sender and the receiver share.
+    """Wrapper for an object that the sender and the receiver of a payload share.
 
     All tensors of the object are moved to shared memory. The unpacked payload contains the object
     itself instead of the wrapper.

@@ -27,7 +27,7 @@ def set_title(name: str, rest: str = "") -> None:
 
 
 def _overwrite_arguments(title: bytes) -> None:
-    """Writes over the arguments that the process was started with, which ``ps`` reads."""
+    """Overwrites the arguments that the process was started with, which ``ps`` reads."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(") ")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])

@@ -95,7 +95,7 @@ class WorkerLoop(Port, ABC):
 class Breaker:
     """Aborts the work of this process's main thread with SIGTERM.
 
-    Only code that is passed to :meth:`call` is aborted. ``Stopped`` is raised there, only once.
+    Only code that is passed to :meth:`call` is aborted. ``Stopped`` is raised there, at most once.
 
     Attributes:
         stopping: True once the thread was told to stop.
@@ -187,7 +187,7 @@ class ThreadBreaker(Breaker):
     """Aborts the work of a thread other than the main one, as soon as it runs Python code.
 
     Args:
-        thread: the thread; by default the current one.
+        thread: the thread whose work can be aborted; by default, the current thread.
     """
 
     def __init__(self, thread: threading.Thread | None = None) -> None:
@@ -254,7 +254,7 @@ class ThreadBreaker(Breaker):
             self._taken_back = True
 
     def _raise(self, kind: type[BaseException]) -> None:
-        """Raises an exception in the thread; it replaces one that is still pending."""
+        """Raises an exception in the thread, in place of any exception that is still pending."""
         ident = ctypes.c_ulong(self._thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(kind))
 

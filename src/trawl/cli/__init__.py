@@ -15,14 +15,14 @@ from trawl.lean import import_lean
 if TYPE_CHECKING:
     from trawl.cli.arguments import CollectArguments, EvaluateArguments, ShowArguments
 
-# Torch, rich and tyro are imported only when a command needs them, so that others start fast.
+# Torch, rich and tyro are imported only when needed, so that other commands start fast.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the ``trawl`` command.
 
     Args:
-        argv: the command's arguments; by default, the arguments of this process.
+        argv: the command's arguments, without its name; by default, the arguments of this process.
 
     Returns:
         The exit code: 0 after success, 2 after an error (one line on stderr describes the error),

@@ -1,4 +1,4 @@
-"""Arguments of the command line: one dataclass per command, whose docstrings are the help."""
+"""Arguments of the command line: one dataclass per command, whose docstrings are the help text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ NumEnvs = Annotated[
 MaxSteps = Annotated[
     int | None,
     _number(
-        "(default: only the environment's own limit)", "Steps after which an episode is truncated."
+        "(default: only the environment's own limit)",
+        "Number of steps after which an episode is truncated.",
     ),
 ]
 UnsafePickle = Annotated[
@@ -76,7 +77,7 @@ class CollectArguments:
     """Collects frames from an environment into a dataset on disk.
 
     trawl.data.load(DIR) loads the dataset as a TensorDict. Ctrl-C finishes the current batch and
-    keeps all frames. A second Ctrl-C stops at once and keeps only the batches before. After an
+    keeps all frames. A second Ctrl-C stops at once and keeps only the earlier batches. After an
     interruption or a crash, run the same command with --resume to continue.
     """
 
@@ -108,7 +109,7 @@ class CollectArguments:
     ] = "memmap"
     """Format of the dataset on disk.
     minari: whole episodes, for Minari (needs trawl-rl[minari]);
-    parquet: tables, for pandas and others (needs trawl-rl[parquet]).
+    parquet: tables, for pandas and other tools (needs trawl-rl[parquet]).
     memmap can't hold text."""
 
     resume: Flag = False
@@ -126,13 +127,14 @@ class CollectArguments:
         tyro.conf.arg(help_behavior_hint="(default: process, on this machine)"),
     ] = "process"
     """Where workers run: in processes on this machine, or as actors in a Ray cluster.
-    The cluster is the one at RAY_ADDRESS, else one that runs on this machine, else a new one."""
+    The command uses the cluster at RAY_ADDRESS, or else a cluster that runs on this machine.
+    If there is none, it starts one."""
 
     sync: Annotated[Flag, _ORDER] = False
-    """All workers together make each batch, as they also do without this option."""
+    """Collect each batch from all workers together, as the command does without this option."""
 
     asynchronous: Annotated[Flag, _ORDER, tyro.conf.arg(name="async")] = False
-    """One worker makes each batch, and batches are written in the order in which they finish."""
+    """Collect each batch from one worker, and write batches in the order in which they finish."""
 
     unsafe_pickle: UnsafePickle = False
 

@@ -1,4 +1,4 @@
-"""Adapters that call a program of tensors with an environment's observations.
+"""Adapters that call the program of a policy file with an environment's observations.
 
 A program takes a single observation, a batch of any size, or a batch of the size that was fixed
 when the program was exported. An environment returns a single observation or a batch. These
@@ -30,7 +30,7 @@ def export_call(path: str, program: Any, env: Any) -> Call:
 
     Args:
         path: path of the program's file, for error messages.
-        program: the program.
+        program: the program, as ``torch.export.load`` returns it.
         env: the environment.
 
     Raises:
@@ -91,7 +91,7 @@ def _arranged(path: str, call: Call, lead: int | None, batch: torch.Size) -> Cal
 
 
 def plain_call(path: str, module: nn.Module, env: Any) -> Call:
-    """Returns a function that calls a module with unknown input shapes.
+    """Returns a function that calls a module whose input shapes are not known.
 
     The function calls the module with batches if this works, or else with single observations.
 

@@ -210,7 +210,10 @@ class _Run:
         return rows[: max(0, self.target - self.sink.frames - self.sink.waiting)]
 
     def _finish(self) -> None:
-        """Closes the dataset; a signal during this time only ends the wait for the disk."""
+        """Closes the dataset.
+
+        If a second signal arrives meanwhile, the dataset is closed without waiting for the disk.
+        """
         self.sink.info.update(self._outcome())
         complete = self.sink.frames + self.sink.waiting >= self.args.frames
         for sync in (not self.hurried, False):

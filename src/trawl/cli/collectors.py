@@ -39,7 +39,7 @@ def make_collector(
     loader = PolicyLoader(args.policy, seed, args.unsafe_pickle)
     with ExitStack() as stack, blamed(args.env, args.policy):
         stack.callback(env.close, raise_if_closed=False)
-        # Loads the policy even with workers, so that errors are found before they start.
+        # Loads the policy even with workers, so that errors are found before the workers start.
         policy = loader(env)
         options: dict[str, Any] = {
             "frames_per_batch": args.frames_per_batch or batch_size(args),
@@ -96,7 +96,7 @@ class PolicyFactory:
 
 
 def batch_size(args: CollectArguments) -> int:
-    """Returns the default size of a batch, with equally many steps from each environment."""
+    """Returns the default size of a batch: the same number of steps from each environment."""
     frames, environments = args.frames, args.envs
     if args.asynchronous:
         frames = math.ceil(frames / args.workers)

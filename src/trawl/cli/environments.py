@@ -67,7 +67,7 @@ def check_numbers(args: CollectArguments | EvaluateArguments, *positive: str) ->
         *positive: names of the options that must be positive.
 
     Raises:
-        CliError: if an option's value is out of range, or a backend needs workers and has none.
+        CliError: if an option's value is out of range, or the backend needs ``--workers``.
     """
     for name in positive:
         value = getattr(args, name)

@@ -17,7 +17,7 @@ _SCRIPT_ERROR = "The following operation failed in the TorchScript interpreter"
 
 
 class CliError(Exception):
-    """Error for the user, shown as one line, without a traceback."""
+    """Error that the command reports to the user in one line."""
 
 
 class StoppedEarly(Exception):
@@ -43,7 +43,7 @@ def explained(
 
     Args:
         what: beginning of the message.
-        kinds: types of the exceptions.
+        kinds: types of the exceptions to turn into errors.
         hint: end of the message.
     """
     try:

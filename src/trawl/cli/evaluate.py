@@ -35,7 +35,8 @@ def evaluate(args: EvaluateArguments) -> int:
         The exit code: 0.
 
     Raises:
-        CliError: if the arguments are not valid, or the evaluation fails. No results are written.
+        CliError: if the arguments are not valid, or the evaluation fails. In both cases, no
+            results are written.
         OSError: if the results can't be written.
     """
     check_numbers(args, "episodes", "max_steps", "envs")
@@ -58,7 +59,7 @@ def _evaluator(args: EvaluateArguments) -> Evaluator:
     env = build_unchecked(args, source)
     loader = PolicyLoader(args.policy, args.seed, args.unsafe_pickle)
     try:
-        # Loads the policy even with workers, so that errors are found before they start.
+        # Loads the policy even with workers, so that errors are found before the workers start.
         with explained(f"--policy {args.policy}"):
             policy = loader(env)
     finally:

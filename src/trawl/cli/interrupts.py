@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C: the first finishes the current batch, the second stops at once."""
+"""Handling of SIGINT and SIGTERM: the first finishes the batch, the second stops at once."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ def load_policy(text: str, env: Any, seed: int, unsafe_pickle: bool) -> Any:
         )
     _seed(seed)
     found = find(what, load_module(what, module), factory)
-    # Seeds again, so that the state is the same whether or not importing the module drew numbers.
+    # Seeds again, because importing the module may have drawn random numbers.
     _seed(seed)
     return _made(text, found, env)
 
 
 @dataclass(frozen=True)
 class PolicyLoader:
-    """Loads the policy in the process that uses it, because not every policy can be sent there."""
+    """Loads the policy in the process that uses it, because not every policy can be pickled."""
 
     policy: str
     seed: int

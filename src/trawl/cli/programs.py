@@ -17,8 +17,8 @@ from torch import nn
 from trawl.cli.calls import Call, ProgramModule, export_call, plain_call
 from trawl.cli.errors import CliError, explained
 
-# Names of the records that hold pickled objects in a program of torch.export. No other records
-# hold pickled objects.
+# In a program of torch.export, only records with one of these texts in their names hold pickled
+# objects.
 _PICKLED_RECORDS = ("custom_obj", "opaque_obj")
 
 
@@ -34,7 +34,7 @@ def load_file(path: str, env: Any, unsafe_pickle: bool) -> Any:
         A TensorDict module that reads the environment's observations and writes its actions.
 
     Raises:
-        CliError: if the file can't be loaded, or it has no policy that fits the environment.
+        CliError: if the file can't be loaded, or contains no policy that fits the environment.
     """
     kind = _kind(path)
     if kind == "pickle" and not unsafe_pickle:
@@ -74,7 +74,10 @@ def _wrapped(path: str, call: Call, env: Any) -> TensorDictModule:
 
 
 def _kind(path: str) -> str:
-    """Returns the kind of a file, judged by its content, because its name may be misleading."""
+    """Returns the kind of a file: ``"export"``, ``"script"`` or ``"pickle"``.
+
+    The content of the file decides, because its name may be misleading.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = {Path(name).name for name in archive.namelist()}
@@ -133,7 +136,10 @@ def _weights_only() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides log messages up to warnings in the context; failures still raise exceptions."""
+    """Hides log messages of level WARNING and below in the context.
+
+    Failures still raise exceptions.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

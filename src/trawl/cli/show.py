@@ -36,7 +36,7 @@ from trawl.keys import TRAJ_IDS, Key, show_key
 from trawl.observe import Episodes, EpisodeStats
 from trawl.observe.episodes import done_keys, reward_keys
 
-# Maximum frames and bytes to read at a time, because datasets may be larger than memory.
+# Maximum numbers of frames and bytes to read at a time. Datasets may be larger than memory.
 _CHUNK, _CHUNK_BYTES = 1 << 18, 64 << 20
 # Dtypes of rewards.
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -54,7 +54,8 @@ def show(args: ShowArguments) -> int:
             plotted.
     """
     directory = Path(args.directory)
-    # Checked before reading the record: a sink closed in between records how collection ended.
+    # Checked before the record is read: if the sink is closed in between, the record already tells
+    # how the collection ended.
     closed = was_closed(directory)
     try:
         record = read_record(directory)
@@ -133,7 +134,7 @@ def _facts(directory: Path, info: dict[str, Any], closed: bool) -> dict[str, str
 
 
 def _ending(info: dict[str, Any], closed: bool) -> str:
-    """Describes how an incomplete collection ended; returns no text for a complete one.
+    """Describes how an incomplete collection ended; returns an empty string for a complete one.
 
     Args:
         info: facts about the dataset.

@@ -135,7 +135,7 @@ def _numbers(moments: Moments) -> list[str]:
 
 def size_of(directory: Path) -> int:
     """Returns the size of a dataset's frames in bytes."""
-    # Files outside its folders, such as its record, hold no frames. Links are not followed.
+    # Files directly in the directory, such as the record, hold no frames. Links are not followed.
     inner = ((place, files) for place, _, files in os.walk(directory) if Path(place) != directory)
     found = (os.lstat(os.path.join(place, name)) for place, files in inner for name in files)
     return sum(facts.st_size for facts in found if stat.S_ISREG(facts.st_mode))

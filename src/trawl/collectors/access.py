@@ -57,13 +57,16 @@ class CollectorAccess:
     def policy_weights(self) -> TensorDictBase:
         """Parameters and buffers of the policy; empty if the policy is not a module.
 
-        The tensors are the policy's own, without gradients.
+        The tensors share memory with the policy's tensors, and are detached from autograd.
         """
         return _weights(getattr(self, "policy", None))
 
     @property
     def get_weights_fn(self) -> Callable[[], TensorDictBase] | None:
-        """Function that returns the given policy's weights; None if the policy is not a module."""
+        """Function that returns the policy's weights; None if the policy is not a module.
+
+        If the policy was copied to another device, these are the weights of the original.
+        """
         source = getattr(self, "_source", getattr(self, "policy", None))
         if not isinstance(source, nn.Module):
             return None
@@ -90,10 +93,15 @@ class CollectorAccess:
     ) -> list[Any]:
         """Calls the method at path ``method_name``, once for each entry of the lists.
 
+        If both lists are None, the method is called once, without arguments.
+
         Args:
             method_name: path of the method, for example ``"env.close"``.
-            list_of_args: positional arguments of each call.
-            list_of_kwargs: keyword arguments of each call.
+            list_of_args: list with the positional arguments of each call; None to pass none.
+            list_of_kwargs: list with the keyword arguments of each call; None to pass none.
+
+        Returns:
+            The results of the calls, in order.
 
         Raises:
             ValueError: if the lists differ in length.
@@ -135,7 +143,7 @@ class CollectorAccess:
             return call_path(self, attr_path, args, kwargs)
 
     def getattr_rb(self, attr: str) -> Any:
-        """Returns the attribute of the replay buffer at path ``attr``.
+        """Returns the replay buffer's attribute at path ``attr``.
 
         Raises:
             AttributeError: if there is no attribute at that path, or no replay buffer.

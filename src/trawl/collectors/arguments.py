@@ -34,7 +34,7 @@ class CollectorArguments(CollectorConfig):
             process. ``"process"`` (the default with ``num_collectors``), ``"ray"``, ``"rpc"``,
             ``"distributed"`` and ``"submitit"`` collect in workers. With workers, the constructor
             returns an instance of the backend's collector class, which is not a ``Collector``.
-        backend_options: options that only the backend's collector class has.
+        backend_options: mapping of the options that only the backend's collector class has.
         num_collectors: number of workers, if ``create_env_fn`` is not a list.
         sync: True if all workers together make each batch. By default, each batch comes from one
             worker.
@@ -57,7 +57,8 @@ class AsyncArguments(MultiConfig):
 
     create_env_fn: EnvSources
     policy: PolicyLike | Sequence[PolicyLike | None] | None = None
-    # These types are wider than in the configuration: WorkerSetups splits lists among workers.
+    # These types are wider than in the configuration, because the values may be lists, which
+    # WorkerSetups splits among the workers.
     frames_per_batch: int | Sequence[int] = field(kw_only=True)  # type: ignore[assignment]
     policy_factory: Factory | Sequence[Factory | None] | None = field(  # type: ignore[assignment]
         default=None, kw_only=True
@@ -104,7 +105,7 @@ def accepts(
     """Declares to type checkers which arguments a constructor takes.
 
     Args:
-        arguments: a dataclass whose constructor takes the same arguments.
+        arguments: a dataclass whose constructor takes these arguments.
     """
 
     def declare(constructor: Constructor) -> Constructor:
@@ -119,7 +120,7 @@ def describe(arguments: type[Any]) -> Callable[[Class], Class]:
     In the class docstring, an entry for each option replaces the entry for ``**options``.
 
     Args:
-        arguments: a dataclass whose constructor takes the same arguments.
+        arguments: a dataclass whose constructor takes the same arguments as the class.
     """
 
     def decorate(cls: Class) -> Class:

@@ -1,4 +1,4 @@
-"""Combines the batches of several workers into one."""
+"""Combines the batches of several workers into a single batch."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class BatchAssembler:
     Args:
         ready: first message of each worker.
         how: way in which batches are combined (``cat_results``): ``"stack"``, 0 or -1.
-        allocate: function that makes memory to which workers can write; None if the backend
-            shares no memory.
+        allocate: function that allocates memory of a given size in bytes, to which workers can
+            write; None if the backend shares no memory.
         whole: True if the batch of all workers is one block of memory; False if each worker's
-            batch has a block of its own.
-        recycle: True to reuse memory.
+            batch has its own block.
+        recycle: True to reuse the memory of batches that nothing refers to any more.
         after: True to write policy versions under ``"next"`` too.
         masked: True if batches may be incomplete. All batches then have a mask, unless they are
             joined along time.
@@ -108,7 +108,7 @@ class BatchAssembler:
         self.how = how
         self.hidden = ready[0].hidden
         self._ready = list(ready)
-        # Division of a block among all workers, if they can share one.
+        # Division of a block among all workers, if the workers can share a block.
         self._partition: BatchPartition | None = None
         # For each worker, a pool of blocks, and their partition. A block holds one batch of the
         # worker, so the partition has a single part.
@@ -180,7 +180,7 @@ class BatchAssembler:
     def combine(
         self, batches: Sequence[TensorDictBase], version: int | str | None
     ) -> TensorDictBase:
-        """Combines batches from outside this assembler's memory, one of each worker."""
+        """Combines batches that are outside this assembler's memory, one from each worker."""
         return self._stamped(self._joined(dict(enumerate(batches))), version)
 
     def assemble(self, parts: Sequence[WorkerBatch]) -> TensorDictBase:

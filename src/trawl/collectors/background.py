@@ -17,19 +17,19 @@ from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 
 # Seconds that a thread may take to finish its current work when the interpreter exits.
 _AT_EXIT = 10.0
-# Threads to stop at exit: an interpreter that stops a thread inside torch aborts the process.
+# Threads to stop at exit. If the interpreter stops a thread inside torch, the process aborts.
 _running: WeakSet[Any] = WeakSet()
 
 
 def _stop_all() -> None:
     for thread in list(_running):
-        # A thread that does not stop in time is waiting for workers. Later exit handlers end them.
+        # A thread that does not stop in time is waiting for workers, which later exit handlers end.
         with suppress(Exception):
             thread.stop(_AT_EXIT)
 
 
 def stop_at_exit(thread: Any) -> None:
-    """Calls ``thread.stop(timeout)`` when the interpreter exits, if the object is still alive."""
+    """Calls ``thread.stop(timeout)`` when the interpreter exits, if the object still exists."""
     _running.add(thread)
     # Exit handlers run in reverse order: this one must run before those that close workers.
     atexit.unregister(_stop_all)
@@ -149,7 +149,7 @@ class Background:
                 # Between turns, the thread must not keep the collector alive.
                 del turn
             except BaseException as error:
-                # Printed now, because no caller waits for this thread. The next check() raises it.
+                # Print the error now: no caller waits for this thread. The next check() raises it.
                 self._error, self.running = error, False
                 traceback.print_exception(error)
             finally:
@@ -157,7 +157,7 @@ class Background:
 
     def _begin_turn(self) -> bool:
         with self._changed:
-            # Callers that pause come first; otherwise the thread would win every race for the lock.
+            # Callers of held() come first; otherwise the thread would win every race for the lock.
             self._changed.wait_for(lambda: self._stopping or (not self._holders and self._ready()))
             self._owed = False
             self.running = self._busy = self.running and not self._stopping
@@ -217,7 +217,7 @@ class BackgroundCollector:
         shutdown: Callable[..., None]
 
     def start(self) -> None:
-        """Starts collection in the background, into the replay buffer, up to ``total_frames``.
+        """Starts to fill the replay buffer in the background, until ``total_frames`` are reached.
 
         If background collection is already running, this does nothing. An error in the background
         is printed at once, and is raised by the next call of ``stats``, ``sample``, ``pause``,
@@ -271,7 +271,7 @@ class BackgroundCollector:
         return self._has_budget()
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Draws a batch from the replay buffer, and counts it for ``samples_per_insert``.
+        """Draws a batch from the replay buffer, and counts its samples for ``samples_per_insert``.
 
         Args:
             *args: arguments of the buffer's ``sample``.
@@ -282,7 +282,7 @@ class BackgroundCollector:
 
         Raises:
             RuntimeError: if there is no replay buffer.
-            Exception: if an error ended background collection; the error is raised only once.
+            Exception: the error that ended background collection, if any; it is raised only once.
         """
         buffer = self.config.replay_buffer
         if buffer is None:
@@ -310,7 +310,8 @@ class BackgroundCollector:
 
         Args:
             timeout: seconds to wait for the current batch; None to wait as long as it takes.
-            resume: True to continue collection after the block. If False, ``start()`` continues it.
+            resume: True to continue collection after the block; False to end it until
+                ``start()`` is called again.
 
         Raises:
             RuntimeError: if collection was not started.
@@ -336,7 +337,7 @@ class BackgroundCollector:
                     background.stop()
 
     def _settle(self, timeout: float | None) -> None:
-        """Waits for batches that workers still collect after the background thread has paused."""
+        """Waits for batches that workers are still collecting after the thread has paused."""
 
     def _held(self) -> AbstractContextManager[Any]:
         """Returns a context in which no other thread collects or changes policy or environment."""

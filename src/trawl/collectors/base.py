@@ -80,8 +80,8 @@ class BaseCollector(
 
     Attributes:
         config: the options.
-        requested_frames_per_batch: frames in each batch.
-        closed: True after the collector was shut down.
+        requested_frames_per_batch: number of frames in each batch.
+        closed: True once the collector has been shut down.
     """
 
     config: CollectorConfig
@@ -132,8 +132,8 @@ class BaseCollector(
     def _collect(self) -> Any:
         """Collects a batch, counts it, and returns the value that iteration yields.
 
-        With ``trajs_per_batch``, it adds the batch's frames to the trajectories, counts the frames,
-        and returns None.
+        With ``trajs_per_batch``, the method adds the batch's frames to the trajectories, counts the
+        frames, and returns None.
         """
 
     @abstractmethod
@@ -241,9 +241,10 @@ class BaseCollector(
             return self._collect()
 
     def _collect_whole(self, whole: TrajectoryBatcher) -> Any:
-        """Collects batches until there are enough whole trajectories, and delivers these.
+        """Collects batches until there are enough whole trajectories, and delivers them.
 
-        With a replay buffer, it collects one batch, and writes the trajectories that are whole.
+        With a replay buffer, the method collects one batch, and writes all whole trajectories to
+        the buffer.
         """
         buffer = self.config.replay_buffer
         if buffer is not None:
@@ -310,7 +311,8 @@ class BaseCollector(
             raise_on_error: True to raise errors that occur while closing.
 
         Raises:
-            TimeoutError: if background collection does not end in time. Nothing is closed then.
+            TimeoutError: if background collection does not end in time. In this case, nothing is
+                closed.
             TypeError: if ``close_env`` or ``raise_on_error`` is a string.
         """
         check_bool("close_env", close_env)

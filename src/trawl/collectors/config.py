@@ -132,20 +132,21 @@ def _exploration(name: str, value: Any) -> InteractionType:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorConfig:
-    """The options of a collector, checked.
+    """The options of a collector; the constructor checks them.
 
     Attributes:
         frames_per_batch: number of frames in a batch, from all environments of the collector
             together. It is rounded up to a multiple of the number of environments.
         total_frames: number of frames after which iteration ends. The last batch is not cut short,
             so the total may exceed this number by up to one batch. -1: no limit.
-        policy_factory: function that makes the policy, used instead of ``policy``.
+        policy_factory: function without arguments that makes the policy; alternative to ``policy``.
         device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
         env_device: device of the environment's TensorDicts.
         policy_device: device on which the policy runs. A policy on another device is copied to it.
         create_env_kwargs: keyword arguments for the function that makes the environment.
-        max_frames_per_traj: steps after which an episode is truncated. None, 0 or -1: never.
+        max_frames_per_traj: number of steps after which an episode is truncated. None, 0 or -1:
+            never.
         init_random_frames: number of frames collected with random actions before the policy acts.
         reset_at_each_iter: True to reset the environment before each batch.
         reset_when_done: must be True, because when an episode ends, another one always begins.
@@ -155,15 +156,17 @@ class CollectorConfig:
         track_traj_ids: True to write trajectory ids to ``("collector", "traj_ids")``.
         trajs_per_batch: number of whole trajectories in a batch. Trajectories are delivered in the
             order in which they end. The collector collects ``frames_per_batch`` frames at a time,
-            until there are enough whole trajectories. At the end, it drops unfinished
-            trajectories, and whole trajectories that are too few for a batch. None: batches have
-            ``frames_per_batch`` frames instead.
+            until there are enough whole trajectories. At the end, it drops all unfinished
+            trajectories, and the last whole trajectories if they are too few for a batch. None:
+            batches have ``frames_per_batch`` frames instead.
         traj_format: layout of batches of whole trajectories. With ``"padded"``, a batch has the
             shape ``(trajs_per_batch, longest)``. Shorter trajectories have zeros at the end, where
             ``("collector", "mask")`` is False. With ``"cat"``, trajectories follow one another in
             the shape ``(frames,)``. A replay buffer always gets ``"cat"``.
-        trajs_per_write: maximum of whole trajectories in one write to the buffer. None: no maximum.
-        exploration_type: how probabilistic policies choose actions: ``ExplorationType`` or name.
+        trajs_per_write: maximum number of whole trajectories in one write to the replay buffer.
+            None: no maximum.
+        exploration_type: way in which probabilistic policies choose actions; a member of
+            ``ExplorationType``, or its name.
         return_same_td: True to yield the same TensorDict object each time, with new content.
         compact_obs: True to leave the observations out of ``"next"``.
         interruptor: a function, or an object with a method ``collection_stopped()``. It is called
@@ -175,34 +178,36 @@ class CollectorConfig:
         replay_buffer: any object with a method ``extend``, or ``add`` if ``extend_buffer=False``.
             Batches are written into the buffer, and iteration yields None for each batch.
         sink: object that writes batches to disk when they are delivered or put into the replay
-            buffer: a :class:`~trawl.data.Sink`, or any object with ``write(batch)`` and
+            buffer. It is a :class:`~trawl.data.Sink`, or any object with ``write(batch)`` and
             ``close(complete=...)``. The collector closes the sink on shutdown.
-        extend_buffer: True to extend the replay buffer by batches; False to add single steps.
+        extend_buffer: True to write whole batches to the replay buffer; False to write single
+            steps.
         samples_per_insert: number of samples that the learner draws with ``collector.sample`` for
             each frame that ``start()`` collects. Collection waits while it is ahead of the learner.
             None: collection never waits.
         inserts_ahead: number of frames that may be collected before the learner has drawn samples
-            for them. None: ``init_random_frames`` plus two batches, or plus two batches of each
-            worker if each worker delivers its own batches.
+            for them. None: ``init_random_frames`` plus the frames of two batches, or of two
+            batches of each worker if each worker delivers its own batches.
         trust_policy: True to use the policy as a function of a TensorDict, without inspecting it.
         compile_policy: True to compile the policy, or a mapping of arguments for
             ``torch.compile``.
         cudagraph_policy: True to run the policy as a CUDA graph, or a mapping of arguments for
             ``CudaGraphModule``. The policy must be on a CUDA device.
         no_cuda_sync: has no effect, because each step has to wait for its action anyway.
-        auto_register_policy_transforms: True to mark the frames that begin an episode
-            (``is_init``). None: marks them only if the policy reads that entry.
+        auto_register_policy_transforms: True to add the entry ``"is_init"``, which marks the frames
+            that begin an episode. None: adds the entry only if the policy reads it.
         track_policy_version: True to write ``"policy_version"`` into each frame, or the
             :class:`~trawl.collectors.PolicyVersion` that counts the versions.
         weight_updater: a weight updater (deprecated), or a class or function that makes one.
         weight_sync_schemes: the schemes that send new weights, keyed by model (``"policy"``, or a
             path such as ``"env.transform[0]"``). Default: a scheme that suits the backend.
-        weight_recv_schemes: the schemes by which this collector receives new weights, by model.
+        weight_recv_schemes: the schemes through which this collector receives new weights, keyed by
+            model.
         on_env_error: reaction to an exception from an environment's ``step``, or from its reset at
-            the end of an episode. ``"raise"`` raises it. ``"restart"`` rebuilds the environment
-            from its id or function. The episode ends as truncated, the row of the failed step is
-            masked out in ``("collector", "mask")``, and ``stats()["env_restarts"]`` counts the
-            restart.
+            the end of an episode. ``"raise"`` lets the exception propagate. ``"restart"``
+            rebuilds the environment from its id or function. The episode then ends as truncated,
+            the row of the failed step is masked out in ``("collector", "mask")``, and
+            ``stats()["env_restarts"]`` counts the restart.
         worker_idx: index of the worker that this collector belongs to, for nested collectors.
         pre_collect_hook: function called without arguments before each batch is collected.
         post_collect_hook: function called with each batch when it is delivered.
@@ -373,7 +378,7 @@ _muted = False
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Suppresses warnings by :func:`warn` within a ``with`` block.
+    """Suppresses warnings from :func:`warn` within a ``with`` block.
 
     A worker uses this, because the driver has already warned about the same options.
     """
@@ -413,10 +418,10 @@ class Devices:
 
 
 def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
-    """Resolves the devices of policy, environment and stored batches.
+    """Resolves the devices of the policy, the environment and the stored batches.
 
     ``device`` is the default for all three. If neither ``device`` nor ``storing_device`` is given,
-    and policy and environment are on the same device, batches are stored on that device.
+    and the policy and the environment have the same device, batches are stored on that device.
 
     Args:
         config: the options.

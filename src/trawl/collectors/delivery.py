@@ -62,7 +62,7 @@ class BatchDelivery:
         return drop_private(result) if isinstance(result, TensorDictBase) else result
 
     def deliver(self, batch: TensorDictBase, filled: int) -> Any:
-        """Returns the result of :meth:`process`, in one object if ``return_same_td`` is set."""
+        """Returns the result of :meth:`process`; with ``return_same_td``, always in one object."""
         return self._as_returned(self.process(batch, filled))
 
     def deliver_whole(self, trajectories: TensorDictBase) -> Any:
@@ -101,7 +101,7 @@ class BatchDelivery:
         return self.stored(batch)
 
     def stored(self, batch: TensorDictBase) -> TensorDictBase:
-        """Moves the batch to the storing device, or clears its device if there is none."""
+        """Moves the batch to the storing device, or clears ``batch.device`` if none is set."""
         if batch.device == self.storing_device:
             return batch
         if self.storing_device is None:
@@ -135,8 +135,8 @@ def count_frames(batch: TensorDictBase, filled: int) -> int:
 def experience(batch: TensorDictBase) -> TensorDictBase:
     """Removes the steps that are masked out, such as steps that an environment spent on a reset.
 
-    The rows that remain differ in length, so the result is flat. A batch without a mask is
-    returned unchanged.
+    The environments may then differ in their numbers of steps, so the result has one dimension. A
+    batch without a mask is returned unchanged.
     """
     mask = batch.get(MASK, None)
     return batch if mask is None else batch[mask].exclude(MASK)

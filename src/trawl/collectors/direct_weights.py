@@ -21,7 +21,7 @@ class DirectWeights(BaseCollector):
 
     Attributes:
         env: the environment.
-        policy: the policy that acts; a copy if it had to be moved to another device.
+        policy: the policy that acts; a copy if the user's policy is on another device.
     """
 
     env: Any

@@ -38,7 +38,8 @@ def backend_arguments(options: dict[str, Any], allowed: bool) -> dict[str, Any]:
         allowed: True if the class accepts the arguments (subclasses of ``Collector`` don't).
 
     Raises:
-        TypeError: if the class does not accept them, or ``num_collectors`` is not an integer.
+        TypeError: if the class does not accept the arguments, or ``num_collectors`` is not an
+            integer.
         ValueError: if ``num_collectors`` is not positive.
     """
     given = {name: options.pop(name) for name in _ARGUMENTS if name in options}

@@ -1,4 +1,7 @@
-"""Method calls that a worker's handle forwards to the worker's collector."""
+"""Method calls that a worker's handle forwards to the worker's collector.
+
+With Ray, this is the handle of the worker's actor.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +55,16 @@ class HandleCalls(ABC):
     @property
     @abstractmethod
     def _updates(self) -> int:
-        """Number of policy updates sent to the collector, up to the newest that it has loaded."""
+        """Number of policy updates sent so far, up to the newest that the collector has loaded."""
 
     def _answer(self, asked: HandleCall) -> None:
         """Carries out a call, and sets its answer.
 
         Raises:
-            Exception: the exception that the call raised, if it closed the collector.
+            Exception: the exception that the call raised, if the collector is closed afterwards.
         """
         try:
-            # Pickled at once, because objects in the result may change before Ray sends it.
+            # The result is pickled at once, because objects in it may change before Ray sends it.
             value = cloudpickle.dumps(self._called(asked.name, asked.args, dict(asked.kwargs)))
         except Exception as error:
             if asked.name == _UPDATE:
@@ -84,7 +87,7 @@ class HandleCalls(ABC):
             )
         self._check_apart(name)
         if name == "receive_weights" and (args or kwargs):
-            # A worker receives weights from its scheme, so receive_weights() refuses arguments.
+            # receive_weights() takes no weights in a worker, so a call with weights is an update.
             name = _UPDATE
         if name == _UPDATE and "policy_weights" in kwargs:
             if args or "policy_or_weights" in kwargs:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-# Number of recent batches for which a LagBound remembers how many updates came before.
+# Number of recent batches for each of which a LagBound keeps the number of updates before it.
 _REMEMBERED = 256
 
 
@@ -38,7 +38,7 @@ class Lags:
 
 
 class LagBound:
-    """Delays requests so that each batch can be delivered before its policy is too old.
+    """Delays requests so that each batch can be delivered before its policy becomes too old.
 
     A new batch is delivered after the batches that are already under way. The bound counts the
     updates between recent deliveries, and assumes that the learner will not send more than the
@@ -48,7 +48,8 @@ class LagBound:
 
     Args:
         most: maximum number of updates by which a batch may be behind.
-        newest: function that returns the number of updates that were sent to a worker.
+        newest: function that takes a worker's index, and returns the number of updates that were
+            sent to this worker.
     """
 
     def __init__(self, most: int, newest: Callable[[int], int]) -> None:
@@ -59,7 +60,7 @@ class LagBound:
         self._before: list[int] = []
         self._refused = 0
         # For each batch under way, its worker, and the number of updates sent to the worker before
-        # the batch began. Until the batch is made, the number before its request is used.
+        # the batch began. Until the batch is made, the number at the time of its request is used.
         self._since: dict[int, tuple[int, int]] = {}
 
     def grow(self, workers: Iterable[int]) -> None:
@@ -83,8 +84,8 @@ class LagBound:
         """Returns True if another batch may be requested.
 
         Args:
-            later: True if another batch is being delivered now, so that the new batch can't be
-                delivered before the next delivery.
+            later: True if another batch is being delivered now. The new batch can then be
+                delivered in the next delivery at the earliest.
         """
         return (len(self._since) + later) * self._step <= self.most
 

@@ -27,7 +27,7 @@ def lookup(
 
     Args:
         name: the older name.
-        aliases: the classes, by older name.
+        aliases: mapping from older names to classes.
         module: name of the module in which the older name was looked up.
 
     Raises:

@@ -76,8 +76,8 @@ class MultiCollector(WorkerCollector):
     Raises:
         TypeError: for an unknown argument, an argument of the wrong type, or a missing ``sync``.
         ValueError: for a value that is out of range, or arguments that contradict each other.
-        WorkerError: if a worker can't make its environment or policy. It is also an instance of
-            the original exception's type.
+        WorkerError: if a worker can't make its environment or policy. The error is also an instance
+            of the original exception's type.
     """
 
     if not TYPE_CHECKING:
@@ -134,7 +134,7 @@ class MultiSyncCollector(MultiCollector):
     With ``n`` workers, a batch has the shape ``(n, *B, frames_per_batch / n / prod(B))``, where
     ``B`` is the batch size of a worker's environment. Row ``i`` comes from worker ``i``.
     ``cat_results=0`` and ``-1`` concatenate the workers' parts instead. Workers write into the
-    memory of the delivered batch, so that usually nothing is copied.
+    memory of the delivered batch, so usually nothing is copied.
 
     Workers wait until the next batch is requested. If the policy is updated in between, the whole
     next batch is collected with the new weights.
@@ -202,7 +202,7 @@ class MultiAsyncCollector(MultiCollector):
 
 @describe(AsyncArguments)
 class AsyncCollector(MultiAsyncCollector):
-    """Collects experience in one other process, while the learner works.
+    """Collects experience in another process, while the learner works.
 
     Args:
         create_env_fn: the environment of the worker, in any form that
@@ -225,5 +225,5 @@ class AsyncCollector(MultiAsyncCollector):
                 f"AsyncCollector has one worker, but num_workers={options['num_workers']}: use "
                 "MultiAsyncCollector for several workers"
             )
-        # A list from the user is a batch of environments for the one worker.
+        # A list from the user is a batch of environments for the only worker.
         super().__init__([create_env_fn], policy, *more, **options)

@@ -36,7 +36,10 @@ def _share(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiConfig(CollectorConfig):
-    """The options of a collector with workers: those of every collector, and the following.
+    """The options of a collector with workers.
+
+    The options of :class:`~trawl.collectors.Collector` are available, except ``interruptor`` and
+    ``return_same_td``. The options below are added.
 
     ``policy``, ``policy_factory``, the devices, ``create_env_kwargs`` and ``frames_per_batch``
     may be lists, with an entry for each worker.
@@ -44,11 +47,12 @@ class MultiConfig(CollectorConfig):
     Attributes:
         num_workers: number of workers, if ``create_env_fn`` is not a list.
         collector_class: class of the workers' collectors: a subclass of ``Collector``.
-        cat_results: ``"stack"`` (the default) makes batches of shape ``(workers, *B, T)``. 0
+        cat_results: ``"stack"`` (the default) makes batches of shape ``(workers, *B, T)``, where
+            ``B`` is the batch size of a worker's environment and ``T`` is the number of steps. 0
             concatenates the workers' batches along the first dimension, and -1 along time.
-        preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits. The other
-            workers are then interrupted at their next step. None or 1: a batch waits for all
-            workers.
+        preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits. When
+            these workers have finished, the others are interrupted at their next step. None or 1: a
+            batch waits for all workers.
         update_at_each_batch: True to call ``update_policy_weights_()`` before each batch.
         max_policy_lag: for asynchronous collectors, the maximum number of weight updates by which
             a batch may be behind when it is delivered. To keep to this limit, the collector delays
@@ -56,7 +60,7 @@ class MultiConfig(CollectorConfig):
         num_threads: number of torch threads in this process while workers are running. Default:
             the current number, less one for each worker.
         num_sub_threads: number of torch threads in each worker.
-        init_fn: function that is called in each worker before anything else.
+        init_fn: function without arguments that is called in each worker before anything else.
         max_restarts: maximum number of times that any one worker is replaced after its death.
             0: never.
         max_total_restarts: maximum number of replacements of all workers together.
@@ -87,11 +91,11 @@ class MultiConfig(CollectorConfig):
 
     @property
     def workers_can_write(self) -> bool:
-        """True if each frame reaches the replay buffer exactly once when workers write frames."""
+        """True if workers can write to the replay buffer with no frame lost or written twice."""
         # If a worker adds frames one by one and dies, its frames can't be distinguished from the
-        # frames of its replacement. The frames of a late worker can't be distinguished from frames
-        # that come after the end. Finished trajectories would be lost when their worker dies, or
-        # written again by its replacement.
+        # frames of its replacement. With preemption, the frames of a late worker can't be
+        # distinguished from frames that come after the end. Whole trajectories in a worker
+        # would be lost if the worker died, or written again by its replacement.
         return self.extend_buffer and not self.preempts and self.trajs_per_batch is None
 
     @property
@@ -104,7 +108,7 @@ class MultiConfig(CollectorConfig):
 
         Raises:
             ValueError: if an option has no meaning with ``sync``, or contradicts another option.
-            RuntimeError: if ``cat_results`` is given without buffers.
+            RuntimeError: if ``cat_results`` is 0 or -1, and ``use_buffers`` is False.
         """
         if not sync and self.cat_results not in (None, "stack"):
             raise ValueError(

@@ -18,18 +18,19 @@ Check = Callable[[str, Any], Any]
 
 # Tags of an option, which determine how collectors with workers treat the option.
 DRIVER: Final = "only the driver acts on it; workers' collectors don't get it"
-EACH: Final = "a worker acts on it by itself, so collector_kwargs may differ between workers"
+EACH: Final = "each worker applies it by itself, so collector_kwargs may differ between workers"
 LIST: Final = "it may be a list, with an entry for each worker"
 WHOLE: Final = "it concerns all workers together, so collector_kwargs can't have it"
 
 
 def option(default: Any, check: Check | None = None, *tags: str) -> Any:
-    """Declares an option, which is a field of a dataclass that calls :func:`validate`.
+    """Declares an option as a field of a dataclass, which has to call :func:`validate`.
 
     Args:
         default: default value of the option.
         check: function that checks a given value, and may convert it.
-        *tags: :data:`DRIVER`, :data:`EACH`, :data:`LIST` or :data:`WHOLE`.
+        *tags: tags of the option: any of :data:`DRIVER`, :data:`EACH`, :data:`LIST` and
+            :data:`WHOLE`.
     """
     return field(default=default, metadata={"check": check, "tags": tags})
 
@@ -38,8 +39,8 @@ def validate(options: Any) -> None:
     """Checks and converts each option of a dataclass.
 
     Raises:
-        TypeError: for a value of the wrong type. For example, a string is refused in place of a
-            bool, because it would count as True.
+        TypeError: for a value of the wrong type. For example, an option of type bool doesn't
+            accept a string, because a string that isn't empty would count as True.
         ValueError: for a value that is out of range.
     """
     for one in fields(options):
@@ -59,7 +60,7 @@ def tagged(cls: Any, tag: str) -> frozenset[str]:
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Returns the end of an error message, which suggests similar names that are known."""
+    """Returns a suggestion of similar known names for an error message; empty if there is none."""
     close = [get_close_matches(name, sorted(known), 1) for name in unknown]
     found = [name for names in close for name in names]
     return f"; did you mean {', '.join(found)}?" if found else ""
@@ -83,7 +84,7 @@ def check_callable(name: str, value: Any) -> Any:
 
 
 def check_env_kwargs(name: str, value: Any) -> Any:
-    """Returns the value, which must be None, a mapping, or a list of mappings or None."""
+    """Returns the value, which must be None, a mapping, or a list of mappings and Nones."""
     for one in value if is_list(value) else [value]:
         if one is not None and not isinstance(one, Mapping):
             raise TypeError(
@@ -94,7 +95,7 @@ def check_env_kwargs(name: str, value: Any) -> Any:
 
 
 def check_switch(name: str, value: Any) -> Any:
-    """Returns the value, which must be a bool or a mapping of keyword arguments."""
+    """Returns the value, which must be None, a bool or a mapping of keyword arguments."""
     if value is not None and not isinstance(value, (bool, Mapping)):
         raise TypeError(
             f"{name} must be a bool or a mapping of keyword arguments, but it is "
@@ -130,9 +131,9 @@ def one_of(*choices: Any) -> Check:
 
 
 def check_instance(name: str, value: Any, method: str) -> Any:
-    """Returns the value; raises a ``TypeError`` for a class in place of an object.
+    """Returns the value; raises a ``TypeError`` if it is a class instead of an instance.
 
-    A class is accepted if ``method`` can be called without an instance.
+    However, a class is accepted if ``method`` can be called without an instance.
     """
     if isinstance(value, type) and isfunction(getattr_static(value, method, None)):
         raise TypeError(

@@ -58,7 +58,7 @@ class PolicyVersion:
 
 
 def version_tracker(option: Any) -> Any:
-    """Returns the version counter that an option asks for, or None.
+    """Returns the version counter for ``track_policy_version``; None if versions aren't tracked.
 
     TorchRL's ``PolicyVersion`` is accepted, too.
     """

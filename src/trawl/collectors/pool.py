@@ -36,7 +36,7 @@ _living: WeakSet[WorkerPool] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     for pool in list(_living):
-        with contextlib.suppress(WorkerError):  # at exit nothing can handle the error
+        with contextlib.suppress(WorkerError):  # at exit, nothing can handle the error
             pool.close()
 
 
@@ -105,7 +105,7 @@ class WorkerPool:
             timeout: seconds after which running workers are killed; None for a few seconds.
 
         Raises:
-            WorkerError: if an environment failed to close; also of the original exception's type.
+            WorkerError: if an environment failed to close (also an instance of the original type).
         """
         if self._closing or self._owner != os.getpid():
             return
@@ -238,7 +238,7 @@ class WorkerPool:
         """Calls functions with the collectors of workers, and waits for the results.
 
         Args:
-            calls: for each worker to call, the function and its further arguments.
+            calls: by worker number, a function and its arguments after the worker's collector.
 
         Raises:
             WorkerError: if a call raised an exception; where possible, the error also has the
@@ -277,7 +277,7 @@ class WorkerPool:
             timeout: seconds after which None is returned; None for no limit.
 
         Raises:
-            WorkerError: if a worker failed; also an instance of the original exception's type.
+            WorkerError: if a worker failed (also an instance of the original exception's type).
             WorkerDied: if a worker died and may not be replaced.
         """
         if timeout is None:
@@ -322,7 +322,7 @@ class WorkerPool:
             self._pump(None)
 
     def _pump(self, timeout: float | None) -> None:
-        """Handles the next events, after at most ``timeout`` seconds.
+        """Waits at most ``timeout`` seconds for events of workers, and handles them.
 
         If a worker has failed, each later call raises its error again.
         """
@@ -405,7 +405,7 @@ class WorkerPool:
             case requests.CallReturned() | requests.RequestFailed():
                 self._handle_result(slot, content)
             case requests.CloseFailed():
-                pass  # another event has the reason why the worker ended
+                pass  # another event gives the reason why the worker ended
 
     def _handle_result(
         self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed

@@ -18,7 +18,7 @@ class CollectRequest:
     """Request to collect a batch.
 
     Attributes:
-        number: number of the request; it increases with each request to a worker.
+        number: number of the request. The number increases with each request to any worker.
         random: whether the actions are random.
         memory: name of the memory to write the batch into; None to send the batch.
         partition: name of the partition that divides the memory among workers.
@@ -36,7 +36,7 @@ class CollectRequest:
 
 @dataclass(frozen=True)
 class MapBuffer:
-    """Message that defines a partition of memory, to which later requests refer by name."""
+    """Message that names a partition of memory, so that later requests can refer to it."""
 
     name: int
     partition: BatchPartition
@@ -66,7 +66,7 @@ class CallRequest:
 
     Attributes:
         number: number of the request.
-        function: the function and its arguments after the collector, pickled.
+        function: pickled tuple of the function and its arguments after the collector.
     """
 
     number: int
@@ -107,7 +107,8 @@ class BatchReady:
         frames: number of frames of experience in the batch.
         filled: number of steps in the batch; later rows are empty.
         version: version of the policy that made the batch.
-        weights: number of weight updates sent to the worker, up to the one whose weights it used.
+        weights: number of weight updates that were sent to the worker, up to and including the
+            update whose weights made the batch.
         trajectory: id of the next trajectory to begin.
         batch: the pickled batch; None if it is in ``block``, in the memory that the request
             named, or in a replay buffer.

@@ -37,7 +37,8 @@ class RolloutCollector(DirectWeights):
         self._in_turn = False
         # In a worker, the driver's decisions for a batch: random actions, and when to stop.
         self._ordered: tuple[bool, Callable[[], bool] | None] | None = None
-        # Returns the context in which a batch with a number of frames is written to the buffer.
+        # Function that returns the context for writing a batch into the replay buffer. Its argument
+        # is the number of frames in the batch.
         self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
 
     @property
@@ -64,7 +65,7 @@ class RolloutCollector(DirectWeights):
             return batch
 
     def _turn(self) -> TensorDictBase | None:
-        """Calls :meth:`rollout` for a batch to deliver.
+        """Collects the next batch to deliver, by calling :meth:`rollout`.
 
         Returns:
             The batch; None if its steps were added to the replay buffer one by one.

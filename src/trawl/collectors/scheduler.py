@@ -26,7 +26,7 @@ class Scheduler(ABC):
         pool: the pool of workers.
 
     Attributes:
-        frames: number of frames in the batches of each worker.
+        frames: for each worker, the number of frames in one of its batches.
         frames_under_way: number of frames that have been requested but not yet delivered.
     """
 
@@ -53,7 +53,7 @@ class Scheduler(ABC):
         Args:
             assembler: object that provides the memory of the workers' batches; None if the batches
                 go to a replay buffer.
-            frames: number of frames in the batches of each worker, old and new.
+            frames: for each worker, old or new, the number of frames in one of its batches.
         """
         self.assembler, self.frames = assembler, frames
         self._requested += [0] * (len(frames) - len(self._requested))
@@ -68,7 +68,7 @@ class Scheduler(ABC):
     def _request(
         self, index: int, place: BufferSlice, random: bool, breakable: bool = False
     ) -> int:
-        # Counted before the request is sent, because an interrupt (Ctrl-C) may come right after.
+        # Counted before the request is sent, because Ctrl-C may be pressed right after that.
         self._requested[index] += 1
         self.frames_under_way += self.frames[index]
         return self.pool.request_batch(index, place, random, breakable)
@@ -131,7 +131,7 @@ class SyncScheduler(Scheduler):
         began = time.monotonic()
         count = len(self.frames)
         parts = self._made
-        # Parts that late workers still owed from the last batch don't count.
+        # Parts of the last batch that arrive late don't count towards the threshold.
         least = max(1, int(count * self._threshold))
         enough = count if self._threshold >= 1 else min(least, len(fresh))
         while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:

@@ -1,4 +1,4 @@
-"""Setup of each worker: its parts, its frames, and the state that a replacement begins with."""
+"""Setup of each worker: everything that the worker and its replacements are made from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ID_BITS = 40
 
 @dataclass
 class WorkerSetup:
-    """Parts of a worker, and the state that a replacement begins with.
+    """Everything that a worker is made from, and the state that a replacement begins with.
 
     Attributes:
         create_env_fn: source of the worker's environment.
@@ -73,7 +73,7 @@ class WorkerSetups:
 
     Attributes:
         config: the options; ``frames_per_batch`` is the sum of its entries if it was a list.
-        given: values of the options that were given as lists, by name; one for each worker.
+        given: the options that were given as lists, by name, with a value for each worker.
         policies: the policy of each worker.
         hooks: the hooks of all workers' collectors.
 
@@ -225,7 +225,7 @@ class WorkerSetups:
         return found | self.hooks | setup.kwargs
 
     def warn_of_rounding(self, ready: Iterable[WorkerReady]) -> None:
-        """Warns if a first message shows that a worker will collect more frames than requested."""
+        """Warns if a worker will collect more frames than requested, as its first message shows."""
         for index, (setup, one) in enumerate(zip(self._setups, ready, strict=True)):
             got = one.num_envs * one.steps
             if setup.frames != got:

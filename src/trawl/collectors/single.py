@@ -44,8 +44,8 @@ from trawl.rollout.rng import RandomStream
 class Collector(RolloutCollector):
     """Collects experience in this process.
 
-    A batch is a TensorDict of shape ``(frames_per_batch,)``. With a batch of environments of size
-    ``B``, its shape is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. For each
+    A batch is a TensorDict of shape ``(frames_per_batch,)``. If the environment has a batch size
+    ``B``, the shape is ``(*B, frames_per_batch / prod(B))``. The last dimension is time. For each
     frame, a batch holds the observations, the entries that the policy wrote, and ``done``,
     ``terminated`` and ``truncated`` (bool). Under ``"next"`` it holds the observations,
     ``reward`` (float32) and flags after the step. ``("collector", "traj_ids")`` (int64) holds the

@@ -34,7 +34,7 @@ class BufferNames:
         return self._names[thing]
 
     def freed(self) -> Iterator[int]:
-        """Yields the numbers of memory and partitions that were freed here since the last call."""
+        """Yields the numbers of memory and partitions that were freed since the last call."""
         while self._freed:
             yield self._freed.popleft()
 
@@ -47,18 +47,19 @@ class WorkerSlot:
         index: number of the slot, and of its worker.
         worker: the worker; None if it is dead.
         pending: unanswered requests, by number, each with the memory for its batch.
-        known: names of memory and of its partitions that the worker knows.
+        known: names of the memory and the partitions that the worker has received.
         ready: first message of the worker; None before it arrives.
         trajectory: last known id of the next trajectory to begin.
         writing: True while the worker writes into a replay buffer that it shares with others.
         written: answer to the pending request whose batch is already in that replay buffer, or
             None.
         restarts: number of times that the worker has been replaced.
-        heard: time of the worker's last message, or of a later request that found it idle.
+        heard: time of the worker's last message, or of a later request, if the worker was
+            idle before that request.
         frames: number of frames delivered, including those of workers that were replaced.
         batches: number of batches delivered, including those of workers that were replaced.
         facts: latest statistics of the worker.
-        silent: seconds of silence after which the worker was killed; None if it was not.
+        silent: seconds of silence after which the worker was killed; None if it was not killed.
     """
 
     index: int
@@ -208,7 +209,7 @@ class SlotLimits:
 
 
 def summary(slots: Iterable[WorkerSlot]) -> dict[str, Any]:
-    """Returns the statistics of all workers together, from those that came with their batches."""
+    """Combines the latest statistics of each worker into statistics of all workers together."""
     each = [slot.stats() for slot in slots]
     facts: dict[str, Any] = {
         "workers": len(each),

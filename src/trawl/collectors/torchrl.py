@@ -1,6 +1,7 @@
 """Support for TorchRL's environments and modules in collectors.
 
-TorchRL is imported only here, and only if the caller passed one of TorchRL's objects.
+In ``trawl.collectors``, only this module imports TorchRL, and only if the caller passed one of
+TorchRL's objects.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def _primers(policy: Any) -> Iterator[Any]:
 
 
 def give_specs(policy: Any, env: Any) -> None:
-    """Sets the env's action spec in exploration modules and random policies that have none."""
+    """Gives the environment's action spec to exploration modules and random policies.
+
+    Modules and policies that already have a spec keep it.
+    """
     if is_random(policy) and policy.action_spec is None:
         policy.action_spec = spec_for(policy, env.full_action_spec.clone())
     for module in policy.modules() if isinstance(policy, nn.Module) else ():

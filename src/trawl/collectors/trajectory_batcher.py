@@ -24,8 +24,8 @@ class TrajectoryBatcher:
         config: the options.
         workers: number of workers behind each source of frames. A trajectory id shows which of
             these workers made the trajectory.
-        stride: ids of trajectories of one of these workers differ by multiples of
-            ``workers * stride``.
+        stride: difference between successive trajectory ids of a source. The ids of one of its
+            workers differ by multiples of ``workers * stride``.
 
     Attributes:
         delivered: number of trajectories that were delivered, or written to the replay buffer.
@@ -59,7 +59,10 @@ class TrajectoryBatcher:
         )
 
     def miss(self, batch: TensorDictBase) -> None:
-        """Marks trajectories as incomplete if ``rollout()`` returns their frames to its caller."""
+        """Marks the trajectories of a batch as incomplete.
+
+        The batch was returned to a caller of ``rollout()``, so its frames are not added.
+        """
         self._assembler.miss(batch, self._source(0, math.inf))
 
     def _source(self, worker: int, order: float) -> Hashable:

@@ -45,7 +45,7 @@ class WeightControl(ABC):
         def _held(self) -> AbstractContextManager[None]: ...
 
     def _init_weights(self) -> None:
-        """Sets the updater and the receiving schemes; called once the collector has its schemes."""
+        """Sets the updater and the receiving schemes; called when the collector has its schemes."""
         self.weight_updater = self.config.weight_updater
         if self.config.weight_recv_schemes:
             self.register_scheme_receiver(self.config.weight_recv_schemes)
@@ -75,7 +75,7 @@ class WeightControl(ABC):
             updater.close()
 
     def _reached(self, updater: Updater) -> Sequence[int] | None:
-        """Returns the workers that an updater reached; None for all that the caller named."""
+        """Returns the workers that an updater reached; None for all workers in ``worker_ids``."""
         return updater.reached() if isinstance(updater, WeightUpdaterBase) else None
 
     def update_policy_weights_(
@@ -185,7 +185,7 @@ class WeightControl(ABC):
 
         Args:
             weight_recv_schemes: a scheme for each model (``"policy"``, or a path).
-            synchronize_weights: whether to load at once the weights that were already sent.
+            synchronize_weights: whether weights that were sent earlier are loaded immediately.
 
         Raises:
             RuntimeError: if a scheme is the sender's end.
@@ -223,7 +223,7 @@ class WeightControl(ABC):
             weights: weights, as an alternative to ``policy_or_weights``.
 
         Raises:
-            ValueError: if weights are passed, but a scheme receives them.
+            ValueError: if weights are passed, but the collector has a receiving scheme.
             Exception: any error that :meth:`update_policy_weights_` raises.
         """
         forms = {"policy_or_weights": policy_or_weights, "policy": policy, "weights": weights}
@@ -312,7 +312,7 @@ class LocalModels:
 
 
 def chosen_weights(forms: Mapping[str, Any], model_id: str | None) -> dict[str, Any]:
-    """Returns the weights by model, from the one argument that has weights.
+    """Returns the weights by model, taken from the only argument that has weights.
 
     If no argument has weights, the value for the model is None.
 
@@ -352,7 +352,7 @@ def made_updater(given: Any, policy: Any = None) -> Updater | None:
 
     Args:
         given: an updater, a class of updaters, or a function that makes an updater; or None.
-        policy: the policy for which a class makes its updater.
+        policy: argument of ``from_policy()``, if ``given`` is a class that has this method.
 
     Raises:
         TypeError: if ``given`` is none of these.

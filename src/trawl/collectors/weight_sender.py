@@ -78,9 +78,9 @@ class WeightSender:
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
         self.updates = 0
-        # Weights that a worker received through its handle after the last weights sent to it, and
-        # the number of updates of each worker when weights were last sent to it.
+        # For each worker, weights that came through its handle after the last weights sent to it.
         self._handed: dict[int, Any] = {}
+        # For each worker, its number of updates (see count()) when weights were last sent to it.
         self._sent: dict[int, int] = {}
 
     @property
@@ -143,7 +143,7 @@ class WeightSender:
         self._host.deliver(worker, NewWeights(model_id, message))
 
     def groups(self, model_id: str) -> list[ReceiverGroup]:
-        """Returns groups of workers with the same weights, each with its source in this process."""
+        """Returns groups of workers that get the same weights, with each group's local source."""
         if model_id != POLICY:
             return [ReceiverGroup.of(range(self._setups.count), None)]
         workers: dict[int, list[int]] = {}
@@ -287,7 +287,7 @@ class WeightSender:
         """Checks weights of the policy for individual workers.
 
         Returns:
-            The function that sends the weights, each with the version that its worker has.
+            The function that sends each worker its weights, with the version that the worker has.
         """
         prepared = {i: self.policy_scheme.prepare(new, [i]) for i, new in by_worker.items()}
 

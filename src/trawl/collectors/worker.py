@@ -188,7 +188,7 @@ class CollectorService(HandleCalls, Service):
         return count
 
     def _weight_layouts(self) -> dict[str, FlatLayout]:
-        """Returns the memory layout of the weights of each model that may receive some.
+        """Returns the memory layout of the weights of each model that may receive weights.
 
         Raises:
             KeyError: if the collector lacks one of the models.
@@ -375,7 +375,7 @@ class CollectorService(HandleCalls, Service):
     def _block(self, request: requests.CollectRequest) -> Block | None:
         """Returns the memory for a request's batch; None if batches have no fixed layout.
 
-        Memory that a request names is kept open for later requests, up to ``_MOST_BLOCKS``.
+        Memory that a request names is kept open for later requests, up to ``_MOST_BLOCKS`` blocks.
         """
         if request.memory is None:
             return self._own_block()
@@ -405,7 +405,7 @@ class CollectorService(HandleCalls, Service):
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:
-    """Calls a method of a worker's collector, which is found by its path."""
+    """Calls the method at path ``path`` of a worker's collector."""
     (result,) = collector.map_fn(path, [args], [kwargs])
     return result
 

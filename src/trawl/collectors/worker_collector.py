@@ -244,7 +244,7 @@ class WorkerCollector(WorkerControl):
     def _buffer_of_workers(self) -> Any:
         """Returns the replay buffer in the form that is sent to workers.
 
-        An empty shared buffer gets its layout first: without one, it can't be shared.
+        An empty buffer gets its layout first, because it can't be shared without a layout.
         """
         buffer = self.config.replay_buffer
         if not getattr(buffer.storage, "initialized", True):

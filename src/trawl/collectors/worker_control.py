@@ -43,7 +43,7 @@ class WorkerControl(WorkerWeights):
         return self._each(function, [arguments] * self.num_workers)
 
     def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Calls a function with the collectors of the first workers, with arguments for each."""
+        """Calls a function with the collector of each worker that has an entry in ``arguments``."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
             results = self._pool.call({i: (function, *own) for i, own in enumerate(arguments)})
@@ -121,7 +121,7 @@ class WorkerControl(WorkerWeights):
         """Restores the state that :meth:`state_dict` returned; new trajectories begin.
 
         Raises:
-            KeyError: if an entry is missing, for example that of a worker.
+            KeyError: if an entry is missing, for example the state of a worker.
             ValueError: if the state has more workers than this collector.
         """
         self._check_open("load_state_dict()")
@@ -264,10 +264,11 @@ class WorkerControl(WorkerWeights):
         - ``env_time_share``, the environment's share of the loop's time.
         - ``batches_held``, the number of batches that are still referred to, and
           ``memory_bytes``, the memory of these batches and of spare blocks.
-        - For asynchronous collectors, ``policy_lag_mean``, ``policy_lag_max``, and the number of
-          frames with each lag, as ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch
-          is the number of weight updates that were sent to its worker between the beginning of the
-          batch and its delivery. Frames of random actions are left out.
+        - For asynchronous collectors, and with ``preemptive_threshold`` below 1,
+          ``policy_lag_mean``, ``policy_lag_max``, and the number of frames with each lag, as
+          ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch is the number of weight
+          updates that were sent to its worker between the beginning of the batch and its delivery.
+          Frames of random actions are left out.
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
           environment was rebuilt.
 
@@ -358,7 +359,7 @@ class WorkerControl(WorkerWeights):
 def _seeded(
     chosen: Sequence[bool], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number of each worker, and the arguments of its reset with a seed of its own."""
+    """Yields each worker's number and reset arguments; a given seed differs between workers."""
     own = dict(kwargs)
     for index in range(len(chosen)):
         yield index, dict(own)

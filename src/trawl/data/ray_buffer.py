@@ -16,7 +16,7 @@ from trawl.backends.ray_cluster import Connection, Placement, connect, import_ra
 
 # Arguments of the buffer that may be functions. The actor calls these functions in its process.
 _MADE_THERE = ("storage", "sampler", "writer")
-# Number of batches from workers whose names the actor remembers, to detect repeated batches.
+# Number of workers' batches whose names the actor remembers, to detect repeated batches.
 _REMEMBERED = 10_000
 _TRANSPORTS = ("auto", "ray")
 

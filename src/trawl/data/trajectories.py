@@ -37,7 +37,8 @@ class TrajectoryAssembler:
     Args:
         workers: number of workers of the collector. The worker that made a trajectory is derived
             from the trajectory id.
-        stride: the trajectory ids of one worker differ by multiples of ``workers * stride``.
+        stride: difference between the first trajectory ids of successive workers. The ids of one
+            worker differ by multiples of ``workers * stride``.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -60,7 +61,7 @@ class TrajectoryAssembler:
         self._pieces: dict[_Place, list[TensorDictBase] | None] = {}
         self._ids: dict[_Place, int] = {}
         self._whole: deque[TensorDictBase] = deque()
-        # Number of trajectories at the front of the queue that have memory of their own.
+        # Number of trajectories at the front of the queue that don't use the memory of batches.
         self._own = 0
 
     def __len__(self) -> int:
@@ -151,7 +152,7 @@ class TrajectoryAssembler:
         return self._pieces.setdefault(run.place, [])
 
     def take(self, count: int | None = None) -> list[TensorDictBase]:
-        """Removes and returns the first ``count`` whole trajectories, or all if it is None."""
+        """Removes and returns the first ``count`` whole trajectories; None stands for all."""
         count = len(self._whole) if count is None else min(count, len(self._whole))
         self._own = max(0, self._own - count)
         return [self._whole.popleft() for _ in range(count)]

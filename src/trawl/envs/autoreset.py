@@ -1,6 +1,6 @@
 """Autoreset modes of vector environments, and the effects of Gymnasium's wrappers on resets.
 
-Source of the modes: https://farama.org/Vector-Autoreset-Mode
+The modes are described at https://farama.org/Vector-Autoreset-Mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import vector as wrappers
 
-# Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value on its own,
+# Gymnasium's wrappers, grouped by their effect. Stateless wrappers transform each value separately,
 # so it makes no difference whether sub-environments are reset one at a time or all together.
 _STATELESS = frozenset(
     {

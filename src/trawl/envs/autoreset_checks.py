@@ -1,6 +1,6 @@
 """Checks that a vector environment resets according to its autoreset mode.
 
-An environment may declare a wrong mode, because it inherits metadata, or because its author
+An environment may declare the wrong mode, because it inherits metadata, or because its author
 misunderstood when the environment resets. The checks test whether the observations, rewards
 and flags at the end of an episode agree with the mode.
 """
@@ -87,7 +87,7 @@ class ModeCheck:
     def reset_step(self, resetting: Mask, outcome: Outcome) -> None:
         """Checks that the step after the end of an episode looks like a reset.
 
-        Issues a warning once if such a step returns a non-zero reward.
+        Issues a single warning if a step that should be a reset returns a non-zero reward.
 
         Raises:
             ValueError: if the step ended an episode.
@@ -156,7 +156,7 @@ def _final_sample(info: Any, row: int) -> Any:
 
 
 def _row(sample: Any, row: int) -> Any:
-    """Returns the part of sub-environment ``row`` in an info entry that ``VectorEnv`` merged."""
+    """Returns the value of sub-environment ``row`` from an info entry that ``VectorEnv`` merged."""
     if isinstance(sample, dict):
         # For each entry, "_entry" is a mask of the sub-environments that have the entry.
         return {k: _row(v, row) for k, v in sample.items() if not _marks_presence(k, sample)}

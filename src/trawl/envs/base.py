@@ -25,10 +25,10 @@ class TensorDictEnv(ABC):
     Attributes:
         batch_size: shape of the batch of environments that are stepped together; ``()`` for a
             single environment.
-        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
-            they have no device.
+        device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
+            their tensors are on the CPU.
         is_closed: True once :meth:`close` has been called.
-        has_processes: True if the environment runs in processes of its own.
+        has_processes: True if the environment runs in separate processes.
     """
 
     batch_size: torch.Size
@@ -75,8 +75,8 @@ class TensorDictEnv(ABC):
     def autoreset_mask(self) -> Tensor | None:
         """Returns a mask of the environments whose last step was only a reset.
 
-        The results of such a step are not experience. Returns None if no step of the environment
-        is only a reset.
+        The results of a reset are not experience. Returns None if no step of the environment is
+        only a reset.
         """
 
     def action_mask(self) -> NDArray[Any] | None:
@@ -147,7 +147,7 @@ class TensorDictEnv(ABC):
 
     @property
     def full_state_spec(self) -> Composite:
-        """Specs of inputs other than actions: empty, because there are none."""
+        """Specs of inputs other than actions; always empty."""
         return Composite(shape=self.batch_size)
 
     @property
@@ -176,7 +176,7 @@ class TensorDictEnv(ABC):
 
     @property
     def done_keys_groups(self) -> list[list[str]]:
-        """Done keys in groups, one for each part of the environment; here, there is one group."""
+        """Done keys, with one group for each of :attr:`reset_keys`; there is only one group."""
         return [list(DONE_KEYS)]
 
     @property
@@ -204,8 +204,8 @@ class TensorDictEnv(ABC):
 
         Args:
             tensordict: if it has an entry ``"_reset"``, a bool mask of shape ``(*batch_size, 1)``,
-                only the environments where the mask is True are reset. The other rows are returned
-                as they are in ``tensordict``.
+                only the environments where the mask is True are reset. The other rows of
+                ``tensordict`` are returned unchanged.
             **kwargs: ``seed`` and ``options``, with the same meaning as in
                 ``gymnasium.Env.reset``.
 
@@ -325,7 +325,7 @@ class TensorDictEnv(ABC):
         self._close()
 
     def to(self, device: torch.device | str) -> TensorDictEnv:
-        """Moves all further outputs to ``device``, and returns the environment."""
+        """Sets the device of all later outputs, and returns the environment."""
         self.device = torch.device(device)
         self.full_observation_spec = self.full_observation_spec.to(device)
         self.full_action_spec = self.full_action_spec.to(device)

@@ -110,7 +110,10 @@ def factories_of(count: int, create: Any) -> list[Any]:
 
 
 def arguments_of(count: int, kwargs: Any, counted: str = "num_workers is") -> list[Any]:
-    """Returns the keyword arguments for each environment; ``counted`` is part of errors."""
+    """Returns the keyword arguments for each environment.
+
+    ``counted`` is the text before the number of environments in the error message.
+    """
     if kwargs is None or isinstance(kwargs, Mapping):
         return [kwargs or {}] * count
     if len(kwargs) != count:

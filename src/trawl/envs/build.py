@@ -102,7 +102,7 @@ def check_rebuildable(env: Any, source: Any) -> None:
 
 
 class EnvCopy:
-    """Factory of a copy of an environment; the copy draws its own random numbers.
+    """Factory that copies an environment; the copy draws its own random numbers.
 
     Args:
         packed: the pickled environment.
@@ -121,7 +121,7 @@ class EnvCopy:
 
 
 def distinct(sources: Sequence[Any], name: str = "create_env_fn") -> list[Any]:
-    """Replaces each repetition of an environment object with a factory of a copy.
+    """Replaces each repetition of an environment object with a factory that copies it.
 
     Args:
         sources: sources of environments, or lists of them.
@@ -162,8 +162,8 @@ def _packed(env: Any, name: str) -> bytes:
 def is_tensordict_env(env: object) -> bool:
     """Returns True if ``env`` has the TensorDict interface.
 
-    Trawl's own environments have this interface, and so has any environment with TorchRL's
-    protocol.
+    Trawl's own environments have this interface, and so does any environment that implements
+    TorchRL's protocol.
     """
     if isinstance(env, TensorDictEnv):
         return True

@@ -126,7 +126,8 @@ class EnvServiceFactory:
         source: source of the environment.
         kwargs: keyword arguments for ``source``.
         wakeups: descriptors with which the process and its owner wake each other.
-        registry: environments that are registered in the owner. The process registers them too.
+        registry: environments that the owner has registered with Gymnasium. The process registers
+            them too.
     """
 
     index: int
@@ -216,7 +217,7 @@ class EnvService(Service):
         self._bind()
 
     def retype(self, dtypes: Mapping[Key, str]) -> None:
-        """Sets the dtypes of the actions from now on."""
+        """Changes the dtypes of the actions."""
         assert self._buffers is not None
         self._buffers.set_action_dtypes({key: np.dtype(name) for key, name in dtypes.items()})
         self._bind()
@@ -232,7 +233,12 @@ class EnvService(Service):
         return self.env.set_seed(seed, static_seed)
 
     def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
-        """Resets the environments in ``mask`` (None: all), and writes their observations."""
+        """Resets environments, and writes their observations to the shared memory.
+
+        Args:
+            mask: mask of the rows to reset; None for all rows.
+            kwargs: arguments of the environment's ``reset``.
+        """
         buffers = self._buffers
         assert buffers is not None
         fresh, masks = self.reset(mask, kwargs)
@@ -367,7 +373,7 @@ def _mask_writer(
 
 
 def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
-    """Returns a function that writes observations, and rejects those of a wrong shape."""
+    """Returns a function that writes observations, and rejects those of the wrong shape."""
     places = list(zip(codec.leaves, targets, strict=True))
     encode = codec.encode
 

@@ -1,4 +1,4 @@
-"""Control of the processes of a :class:`~trawl.envs.ParallelEnv` by the process that owns them."""
+"""Starts, steps and stops the processes of a :class:`~trawl.envs.ParallelEnv`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EnvWorkers:
     and may come more often than needed.
 
     Args:
-        sources: source and keyword arguments of each environment.
+        sources: for each environment, a pair of its source and the source's keyword arguments.
         start_method: start method of the processes.
 
     Attributes:
@@ -86,7 +86,7 @@ class EnvWorkers:
                 factory = EnvServiceFactory(index, source, kwargs, wakeups, registry)
                 self._workers.append(self._backend.launch(index, factory))
             finally:
-                # Only the process keeps the reading end, so the owner's writes fail once the
+                # Only the new process keeps the reading end, so the owner's writes fail once that
                 # process is gone.
                 os.close(theirs)
             self._living.add(index)
@@ -143,7 +143,7 @@ class EnvWorkers:
         return {index: self._results[number] for index, number in numbers.items()}
 
     def _handle(self, event: Event, awaited: set[int]) -> None:
-        """Handles a message, and ignores results that are no longer awaited."""
+        """Handles a message from a process; ignores results whose number is not in ``awaited``."""
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
         if isinstance(event.content, CallFailed):
@@ -283,8 +283,8 @@ class EnvWorkers:
         try:
             for index in self._living:
                 self._workers[index].stop()
-                # stop() also sends a message, for a process that catches the signal. The wake-up
-                # makes the process read it.
+                # stop() sends a signal. In case the process catches the signal, it also sends a
+                # message, and the wake-up makes the process read this message.
                 self._wake(index, MESSAGE)
             while self._living and (left := deadline - time.monotonic()) > 0:
                 for event in self._backend.wait(left):

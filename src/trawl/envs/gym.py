@@ -34,17 +34,18 @@ class GymEnv(TensorDictEnv):
 
     If its spaces have a fixed layout, collectors step it without TensorDicts, which is faster.
 
-    Observations of a Box space are under ``"observation"``, those of a Dict space under their
-    own names, and those of a Tuple under ``("observation", "0")`` and so on. A discrete action or
-    observation is a one-hot int64 vector or, with ``categorical_action_encoding``, an index.
-    The reward is float32. The reward and the flags have shape ``(*batch_size, 1)``.
+    The observation of a Box space has the key ``"observation"``. The entries of a Dict space keep
+    their own names, and the entries of a Tuple space have the keys ``("observation", "0")`` and so
+    on. A discrete action or observation is a one-hot int64 vector or, with
+    ``categorical_action_encoding``, an index. The reward is float32. The reward and the flags
+    have shape ``(*batch_size, 1)``.
 
     Args:
         env: a Gymnasium id, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or an EnvPool
             environment.
         categorical_action_encoding: True to encode discrete values as indices instead of one-hot
             vectors.
-        frame_skip: number of times that each action is repeated; the rewards are summed.
+        frame_skip: number of steps that are taken with each action; the rewards are summed.
         from_pixels: True to add the rendered image, uint8 of shape ``(height, width, 3)``, under
             ``"pixels"``.
         pixels_only: True to drop all observations except ``"pixels"``.
@@ -53,24 +54,25 @@ class GymEnv(TensorDictEnv):
             ``gymnasium.vector.AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or
             ``"Disabled"``. It is required if the environment's metadata has no
             ``"autoreset_mode"``. With an id, the vector environment is made in this mode.
-        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
-            they have no device.
-        **kwargs: further arguments of ``gymnasium.make``; allowed only with an id.
+        device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
+            their tensors are on the CPU.
+        **kwargs: further arguments of ``gymnasium.make`` (with ``num_envs``, of
+            ``gymnasium.make_vec``); allowed only with an id.
 
     Raises:
         gymnasium.error.Error: if the id is unknown, or its environment can't be made.
-        TypeError: if ``env`` is none of the above, if ``kwargs`` are passed without an id, or if
-            an argument has a wrong type.
+        TypeError: if ``env`` is none of the above, if ``num_envs`` or ``kwargs`` are passed
+            without an id, or if an argument has the wrong type.
         ValueError: if ``num_envs`` is below 1, or if arguments contradict each other.
 
     Attributes:
-        remake: function that makes another environment like this one; None if ``env`` was an
-            object.
+        remake: function that makes another environment like this one; None if ``env`` was passed
+            as an object.
         on_error: None, or a function that is called when a step or a reset fails. The function
-            gets the exception, and True if a reset failed. It must call :meth:`restart`, or raise
-            an exception. If it returns, the failed step returns zeros.
-        step_failed: True if the last step failed while ``on_error`` was set; the results of such
-            a step are not experience.
+            gets the exception, and a bool that is True if a reset failed. It must call
+            :meth:`restart`, or raise an exception. If it returns, the failed step returns zeros.
+        step_failed: True if the last step failed while ``on_error`` was set; the results of a
+            failed step are not experience.
 
     Example:
         >>> from trawl.envs import GymEnv
@@ -225,8 +227,8 @@ class GymEnv(TensorDictEnv):
         """Closes the simulator, ignoring errors, and makes a new one in the same way.
 
         If the environment was seeded, the next reset is seeded too. The seed of this reset is
-        derived from the given seed and the number of rebuilds since then. The given seed itself
-        would repeat episodes.
+        derived from the seed that was passed to :meth:`set_seed` and the number of rebuilds since
+        that call. The same seed would repeat episodes.
 
         Raises:
             RuntimeError: if the environment was passed as an object.

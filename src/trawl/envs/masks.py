@@ -57,8 +57,8 @@ def masked_rand(spec: Any, mask: Tensor) -> Tensor:
     Args:
         spec: the action's spec.
         mask: mask of shape ``(*batch, choices)``; values with a non-zero entry are allowed. If no
-            value is allowed, the first one is drawn, as in Gymnasium. For a bit, an entry of 0 or
-            1 allows only that value, and 2 allows both values.
+            value is allowed, the first one is drawn, as in Gymnasium. For a bit of a binary action,
+            an entry of 0 or 1 allows only that value, and 2 allows both values.
 
     Returns:
         A tensor of the spec's shape and dtype.
@@ -85,11 +85,12 @@ def _choose(allowed: Tensor) -> Tensor:
 def rand_actions(
     specs: Composite, given: TensorDictBase | None, mask: Array | None = None
 ) -> TensorDict:
-    """Draws random actions from those that the action mask allows.
+    """Draws random actions that the action mask allows.
 
     Args:
         specs: the specs of the actions; if there are several actions, masks are ignored.
-        given: the environment's observations, or None; a mask among them takes precedence.
+        given: the environment's observations, or None. If they include a mask, it takes
+            precedence over ``mask``.
         mask: the mask from ``info``, or None.
 
     Raises:
@@ -141,7 +142,7 @@ def newest_masks(masks: Array | None, info: Any) -> Array | None:
     if not len(rows):
         return masks
     found = np.stack([flat_mask(shown[row]) for row in rows])
-    # A row without a mask allows everything. The value 2 does so even for bits.
+    # A row without a mask allows every choice. For bits, only the value 2 allows both values.
     result = np.full((len(shown), found.shape[1]), 2, found.dtype) if masks is None else masks
     result[rows] = found
     return result
@@ -183,7 +184,8 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that adds ``info["action_mask"]`` to the observation, so that a policy can read it.
 
     The observation becomes a Dict with ``"action_mask"`` (int8) and the entries of the
-    environment's Dict observation. An observation that is not a Dict is under ``"observation"``.
+    environment's Dict observation. An observation that is not a Dict is stored under
+    ``"observation"``.
 
     Args:
         env: an environment with a ``Discrete`` or ``MultiDiscrete`` action space. The masks of a

@@ -35,7 +35,7 @@ def flag_of(value: Any, name: str, env: object) -> bool:
     Args:
         value: value from the environment: a bool, or 0 or 1 in any form.
         name: name of the flag.
-        env: the environment, for the error.
+        env: the environment, for error messages.
 
     Raises:
         TypeError: if ``value`` is anything else.
@@ -81,8 +81,8 @@ class OutcomeCheck:
     Once arrays have passed the checks, the values of later arrays of the same dtypes are trusted.
 
     Args:
-        env: the environment, for errors.
-        num_envs: number of rows expected.
+        env: the environment, for error messages.
+        num_envs: number of sub-environments.
     """
 
     def __init__(self, env: object, num_envs: int) -> None:

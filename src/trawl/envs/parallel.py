@@ -53,8 +53,8 @@ class ParallelEnv(BatchedEnv):
             functions of ``__main__``) are sent by value.
         create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
             environments, or a sequence with one mapping for each.
-        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
-            they have no device.
+        device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
+            their tensors are on the CPU.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
             modules they need; ``"spawn"`` starts a fresh interpreter for each process, which
             takes seconds.
@@ -163,7 +163,7 @@ class ParallelEnv(BatchedEnv):
     @property
     @override
     def vectors(self) -> list[Any]:
-        """Stand-ins for the vector environments, in all processes, that can't restart on demand."""
+        """Stand-ins for vector environments in the processes, if they can't restart on demand."""
         return [
             SimpleNamespace(can_restart=False, env=type(name, (), {})())
             for info in self.members
@@ -201,7 +201,7 @@ class ParallelEnv(BatchedEnv):
         self._call_reset("begin", mask, kwargs)
 
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
-        """Sets the dtypes of the actions in the shared memory from now on."""
+        """Changes the dtypes of the actions in the shared memory."""
         assert self.buffers is not None
         if self.buffers.action_dtypes != dtypes:
             self._workers.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})

@@ -19,14 +19,15 @@ def derive(seed: int, *path: str | int) -> int:
 
 
 def next_seed(seed: int, static_seed: bool = False) -> int:
-    """Returns the seed of the next environment: derived from ``seed`` or, if static, the same."""
+    """Returns the next environment's seed: ``seed`` if ``static_seed``, else a derived seed."""
     return seed if static_seed else derive(seed, "next")
 
 
 def next_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of ``reset`` for the next environment of a batch.
 
-    With the same seed, all environments would produce the same episodes.
+    A ``seed`` among the arguments is replaced with a seed derived from it. With the same seed, all
+    environments would produce the same episodes.
     """
     seed = kwargs.get("seed")
     return kwargs if seed is None else {**kwargs, "seed": next_seed(seed)}

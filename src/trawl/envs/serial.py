@@ -31,8 +31,8 @@ class SerialEnv(BatchedEnv):
             return any environment that a collector accepts.
         create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
             environments, or a sequence with one mapping for each.
-        device: device of the returned TensorDicts; with None, their tensors are on the CPU and
-            they have no device.
+        device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
+            their tensors are on the CPU.
 
     Raises:
         TypeError: if the environments can't be made.
@@ -136,14 +136,15 @@ def build_env(source: Any, kwargs: EnvKwargs | None = None, *, name: str = "crea
     Args:
         source: a Gymnasium id, a Gymnasium, vector or EnvPool environment, a TensorDict
             environment (recognised by its protocol), a function that makes one of these, or a
-            list of any of these, which is stepped as one batch.
+            list of any of these. The environments of a list are stepped as one batch.
         kwargs: arguments for the function (or, with an id, for :class:`GymEnv`). If ``source``
             is a list, ``kwargs`` may be a list with one entry for each environment.
         name: name of the argument that ``source`` comes from, for error messages.
 
     Returns:
-        A :class:`TensorDictEnv`. A TensorDict environment of another library is returned
-        unchanged, and a list of such environments is returned as TorchRL's ``SerialEnv``.
+        A :class:`TensorDictEnv`. There are two exceptions for environments of other libraries: a
+        TensorDict environment is returned unchanged, and a list of TensorDict environments is
+        returned as TorchRL's ``SerialEnv``.
 
     Raises:
         TypeError: if ``source`` is none of the above, or if ``kwargs`` is a list and ``source``

@@ -78,8 +78,9 @@ class SpaceCodec:
 
     Args:
         space: the space of a single environment.
-        root: ``"observation"`` or ``"action"``. This is the key of a single leaf, and the first
-            part of the keys of a Tuple. The entries of a top-level Dict space keep their own names.
+        root: ``"observation"`` or ``"action"``. If the space is a single leaf, this is its key. If
+            the space is a Tuple, this is the first part of all keys. The entries of a top-level
+            Dict space keep their own names.
         categorical: True to keep discrete values as indices instead of one-hot vectors.
     """
 
@@ -222,7 +223,7 @@ def _decoder(leaf: SpaceLeaf) -> Callable[[Array], Any]:
         return decode
     if isinstance(spec, NonTensor):
         return lambda value: value
-    # A copy: the environment may keep its action and change it, but the record must not change.
+    # A copy, because the environment may keep and change its action, but the batch must not change.
     return lambda array: array.astype(space.dtype)
 
 

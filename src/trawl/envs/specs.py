@@ -1,8 +1,8 @@
 """Specs of an environment's inputs and outputs: shape, dtype and domain of every entry.
 
-A spec describes the values that a tensor may hold, and can draw a random one. Leaf specs describe
-one tensor, and :class:`Composite` describes a TensorDict of them. Random values come from torch's
-default generator, so ``torch.manual_seed`` (or ``Collector.set_seed``) determines them.
+A spec describes the values that a tensor may hold, and can draw random values. A leaf spec
+describes one tensor, and a :class:`Composite` describes a TensorDict. Random values come from
+torch's default generator, so ``torch.manual_seed`` (or ``Collector.set_seed``) determines them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Spec:
     """Spec of one tensor of an environment: its shape, dtype and device.
 
     Args:
-        shape: shape of one entry, including the environment's batch dimensions.
-        dtype: dtype of the entry; by default, the class's ``default_dtype``.
+        shape: shape of the tensor, including the environment's batch dimensions.
+        dtype: dtype of the tensor; by default, the class's ``default_dtype``.
         device: device of the results of :meth:`rand` and :meth:`zero`.
     """
 
@@ -43,15 +43,19 @@ class Spec:
         self.device = torch.device("cpu") if device is None else torch.device(device)
 
     def rand(self, shape: Sequence[int] = ()) -> Tensor:
-        """Draws a random entry of shape ``(*shape, *self.shape)``."""
+        """Draws a random tensor of shape ``(*shape, *self.shape)``."""
         return self._draw(torch.Size((*shape, *self.shape))).to(self.device)
 
     def zero(self, shape: Sequence[int] = ()) -> Tensor:
-        """Returns an entry of zeros of shape ``(*shape, *self.shape)``."""
+        """Returns a tensor of zeros of shape ``(*shape, *self.shape)``."""
         return torch.zeros((*shape, *self.shape), dtype=self.dtype, device=self.device)
 
     def is_in(self, value: Tensor) -> bool:
-        """Returns True if ``value`` matches the spec's trailing shape, dtype and domain."""
+        """Returns True if ``value`` has the spec's dtype, and its values are in the domain.
+
+        The last dimensions of ``value`` must have the spec's shape; dimensions before them are
+        ignored.
+        """
         tail = value.shape[value.ndim - len(self.shape) :]
         return tail == self.shape and value.dtype == self.dtype and self.contains(value)
 
@@ -149,7 +153,8 @@ class Bounded(Spec):
 
     @override
     def contains(self, value: Tensor) -> bool:
-        # Compared in numpy, because torch can't compare the larger types of unsigned integers.
+        # The arrays are compared in numpy, because torch can't compare unsigned integers that are
+        # wider than 8 bits.
         low, high, array = (tensor.cpu().numpy() for tensor in (self.low, self.high, value))
         return bool(((array >= low) & (array <= high)).all())
 
@@ -195,7 +200,7 @@ class Categorical(Spec):
 
 
 class MultiCategorical(Spec):
-    """Several choices as int64 indices; each entry of ``nvec`` is a choice's number of values."""
+    """Several choices as int64 indices; ``nvec`` has the number of values of each choice."""
 
     def __init__(
         self,
@@ -279,7 +284,7 @@ class NonTensor(Spec):
 
     Args:
         space: the Gymnasium space of the data, which draws the random values.
-        shape: batch dimensions.
+        shape: the environment's batch dimensions.
     """
 
     def __init__(self, space: gymnasium.Space[Any], shape: Sequence[int] = ()) -> None:

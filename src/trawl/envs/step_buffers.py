@@ -16,14 +16,14 @@ from trawl.memory import Array, aligned
 # Bits in the flags of a row.
 TERMINATED, TRUNCATED, RESET, AUTORESET = 1, 2, 4, 8
 
-# Size in bytes of the largest dtype of an action. A policy's actions may have another dtype than
-# the environment's.
+# Size in bytes of the largest dtype that an action may have. The dtype of a policy's actions may
+# differ from the environment's.
 _WIDEST = 8
 
 
 @dataclass(frozen=True)
 class StepBufferSpec:
-    """Description of the contents of :class:`SharedStepBuffers`, which is sent to processes.
+    """Description of the arrays in :class:`SharedStepBuffers`, which each process receives.
 
     Attributes:
         workers: number of processes.
@@ -52,16 +52,16 @@ class SharedStepBuffers:
     its environment after the last step of an episode writes to both.
 
     Args:
-        spec: contents of the memory.
-        buffer: the memory; None to compute only the required size.
+        spec: description of the arrays in the memory.
+        buffer: the memory, as a writable buffer; None to compute only the required size.
 
     Attributes:
         observed: observations after the step, by key.
         reset_observed: observations after a reset, by key, valid in the rows that were reset.
         rewards: rewards of the step, as float32.
-        masks: action masks for the next step; 2 for environments without masks.
+        masks: action masks for the next step. For environments without masks, all entries are 2.
         masked: True for rows whose environment has masks.
-        flags: one byte for each row, a combination of ``TERMINATED``, ``TRUNCATED``, ``RESET``
+        flags: one byte for each row. Its bits are ``TERMINATED``, ``TRUNCATED``, ``RESET``
             (the row was reset after the step) and ``AUTORESET`` (the step was a reset).
         actions: the actions, by key.
         action_dtypes: dtypes of the actions, by key.
@@ -110,7 +110,7 @@ class SharedStepBuffers:
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)
 
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
-        """Sets the dtypes of the actions from now on."""
+        """Changes the dtypes of the actions."""
         self.action_dtypes = dict(dtypes)
         self.actions = {}
         for key, (memory, shape) in self._acted.items():
@@ -120,7 +120,7 @@ class SharedStepBuffers:
             )
 
     def rows(self, worker: int) -> slice:
-        """Returns the rows of a process."""
+        """Returns the rows that belong to the environments of a process."""
         return slice(worker * self._plan.envs_per_worker, (worker + 1) * self._plan.envs_per_worker)
 
 

@@ -5,11 +5,11 @@ explicit restart.
 
 Gymnasium has three ways to reset a sub-environment (``AutoresetMode``), and EnvPool has a fourth.
 Each adapter translates one of these ways into ``step`` and ``restart(mask)``, so the loop needs to
-support only one way. The exception is an environment that spends a whole step on each reset. For
-such an environment, :class:`StepResetVector` reports which rows of a step were resets, and these
-rows never count as experience.
+support only one way. The exception is an environment that spends a whole step on each reset. Its
+adapter, :class:`StepResetVector`, reports which rows of a step were resets, and these rows never
+count as experience.
 
-Source of the modes: https://farama.org/Vector-Autoreset-Mode
+The modes are described at https://farama.org/Vector-Autoreset-Mode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trawl.memory import Array, Mask
 
 Step = tuple[list[Array], Array, Array, Array]
 
-#: Environments that can restart sub-environments at any time, for error messages.
+#: Description of environments that can restart sub-environments at any time, for error messages.
 RESTARTABLE = (
     "a list of factories, or a gymnasium.vector.SyncVectorEnv with stateful wrappers only around "
     "its sub-environments"

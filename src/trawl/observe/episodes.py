@@ -26,7 +26,8 @@ class Episodes:
         returns: sum of the rewards of each episode, float64. With several agents, the mean of the
             agents' sums.
         lengths: number of frames of each episode, int64.
-        ends: number of frames seen, in all episodes, up to the last frame of each episode, int64.
+        ends: number of frames seen when each episode ended, including the frames of other
+            episodes, int64.
     """
 
     traj_ids: NDArray[np.int64]
@@ -147,8 +148,8 @@ class EpisodeStats:
         ids, rewards, done = _columns(batch)
         if not len(ids):
             return Episodes.concatenate([])
-        # Rows are sorted by trajectory, and within a trajectory by time. A run of rows then
-        # belongs together, up to an end or to the next trajectory.
+        # Sorts the rows by trajectory, and within a trajectory by time. Each run of rows up to the
+        # end of an episode, or up to the next trajectory, then belongs to one episode.
         order = np.argsort(ids, kind="stable")
         ids, rewards, done = ids[order], rewards[order], done[order]
         starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]) | done[:-1]])
@@ -191,18 +192,20 @@ class EpisodeStats:
 
     @property
     def recent_return(self) -> float:
-        """Mean return of the last episodes; NaN if none has ended."""
+        """Mean return of the most recent episodes; NaN if no episode has ended."""
         return _mean([value for value, _ in self._recent])
 
     @property
     def recent_length(self) -> float:
-        """Mean length of the last episodes; NaN if none has ended."""
+        """Mean length of the most recent episodes; NaN if no episode has ended."""
         return _mean([length for _, length in self._recent])
 
     def summary(self) -> dict[str, Any]:
-        """Returns ``count``, and mean, std, min and max of ``return`` and ``length``, for JSON.
+        """Returns the statistics as a dictionary that can be written as JSON.
 
-        Values that are not finite (no episode has ended, or a reward was NaN) are None.
+        The dictionary has ``count``, the number of episodes, and the dictionaries ``return`` and
+        ``length``, each with ``mean``, ``std``, ``min`` and ``max``. Values that are not finite (no
+        episode has ended, or a reward was NaN) are None.
         """
         return {
             "count": self.count,

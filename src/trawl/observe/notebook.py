@@ -18,7 +18,7 @@ class CellOutput:
 
     Args:
         content: content that is shown first.
-        width: number of columns.
+        width: width of the output, in characters.
     """
 
     def __init__(self, content: RenderableType, width: int) -> None:

@@ -91,7 +91,7 @@ def _draw(axes: Any, episodes: Episodes) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    # Beside the axes, where it hides no episode.
+    # The legend is outside the axes, so that it hides no episode.
     axes.figure.legend(frameon=False, loc="outside lower right", ncols=2)
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     # This import needs IPython, which is installed wherever a notebook runs.
     from trawl.observe.notebook import CellOutput
 
-# Without a terminal, a line is printed after each tenth of the frames, and after 30 s without one.
+# Without a terminal, a line is printed after each tenth of the frames, and whenever the previous
+# line is 30 s old.
 _LINES, _SECONDS = 10, 30.0
 _PER_SECOND = 4
 # Number of recent batches over which the rate is computed.
@@ -44,7 +45,7 @@ class CollectionProgress:
 
     Attributes:
         episodes: statistics of the episodes seen.
-        seconds: time in seconds between the start and the last batch.
+        seconds: seconds from the construction of this object to the last batch.
 
     Example:
         >>> from trawl import Collector
@@ -230,7 +231,7 @@ class CollectionProgress:
 
 
 def _marks(now: float, frames: int) -> deque[tuple[float, int]]:
-    """Returns a queue for recent times and frame counts, which contains a first entry."""
+    """Returns a queue for recent pairs of time and frame count, with a first pair in it."""
     return deque([(now, frames)], maxlen=_RATE_BATCHES)
 
 

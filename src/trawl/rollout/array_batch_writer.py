@@ -1,4 +1,4 @@
-"""Batches of fixed layout, which environment and policy write directly into one block."""
+"""Batches of fixed layout: the environment and the policy write directly into one block."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class PolicyBinder:
         policy: the policy.
         leaves: entries that the policy writes.
         readable: keys of the environment's data that the policy can read.
-        next_obs: for each entry that a step passes on to the next step, the row after the last
-            row of a batch.
+        next_obs: the entries that a step passes on to the next step, by key: for each entry, the
+            row after the last row of a batch.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class PolicyBinder:
     def _act_randomly(self, block: Block, start: int, stop: int) -> ActFn | None:
         """Draws random actions for the whole chunk at once.
 
-        If action masks apply, also returns a function that draws an allowed action at each step.
-        Otherwise, returns None.
+        Returns None, unless action masks apply. In this case, returns a function that draws an
+        allowed action at each step.
         """
         self._fill_random(block, start, stop)
         name, *more = self.env.action_keys
@@ -217,7 +217,10 @@ class PolicyBinder:
 
 
 class _Copies:
-    """Copies of a tensor that changes, because a policy may keep or return its input."""
+    """Rows that are all copied from the same changing tensor.
+
+    Each row is a copy, because a policy may keep or return its input.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -245,7 +248,7 @@ class _Clones:
 class _Snapshots:
     """Small rows that numpy copies to preallocated memory when they are read.
 
-    Such a copy takes a tenth of the time of a clone. Each chunk gets new memory, so that a policy
+    This copy takes a tenth of the time of a clone. Each chunk gets new memory, so that a policy
     may keep its inputs.
     """
 
@@ -273,7 +276,7 @@ def _unusual(value: Any, key: Key, dtype: torch.dtype) -> Array:
     """Converts an output that is not a plain CPU tensor of the first output's dtype.
 
     Raises:
-        TypeError: if the output has no tensor, or can't be converted to ``dtype``.
+        TypeError: if the output contains no tensor, or can't be converted to ``dtype``.
     """
     tensor = value if isinstance(value, Tensor) else unwrap(value, key)
     if not torch.can_cast(tensor.dtype, dtype):

@@ -41,7 +41,7 @@ class ArrayStepper(Protocol):
 
         Args:
             view: the arrays of the environments.
-            mask: the environments to reset, as a bool array; None for all environments.
+            mask: mask of the environments to reset, bool of shape ``(num_envs,)``; None for all.
             **kwargs: arguments of the environments' ``reset``.
         """
 
@@ -251,7 +251,7 @@ def _at_limit(episodes: EpisodeTracker, first: int, row: int, num_envs: int) -> 
 
 
 class _Observations:
-    """Writes observations into rows, and rejects those of a wrong shape."""
+    """Writes observations into rows, and rejects those of the wrong shape."""
 
     def __init__(self, codec: SpaceCodec, batch: tuple[int, ...]) -> None:
         self.encode = codec.encode
@@ -303,7 +303,7 @@ def _action_reader(
     if codec.plain and not codec.leaves[0].path:
         (only,) = rows
         dtype = codec.leaves[0].space.dtype
-        # A copy: the environment may keep its action and change it, but the record must not change.
+        # A copy, because the environment may keep and change its action, but the batch must not.
         if only[0].dtype == dtype:
             return lambda t: only[t].copy()
         return lambda t: only[t].astype(dtype)

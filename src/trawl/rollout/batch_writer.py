@@ -31,7 +31,7 @@ class BatchOptions:
         compact: True if observations are left out of ``"next"``.
         recycle: True if the memory of batches that are no longer in use is reused.
         is_init: True if frames have the flag ``is_init``, which marks the first frame of an
-            episode; None if they have it only for a policy that reads it.
+            episode; None to add the flag only if the policy reads it.
         restarts: record of failures, if environments that fail are rebuilt; None to raise errors
             instead.
     """
@@ -48,8 +48,9 @@ class BatchOptions:
 class BatchWriter(Protocol):
     """Fills batches with frames, step by step.
 
-    The loop begins a batch, binds it chunk by chunk, and finishes it. Binding returns two functions
-    of a row number in the chunk: the policy's and the environment's part of a step.
+    The loop begins a batch, binds it chunk by chunk, and finishes it. Binding returns two
+    functions: one for the policy's part of a step, and one for the environment's part. Both take
+    the number of a row in the chunk.
 
     Attributes:
         env: the environment, which may be replaced after a failure.

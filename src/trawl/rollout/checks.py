@@ -21,7 +21,7 @@ def check_actions(env: Any, policy: Any, found: dict[Key, Any]) -> None:
 
     Raises:
         KeyError: if an action is missing.
-        ValueError: if an action has a wrong shape, or is not one of the discrete choices.
+        ValueError: if an action has the wrong shape, or is not one of the discrete choices.
         TypeError: if a discrete action has a floating-point dtype.
     """
     for name in env.action_keys:

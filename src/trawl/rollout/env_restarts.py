@@ -1,4 +1,4 @@
-"""Restarts of environments that fail: they are rebuilt, and collection goes on.
+"""Restarts of failed environments: they are rebuilt, and collection continues.
 
 A failed step is not experience. Its row is masked out, like the row of a step that was only a
 reset, and the previous frame ends the episode as truncated. If a reset fails, the step before it

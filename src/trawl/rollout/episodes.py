@@ -147,7 +147,7 @@ class EpisodeTracker:
         return self._began[index] + self.limit - self._steps[index] - 1
 
     def end(self, index: int, row: int) -> None:
-        """Ends the environment's episode with the step in ``row``, and begins another after it."""
+        """Ends the environment's episode with the step in ``row``, and begins a new one."""
         self._write(index, row + 1)
         self._renew(index)
         self._start(index, row + 1)
@@ -203,7 +203,10 @@ class EpisodeTracker:
         return ids
 
     def load(self, next_id: int, stride: int | None = None) -> None:
-        """Begins new trajectories in all environments, with ids from ``next_id`` on."""
+        """Begins new trajectories in all environments, with ids from ``next_id`` on.
+
+        ``stride`` is the new difference between consecutive ids; None leaves it unchanged.
+        """
         self.next_id = next_id
         self.stride = self.stride if stride is None else stride
         for index in range(len(self._ids)):
@@ -222,7 +225,7 @@ class EpisodeTracker:
             self._count(index, began, stop)
 
     def _count_ahead(self, index: int, row: int) -> None:
-        """Numbers the steps from ``row`` to the episode's limit, for a policy that reads them."""
+        """Numbers the steps from ``row`` to the episode's limit, if the policy reads the count."""
         if self.counts_ahead and self._counts is not None and self.limit is not None:
             stop = min(row + self.limit - self._steps[index], len(self._counts[0]))
             self._count(index, row, stop)

@@ -97,8 +97,9 @@ class BatchPartition:
         part: layout of one worker's batch. The layouts of the workers' batches differ only in the
             number of steps.
         steps: number of steps of each worker.
-        how: ``"stack"`` adds a first dimension for the workers, 0 concatenates their batches along
-            the first dimension, and -1 concatenates them along time.
+        how: value of ``cat_results``. ``"stack"`` adds a first dimension for the workers, 0
+            concatenates their batches along the first dimension, and -1 concatenates them along
+            time.
 
     Attributes:
         whole: the layout of the block.

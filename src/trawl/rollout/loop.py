@@ -50,7 +50,7 @@ class Rollout:
 
     Attributes:
         writer: the object that fills the batches.
-        steps_done: steps that each environment has taken.
+        steps_done: number of steps that each environment has taken.
         env_share: share of the loop's time that the environment takes, estimated from samples.
         filled: number of rows that were filled in the last batch.
         stream: the collector's stream of random numbers; None to use the global generators.
@@ -91,10 +91,11 @@ class Rollout:
 
         Args:
             random: True to draw random actions instead of calling the policy.
-            stopped: called before each step except the first; if it returns True, the batch ends
-                there.
-            alone: True if no other thread draws random numbers in the meantime. Only then is the
-                collector's own random stream swapped into the global generators.
+            stopped: function that is called before each step of the batch except the first. If
+                it returns True, the batch ends before this step.
+            alone: True if no other thread draws random numbers while the batch is filled. The
+                collector's own random stream is swapped into the global generators only if this
+                is True.
         """
         batch = self._run(None, random, stopped, alone)
         assert batch is not None
@@ -106,7 +107,8 @@ class Rollout:
         """Fills a batch in the given memory.
 
         Returns:
-            None, or the batch itself if it does not have the layout of the memory.
+            None if the batch is in ``block``; the batch itself if its layout differs from the
+            layout of ``block``.
         """
         return self._run(block, random, stopped, alone=True)
 
@@ -211,7 +213,7 @@ class Rollout:
 
 
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
-    """Returns the fast batch writer if environment and policy allow it; else, the slower one."""
+    """Returns the faster batch writer that the environment and the policy allow."""
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"

@@ -1,4 +1,4 @@
-"""Known modules: the plain functions that they run, and whether they leave their inputs alone.
+"""Replaces known modules with plain functions, and tells which modules leave inputs alone.
 
 A call of an ``nn.Module`` looks for hooks, and a layer looks up its parameters by name. For small
 networks, these lookups cost as much as the arithmetic. They can be done before the loop, but must

@@ -40,8 +40,8 @@ class Plan:
         reads: keys of the arguments of ``call``.
         writes: keys of the results of ``call``.
         call: function that takes a tensor for each key in ``reads``, and returns a sequence with a
-            tensor for each key in ``writes``. If there is only one such key, it returns the tensor
-            itself.
+            tensor for each key in ``writes``. If ``writes`` has only one key, it returns the
+            tensor itself.
     """
 
     reads: tuple[Key, ...]
@@ -258,7 +258,8 @@ def _sampling(module: ProbabilisticTensorDictModule, exploration: InteractionTyp
 
     def operate(values: Values) -> None:
         dist = cls(**{name: values[key] for name, key in arguments}, **fixed)
-        # Without autograd both draw the same values; the module itself prefers `rsample`.
+        # Without autograd, `sample` and `rsample` draw the same values. The module itself
+        # prefers `rsample`.
         sample = dist.rsample() if dist.has_rsample else dist.sample()
         values[sample_key] = sample
         if log_prob_key is not None:

@@ -126,7 +126,7 @@ class Policy:
         Returns:
             The values that the policy wrote, by key. All values within a lazy stack form one
             entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of this
-            entry is empty.
+            entry is the empty tuple.
         """
         try:
             found = self._call_on_tensors(root)
@@ -200,7 +200,7 @@ class Policy:
         """Returns a plan with which the loop can call the policy on tensors.
 
         The plan is made anew for each binding, because a user may hook or replace a module between
-        two batches.
+        two batches. Only a plan that ``transform`` has wrapped is reused.
 
         Args:
             available: keys of the tensors that the loop can provide.
@@ -268,7 +268,8 @@ def resolve(policy: Any, env: Any, trust: bool) -> Any:
         trust: True to return any callable unchanged.
 
     Raises:
-        TypeError: if the policy can't be called, or its parameters match no observation.
+        TypeError: if the policy can't be called, has only one of ``in_keys`` and ``out_keys``, or
+            has a required parameter that is not an observation key.
         RuntimeError: if the policy has ``in_keys`` and ``out_keys``, but is not a
             ``TensorDictModuleBase``.
     """

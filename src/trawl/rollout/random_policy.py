@@ -17,7 +17,7 @@ class RandomPolicy:
     Args:
         action_spec: spec of the action, or a composite of the specs of several actions. If None,
             a collector sets it from its environment.
-        action_key: key of a single action.
+        action_key: key of the action; not used if ``action_spec`` is a composite.
 
     Example:
         >>> from trawl.collectors import RandomPolicy

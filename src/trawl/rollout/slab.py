@@ -1,8 +1,8 @@
 """Blocks of memory for batches, leased to the user and then recycled.
 
-A delivered batch stays valid as long as anything refers to it. Each of its tensors keeps its
-storage alive, and the storage keeps the array from which it was made alive. When this array dies,
-the block returns to its pool. Users need not copy a batch to keep it.
+A delivered batch stays valid as long as anything refers to it. Each of its tensors keeps a storage
+alive, and the storage keeps alive the array from which it was made. When this array dies, the block
+returns to its pool. Users need not copy a batch to keep it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SlabPool:
             self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
         )
         memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
-        # An array over ``memory`` itself would keep the block's bytes, but not ``memory``.
+        # An array over ``memory`` itself would keep the block's bytes alive, but not ``memory``.
         tensors, owner = tensors_over(self.layout, memory.data)
         # The array may die in any thread, at any time. The callback is atomic C code, because
         # Python would drop a KeyboardInterrupt that arrives during a finaliser written in Python.

@@ -81,7 +81,7 @@ class TensorDictBatchWriter(BatchWriter):
                 self._parts = PartFailures(env, options.restarts)
             else:
                 self._whole = FailureCounter(options.restarts, 0, self.num_envs)
-        # Compared before the reset, which may change the mask of a spec.
+        # The specs are compared before the reset, because a reset may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
         root = self._with_marks(self._reset())
         self._caller = TensorDictPolicy(env, policy, root)
@@ -154,7 +154,7 @@ class TensorDictBatchWriter(BatchWriter):
         if random:
 
             def act(t: int) -> None:
-                # Looked up in each step: an environment that fails is replaced within the chunk.
+                # The environment is looked up in each step, because it is replaced if it fails.
                 self._carrier = self._caller.act_randomly(self.env, self._carrier)
         else:
             act_on = self._caller.bind(self.env, self._carrier)
@@ -287,7 +287,7 @@ class TensorDictBatchWriter(BatchWriter):
         return None if block is not None and copy_into(batch, block.lease) else batch
 
     def _actions_of(self, batch: TensorDictBase) -> dict[Key, NDArray[Any]]:
-        """Returns a batch's actions, ``(steps, num_envs, ...)``, except those in lazy stacks."""
+        """Returns the actions, of shape ``(steps, num_envs, ...)``, except those in lazy stacks."""
         axis, actions = len(self.batch), {}
         for key in map(as_key, self.env.action_keys):
             if whole_key(batch, key) == key and isinstance(value := batch.get(key, None), Tensor):
@@ -303,7 +303,7 @@ class TensorDictBatchWriter(BatchWriter):
         return whole
 
     def _compact(self, batch: TensorDictBase) -> TensorDictBase:
-        """Returns the batch; if ``compact`` is set, entries that steps pass on are left out."""
+        """Returns the batch; with ``compact``, without the entries of :meth:`_keys_passed_on`."""
         return batch.exclude(*self._passed_on) if self._passed_on else batch
 
     def _keys_passed_on(self) -> list[Key]:

@@ -34,7 +34,7 @@ class TensorDictPolicy:
         states: keys of entries that the policy writes under ``"next"`` and reads one step later.
         memories: keys of entries that the policy writes, and reads under the same name one step
             later.
-        first: zeros for the entries that the policy reads one step later.
+        first: TensorDict with zeros for ``states`` and ``memories``, which an episode begins with.
         warnings: warnings to the user about the actions.
         unwritten: keys of actions that the policy did not write in its first call.
     """
@@ -52,8 +52,8 @@ class TensorDictPolicy:
         tensors = {k: v for k, v in found.items() if isinstance(v, Tensor) or is_lazy(v)}
         self._blank = self._as_one(tensors, env.device).clone().zero_()
         self._dtypes = {key: value.dtype for key, value in found.items() if _is_tensor(value)}
-        # Actions count even if the policy did not write them in its first call, because it may
-        # write them later.
+        # Actions count as outputs even if the policy did not write them in its first call, because
+        # it may write them later.
         actions = [whole_key(root, as_key(key)) for key in env.action_keys]
         self._outputs = list(dict.fromkeys([*found, *actions]))
         self.unwritten = [key for key in actions if key not in found]
@@ -105,7 +105,7 @@ class TensorDictPolicy:
         carrier.update(self._blank.clone())
         env.rand_action(carrier)
         for key in env.action_keys:
-            # A policy may write its actions in another dtype than the environment's.
+            # The dtype of a policy's actions may differ from the environment's.
             dtype = self._dtypes.get(as_key(key))
             if dtype is not None:
                 carrier.set(key, carrier.get(key).to(dtype))

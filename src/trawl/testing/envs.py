@@ -1,8 +1,9 @@
 """Deterministic environments that number their own steps.
 
 Each observation holds the numbers of its environment and its step. With these numbers,
-:class:`~trawl.testing.Ledger` detects frames that are lost, duplicated, mixed up or have wrong
-flags. Other environments have the same numbers in other observation and action spaces.
+:class:`~trawl.testing.Ledger` detects frames that are lost, duplicated or mixed up, or that have
+wrong flags. :class:`~trawl.testing.NumberedEnv` is the basic environment. Its subclasses have the
+same numbers in other observation and action spaces.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 
-#: Names of the numbers in an observation, in their order.
+#: Names of the numbers in an observation, in order.
 FIELDS = ("env", "episode", "step", "total", "action")
 
 _ENDS = ("terminated", "truncated", "both")
@@ -284,8 +285,8 @@ class FaultyEnv(NumberedEnv):
 
     Args:
         at: number of the step, counted from 0 over all episodes.
-        fault: the fault: an exception to raise, ``"nan"`` to return NaN as the reward, or
-            ``"shape"`` to return an observation of another shape.
+        fault: an exception to raise, ``"nan"`` to return NaN as the reward, or ``"shape"`` to
+            return an observation of another shape.
         **kwargs: arguments of :class:`NumberedEnv`.
 
     Raises:
@@ -300,7 +301,7 @@ class FaultyEnv(NumberedEnv):
         self.fault = fault
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a step, with the fault if this is the step ``at``."""
+        """Takes a step. The step with the number ``at`` has the fault."""
         now = len(self.actions) == self.at
         if now and isinstance(self.fault, BaseException):
             raise self.fault
@@ -313,7 +314,7 @@ class FaultyEnv(NumberedEnv):
 
 
 class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
-    """Vector environment that resets its environments itself, and can't reset only some of them.
+    """Vector environment that resets its environments itself, and can only be reset as a whole.
 
     The step after the end of an episode only resets the environment
     (``gymnasium.vector.AutoresetMode.NEXT_STEP``). Many simulators that step all their environments
@@ -346,7 +347,8 @@ class SelfResettingVectorEnv(VectorEnv[Any, Any, Any]):
         """Resets all environments.
 
         Raises:
-            ValueError: if ``options`` has a ``reset_mask``, to reset only some environments.
+            ValueError: if ``options`` has a ``reset_mask``, which asks for a reset of only some
+                environments.
         """
         if "reset_mask" in (options or {}):
             raise ValueError("all environments must be reset together, not only some of them")

@@ -31,7 +31,7 @@ class Ledger:
 
     Args:
         envs: the environments, or environments made with the same arguments.
-        limit: the ``max_frames_per_traj`` of the collector.
+        limit: the collector's ``max_frames_per_traj``; None if the collector has no limit.
 
     Attributes:
         frames: number of frames checked.
@@ -92,7 +92,7 @@ class Ledger:
                 self.frames += 1
 
     def _columns(self, batch: TensorDictBase) -> dict[str, list[Any]]:
-        """Returns, by name, the values to check, with a list entry for each frame."""
+        """Returns a list for each name of a value to check, with one entry per frame."""
         following = batch.get("next")
         found = {
             "now": self._kind.numbers(batch),

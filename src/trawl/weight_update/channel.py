@@ -230,7 +230,7 @@ def channel_of(channels: Mapping[int, Any], worker: int) -> Any:
     """Returns the entry for a receiver (its channel or the address of its channel).
 
     Raises:
-        ValueError: if the sender has no receiver of this number.
+        ValueError: if the sender has no receiver with this number.
     """
     if worker not in channels:
         raise ValueError(f"worker_idx is {worker}, but the receivers are {sorted(channels)}")

@@ -17,7 +17,7 @@ from trawl.weight_update.strategy import WeightStrategy, in_form, load_received
 from trawl.weight_update.tensors import Weights, weights_of
 from trawl.weight_update.transports import Transport, copies
 
-# Timeout for calls of PyTorch that need one, if the caller wants none.
+# Timeout for calls of PyTorch that require a timeout, if the caller sets no limit.
 _LONG = timedelta(days=365)
 # Weights for receivers of this RPC node that are not collectors, by the receiver's number.
 _inboxes: defaultdict[int, queue.Queue[Any]] = defaultdict(queue.Queue)

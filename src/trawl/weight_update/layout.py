@@ -37,7 +37,7 @@ class TensorEntry:
         names: names of the tensor; several if the tensor is tied.
         shape: shape of the tensor.
         dtype: dtype of the tensor.
-        required: True for a tensor that all weights must include. Buffers may be missing.
+        required: True for a tensor that every set of weights must include. Buffers may be missing.
         start: offset of the first byte in the buffer.
     """
 
@@ -58,7 +58,7 @@ class FlatLayout:
 
     Args:
         tensors: the tensors by name. A tensor with several names is packed only once.
-        required: names of the tensors that all weights must include.
+        required: names of the tensors that every set of weights must include.
 
     Attributes:
         entries: the tensors, in their order in the buffer.
@@ -156,7 +156,8 @@ class FlatLayout:
     def runs(self) -> list[tuple[int, int]]:
         """Returns the runs, one for each dtype.
 
-        A run is a range of entries: the index of its first entry, and the index after its last.
+        A run is a range of entries with the same dtype, given as the index of the first entry and
+        the index after the last entry.
         """
         found, first = [], 0
         for _, group in groupby(self.entries, key=lambda entry: entry.dtype):
@@ -289,7 +290,7 @@ class Slot:
 
     @torch.no_grad()
     def put_flat(self, tensors: Sequence[Sequence[Tensor]], update: int = 1) -> None:
-        """Fills the slot with flat CPU tensors, grouped by run. Each run is copied at once."""
+        """Fills the slot with flat CPU tensors, grouped by run. Copies a run in one operation."""
         self._updates[:] = update
         for run, parts in zip(self._flat, tensors, strict=True):
             torch.cat(list(parts), out=run)

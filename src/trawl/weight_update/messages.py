@@ -30,7 +30,7 @@ class MessageWeightSyncScheme(WeightSyncScheme):
     channels of its own.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
     """
 
     def __init__(self, strategy: str = "tensordict") -> None:
@@ -163,10 +163,10 @@ class MessageWeightSyncScheme(WeightSyncScheme):
 class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
     """Sends weights to the nodes of a collector, over the collector's connections to them.
 
-    Sending never waits, and batches that begin later have the new weights.
+    Sending never waits, and batches that begin later use the new weights.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
 
     Example:
         >>> from trawl.weight_update import RPCWeightSyncScheme
@@ -191,7 +191,7 @@ class RPCWeightSyncScheme(MessageWeightSyncScheme, backends=("rpc",)):
             collector_rref: as in :class:`RPCTransport`.
             collector_class: as in :class:`RPCTransport`.
             worker_rank: as in :class:`RPCTransport`.
-            **options: not used; other arguments raise an error.
+            **options: must be empty; any other argument raises an error.
 
         Raises:
             TypeError: for any other argument.

@@ -22,7 +22,7 @@ class ReceiverGroup:
 
     Attributes:
         workers: numbers of the receivers.
-        live: model that provides the weights of updates that include none; or None.
+        live: model whose current weights are sent if an update includes no weights; or None.
         fixed: source of the weights in place of ``live``: a TensorDict, a dict, or a module whose
             tensors had no shapes yet; or None.
         layout: layout of the receivers' models; None while it is not known.
@@ -201,7 +201,7 @@ class ReceiverGroups:
 
 
 def by_worker(weights: Any) -> dict[int, Any]:
-    """Returns the weights if they are a dict by the numbers of receivers, else an empty dict."""
+    """Returns the weights if they are a dict keyed by receiver number, or else an empty dict."""
     if not isinstance(weights, Mapping) or isinstance(weights, TensorDictBase):
         return {}
     return dict(weights) if all(type(name) is int for name in weights) else {}

@@ -29,7 +29,7 @@ class GroupWeightSyncScheme(MessageWeightSyncScheme):
     The members of each group are the sender and the receiver.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
     """
 
     def __init__(self, strategy: str = "tensordict") -> None:
@@ -64,7 +64,7 @@ class DistributedWeightSyncScheme(GroupWeightSyncScheme, backends=("distributed"
 
     Args:
         backend: the kind of process group; only ``"gloo"`` can be used.
-        sync: accepted for compatibility. Sending never waits, and batches that begin later have
+        sync: accepted for compatibility. Sending never waits, and batches that begin later use
             the new weights.
         timeout: seconds that a sender and a receiver wait for each other when they connect.
         address: without a collector, address of the sender's machine, to which receivers connect.

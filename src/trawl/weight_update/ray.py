@@ -49,7 +49,7 @@ class RayWeightSyncScheme(GroupWeightSyncScheme, backends=("ray",)):
     to ``wait_async``.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
         backend: ``"object_store"``, or ``"gloo"`` to send the weights to each receiver separately.
             With ``"gloo"``, the weights go through the collector's connection to the receiver or,
             without a collector, through a process group of two.
@@ -167,7 +167,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
     once the actor has received the weights.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
         backend: see :class:`RayWeightSyncScheme`.
     """
 
@@ -262,8 +262,8 @@ class RayTransport(Transport):
     """Sends weights to an actor of a Ray cluster.
 
     If the actor has a method ``update_policy_weights_``, as collectors have, the transport calls
-    this method with the weights. Any other actor makes a transport of its own, with the same
-    ``connection_info_name``, ``worker_idx`` and ``model_id``, and calls ``receive_weights``.
+    this method with the weights. Any other actor has to make its own transport, with the same
+    ``connection_info_name``, ``worker_idx`` and ``model_id``, and call ``receive_weights``.
 
     Args:
         remote_actor: handle of the actor, on the sender's side.
@@ -403,13 +403,13 @@ class _Registry:
         self._changed = threading.Condition()
 
     def put(self, key: tuple[str | None, int], end: RayWeightSyncScheme) -> None:
-        """Stores the end for a receiver, in place of the end of an earlier sender."""
+        """Stores a receiver's end of a scheme, in place of an end from an earlier sender."""
         with self._changed:
             self._ends[key] = end
             self._changed.notify_all()
 
     def get(self, key: tuple[str | None, int], timeout: float | None) -> RayWeightSyncScheme | None:
-        """Waits for the end for a receiver, and returns it; None if there is none in time."""
+        """Waits for a receiver's end of a scheme, and returns it; None if none arrives in time."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._ends, timeout)
             return self._ends.get(key)

@@ -15,8 +15,8 @@ from typing_extensions import override
 from trawl.backends.ray_cluster import import_ray
 from trawl.weight_update.channel import Channel, Inbox, Outbox, WeightMessage
 
-# Concurrent calls of the messenger for each receiver: one that waits for weights, one that waits
-# for an acknowledgement, and one more.
+# Number of concurrent calls to the messenger for each receiver: one that waits for weights, one
+# that waits for an acknowledgement, and one more.
 _CALLS = 3
 
 

@@ -91,7 +91,7 @@ class RayWeightUpdater(RemoteWeightUpdater):
     @override
     def reached(self) -> list[int] | None:
         reached = super().reached()
-        # Workers that get weights through their handles report this themselves.
+        # Workers that get weights through their handles report the update themselves.
         return [] if self._by_handles else reached
 
     @override

@@ -22,14 +22,15 @@ from trawl.weight_update.strategy import in_form
 from trawl.weight_update.tensors import Weights
 from trawl.weight_update.transports import TransportBackend, WeightSyncBackend
 
-# Classes of schemes, by the backends that they are for.
+# Classes of schemes, by the names of their backends.
 _by_backend: dict[str, Any] = {}
 
 
 class WeightSyncScheme(SchemeEnd, ABC):
     """Sends the weights of a model from one sender to receivers in other processes.
 
-    A collector does all of this by itself. Between processes of your own, use a scheme like this::
+    A collector uses its schemes by itself. To send weights between your own processes, use a scheme
+    like this::
 
         scheme = SharedMemWeightSyncScheme()
         scheme.init_on_sender(model=learner, num_workers=2)
@@ -181,7 +182,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
         self.connect()
 
     def connect(self, *, worker_idx: int | None = None, weights: Any = None) -> None:
-        """Connects this end. Call it once on each side, when all processes have been started.
+        """Connects this end. Call this once on each side, after all processes have been started.
 
         Args:
             worker_idx: the receiver's number, if it was not passed before.
@@ -322,7 +323,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
             context: the collector that has the model. New weights are passed to its
                 ``update_policy_weights_``. The scheme keeps only a weak reference.
             model: the model itself, into which weights are loaded.
-            worker_idx: number of this receiver; by default, the number of the context, or 0.
+            worker_idx: number of this receiver; by default, the worker number of the context, or 0.
 
         Raises:
             RuntimeError: if the scheme is already initialised, or if this process was forked from
@@ -419,7 +420,7 @@ class WeightSyncScheme(SchemeEnd, ABC):
 
     @property
     def sender_transports(self) -> dict[int, Any]:
-        """Channels to receivers, by number."""
+        """Channels to receivers, by the numbers of the receivers."""
         return dict(self._channels) if self.initialized_on_sender else {}
 
     @property

@@ -31,7 +31,7 @@ class SharedMemTransport(Transport):
         number: number of the receiver in error messages; ``index`` by default.
 
     The sender makes the object, and passes it to the receiver's process as an argument of
-    ``multiprocessing.Process``. In that process, the object receives. If one object has to serve
+    ``multiprocessing.Process``. There, the object is the receiver's end. If one object has to serve
     several receivers, call :meth:`register_weights` first.
     """
 
@@ -77,8 +77,8 @@ class SharedMemTransport(Transport):
                 with the same TensorDict share one copy in shared memory.
             init_queues: queues (``multiprocessing.Queue``) through which receivers get their ends,
                 keyed by receiver number.
-            per_worker: whether each receiver has a copy of its own, even if several receivers have
-                the same weights now.
+            per_worker: whether each receiver gets its own copy, even if several receivers have the
+                same weights now.
 
         Raises:
             ValueError: if a receiver has no queue.
@@ -131,7 +131,7 @@ class SharedMemTransport(Transport):
 
         Args:
             worker_idx: number of the receiver, if there are several.
-            weights: tensors to copy the weights into.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
             timeout: seconds to wait for the sender, and then for the weights.
@@ -313,8 +313,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme, backends=("shared", "thread"))
     receiver later copies the weights into its model, and always gets a complete set.
 
     Args:
-        strategy: the form in which weights are returned.
-        sync: accepted for compatibility. Sending never waits, and batches that begin later have
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
+        sync: accepted for compatibility. Sending never waits, and batches that begin later use
             the new weights.
         per_worker_weights: whether receivers may get different weights, passed as a dict keyed by
             receiver number. Each receiver then has its own copy.
@@ -433,7 +433,7 @@ class MultiProcessWeightSyncScheme(
     :class:`SharedMemWeightSyncScheme` copies the weights only once.
 
     Args:
-        strategy: the form in which weights are returned.
+        strategy: the form in which weights are returned: ``"tensordict"`` or ``"state_dict"``.
         sync: accepted for compatibility: sending never waits.
     """
 

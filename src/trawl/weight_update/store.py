@@ -36,7 +36,8 @@ _VERSION_WORDS = 15
 _RECORD = _VERSIONS + 2 * _VERSION_WORDS
 _VERSION_BYTES = _VERSION_WORDS * 8
 
-# Bits of the word at ``_NEWEST``: the number of updates for this reader, then the slot of the last.
+# Bits of the word at ``_NEWEST``: the number of updates for this reader, then the slot of the last
+# update.
 _SLOT_BITS = 16
 _NO_SLOT = (1 << _SLOT_BITS) - 1
 
@@ -44,7 +45,7 @@ _NO_SLOT = (1 << _SLOT_BITS) - 1
 _EXTRA_ROOM = 1 << 20
 
 # ``fcntl`` locks exclude only other processes. This lock excludes other threads of this process.
-# It is reentrant, so that a reader may publish in a store of its own from within ``receive``.
+# It is reentrant, so that a reader may publish to its own store from within ``receive``.
 _here = threading.RLock()
 
 
@@ -115,7 +116,7 @@ class Receiver(Protocol):
         """Receives and returns the newest update.
 
         Args:
-            use: called with the update, which can't change during the call.
+            use: function to call with the update, which can't change during the call.
         """
 
 
@@ -150,7 +151,7 @@ class WeightStore:
         return self._words[_at(index)] >> _SLOT_BITS
 
     def received(self, index: int) -> int:
-        """Returns the number of updates that had been sent when a reader last received one."""
+        """Returns the number of updates sent to a reader up to the last one that it received."""
         return self._words[_at(index) + _RECEIVED]
 
     def publish(
@@ -172,7 +173,7 @@ class WeightStore:
 
         Raises:
             ValueError: for the reasons given in :meth:`check`, or if the version is too long.
-            RuntimeError: if readers are reading all other slots.
+            RuntimeError: if no slot is free, because readers are still reading.
         """
         record = _version_record(version)
         with _here:
@@ -301,7 +302,7 @@ class StoreReader:
         """Receives the newest update, and returns it.
 
         Args:
-            use: called with the update, which can't change during the call.
+            use: function to call with the update, which can't change during the call.
         """
         with _here:
             update = None

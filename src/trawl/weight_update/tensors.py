@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-#: Key of a model's extra state among its weights: a dict by the path of the submodule.
+#: Key of a model's extra state among its weights. The value is a dict keyed by submodule path.
 EXTRA = "__extra_state__"
 # Suffix of the keys of extra state in ``nn.Module.state_dict``.
 _EXTRA_SUFFIX = "_extra_state"
@@ -36,8 +36,8 @@ def weights_of(source: Any) -> Weights:
     """Converts weights from any form in which a user may pass them.
 
     Args:
-        source: a module; a TensorDict of its parameters and buffers; a nested mapping of these,
-            or a state dict.
+        source: a module; a TensorDict or nested mapping of a module's parameters and buffers; or a
+            state dict.
 
     Raises:
         TypeError: if ``source`` is none of these, or has weights that are not tensors.
@@ -106,7 +106,7 @@ def check_dtype(name: str, given: torch.dtype, own: torch.dtype) -> None:
     Args:
         name: name of the weight, for the error message.
         given: dtype of the weight.
-        own: dtype that the model has.
+        own: dtype of the model's tensor.
 
     Raises:
         ValueError: if ``given`` can't be cast to ``own``.

@@ -47,7 +47,7 @@ class TransportBackend(Protocol):
 
         Args:
             timeout: seconds to wait; None for no limit.
-            weights: tensors to copy the weights into.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
         """
@@ -72,7 +72,7 @@ class InitialSyncTransport(Protocol):
 
         Args:
             worker_idx: number of the receiver.
-            weights: tensors to copy the weights into.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
         """
@@ -113,7 +113,7 @@ class Transport(ABC):
 
         Args:
             timeout: seconds to wait; None for no limit.
-            weights: tensors to copy the weights into.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
 
@@ -137,7 +137,7 @@ class Transport(ABC):
 
         Args:
             worker_idx: number of the receiver.
-            weights: tensors to copy the weights into.
+            weights: a TensorDict or dict of tensors to copy the received weights into.
             model: a module to load the weights into.
             strategy: determines how weights are loaded, and in which form they are returned.
         """

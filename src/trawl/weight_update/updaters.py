@@ -1,6 +1,7 @@
 """Weight updaters, an older way to determine how workers get their weights.
 
-New code uses weight-sync schemes, or nothing at all: collectors send weights by themselves.
+New code should use a weight-sync scheme, or nothing at all, because collectors send weights by
+themselves.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class WeightUpdaterBase:
 
     @classmethod
     def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
-        """Returns an updater for a policy, or None if this class is made without a policy."""
+        """Returns an updater for a policy, or None to let the constructor make the updater."""
         return None
 
     # --- methods that a subclass may override
@@ -111,7 +112,7 @@ class WeightUpdaterBase:
             collector.deliver_weights(server_weights, worker_id)
 
     def close(self) -> None:
-        """Does nothing by default. Called when a collector that the updater serves is closed."""
+        """Ends the updater when a collector that it serves is closed; by default, does nothing."""
 
     # --- pushing weights
 
@@ -121,7 +122,7 @@ class WeightUpdaterBase:
         Args:
             policy_or_weights: a module, a TensorDict or a dict of weights; None for the weights
                 that ``_get_server_weights`` returns.
-            worker_ids: one worker, or several; None for all.
+            worker_ids: one worker or several, as numbers or devices; None for all workers.
 
         Raises:
             RuntimeError: if there are no weights.
@@ -150,7 +151,7 @@ class WeightUpdaterBase:
         """Returns the numbers of the workers that the last push reached; None for all."""
         chosen = self.__dict__.pop("_reached", None)
         if chosen is None or not all(isinstance(i, int) for i in chosen):
-            # A subclass chose the workers, or these are devices that workers share.
+            # A subclass chose the workers, or they are given as devices, which workers may share.
             return None
         return list(chosen)
 
@@ -263,7 +264,7 @@ class VanillaWeightUpdater(WeightUpdaterBase):
 
 
 class MultiProcessedWeightUpdater(WeightUpdaterBase):
-    """Sends weights to the workers of a collector with processes.
+    """Sends weights to the worker processes of a collector.
 
     Args:
         get_server_weights: function that returns the weights if none are pushed; None for the

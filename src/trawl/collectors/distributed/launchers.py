@@ -170,7 +170,7 @@ def submitit_delayed_launcher(
     Args:
         num_jobs: number of workers.
         framework: must be ``"distributed"``.
-        backend: the kind of process group: ``"gloo"``.
+        backend: accepted for compatibility, but has no effect.
         tcpport: port at which workers reach the function's job; None for any free port.
         submitit_main_conf: parameters of the function's job (see ``slurm_kwargs``).
         submitit_collection_conf: parameters of the workers' jobs.

@@ -68,8 +68,8 @@ class DistributedCollector(RemoteCollector):
 
     Each worker forms its own process group with this process. If a worker dies and the
     ``launcher`` can start another, the worker is replaced. Other workers are not affected. With
-    ``sync=True`` all workers contribute to each batch, as with a
-    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one worker, and
+    ``sync=True``, all workers contribute to each batch, as with a
+    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise, each batch comes from one worker, and
     batches are delivered in the order in which they are finished.
 
     Args:

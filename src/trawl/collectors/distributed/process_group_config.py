@@ -42,8 +42,8 @@ class RemoteOptions(ClusterOptions):
             the Python interpreter. ``{index}`` (from 0), ``{rank}`` (from 1) and ``{name}``
             identify the worker. ``{address}`` and ``{port}`` are the address and port of this
             process. A worker finds its key in the environment or in the first line of its input.
-            If the command passes on neither of them, the placeholder ``{key_file}`` names a file
-            with the key.
+            If your command passes on neither of them, use the placeholder ``{key_file}``, the path
+            of a file with the key.
         tcp_port: port at which workers reach this process; None for any free port.
         address: address of this machine at which workers reach this process. The default is the
             loopback address, which other machines can't reach. With Slurm, the default is the name
@@ -135,7 +135,7 @@ class DistributedOptions(RemoteOptions):
     Attributes:
         backend: the kind of process group: ``"gloo"``.
         update_interval: number of batches of a worker after which the policy's weights are sent to
-            it.
+            it. If it is None, ``update_after_each_batch`` and ``max_weight_update_interval`` apply.
     """
 
     backend: str = "gloo"

@@ -37,8 +37,8 @@ __all__ = ["DEFAULT_RAY_INIT_CONFIG", "DEFAULT_REMOTE_CLASS_CONFIG", "RayCollect
 class RayCollector(ClusterCollector):
     """Collects experience in the actors of a Ray cluster, on any of its nodes.
 
-    With ``sync=True`` all actors contribute to each batch, as with a
-    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise each batch comes from one actor, and
+    With ``sync=True``, all actors contribute to each batch, as with a
+    :class:`~trawl.collectors.MultiSyncCollector`. Otherwise, each batch comes from one actor, and
     batches are delivered in the order in which they are finished. Batches arrive in Ray's object
     store, and are read in the store's memory.
 
@@ -147,9 +147,9 @@ class RayCollector(ClusterCollector):
         """Restores an earlier state; new trajectories begin.
 
         Args:
-            state_dict: a state that :meth:`state_dict` returned. States of single collectors, such
-                as TorchRL's RayCollector returns, are accepted too: a list with a state for each
-                actor, or one state for all actors.
+            state_dict: a state that :meth:`state_dict` returned. States of the actors' collectors,
+                as returned by TorchRL's RayCollector, are accepted too: a list with a state for
+                each actor, or one state for all actors.
             strict: whether to raise an error if the weights don't fit exactly.
 
         Raises:
@@ -296,8 +296,8 @@ class RayCollector(ClusterCollector):
             timeout: seconds that actors have to close their environments before they are killed;
                 None for a default of a few seconds.
             shutdown_ray: whether to end this process's connection to Ray as well, even if other
-                code made the connection. All actors of the connection end with it, and so does a
-                cluster that this process started. A cluster that ran before continues.
+                code made the connection. This also ends all actors of the connection, and the
+                cluster if this process started it. A cluster that ran before continues.
             close_env: must be True: environments end with their actors.
             raise_on_error: whether to raise errors that occur while closing.
 

@@ -85,9 +85,9 @@ class RPCCollector(RemoteCollector):
     ``torch.distributed.rpc`` is in maintenance mode upstream. A
     :class:`~trawl.collectors.distributed.DistributedCollector` does the same without RPC.
 
-    A node that dies is replaced if the ``launcher`` can start another. With ``sync=True`` all
+    A node that dies is replaced if the ``launcher`` can start another. With ``sync=True``, all
     workers contribute to each batch, and their parts are concatenated (``cat_results=0``).
-    Otherwise each batch comes from one worker, and batches are delivered in the order in which
+    Otherwise, each batch comes from one worker, and batches are delivered in the order in which
     they are finished. A process can have only one open ``RPCCollector`` at a time.
 
     Args:

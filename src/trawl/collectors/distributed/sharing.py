@@ -13,7 +13,7 @@ from trawl.envs.types import is_list
 
 # Arguments that the collector divides among its workers, or uses to send weights.
 OF_ALL = tagged(CollectorConfig, WHOLE) | {"create_env_fn", "policy", "num_workers"}
-# Options that a worker acts on by itself, so that they may differ between workers.
+# Options that each worker applies by itself, so that their values may differ between workers.
 OF_EACH = tagged(CollectorConfig, EACH)
 _DEFAULTS = {one.name: one.default for one in fields(CollectorConfig) if one.name not in OF_ALL}
 

@@ -176,7 +176,7 @@ class EvaluationEngine:
     def _isolation(self, seed: int) -> AbstractContextManager[PrivateRandom | None]:
         """Returns a context that gives a thread its own random numbers and exploration type.
 
-        With other backends, the context does nothing, because workers run in separate processes.
+        Unless the backend is a thread, the context does nothing: workers run in other processes.
         """
         return isolated(seed) if self.setup.threaded else nullcontext()
 
@@ -206,8 +206,8 @@ def _make_collector(setup: Setup, stopping: threading.Event) -> BaseCollector:
     kind = evaluation_class(setup.collector_class)
     policy = None if setup.policy is None else private_copy(setup.policy)
     source = [setup.env] * setup.num_envs if setup.num_envs > 1 else setup.env
-    # Mutes warnings that frames_per_batch is rounded. The user has not chosen this number, and an
-    # environment may be a batch of any size.
+    # Mutes warnings that frames_per_batch is rounded. Its default is not the user's choice, and
+    # an environment may be a batch of any size.
     with muted():
         if setup.threaded:
             return kind(source, policy, interruptor=stopping.is_set, **options)

@@ -30,7 +30,7 @@ def episode_seed(seed: int, episode: int) -> int:
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins each episode with a seed that depends on its number, not on the environment.
+    """Begins each episode with a seed that depends on the episode's number, not the environment.
 
     Environment ``index`` of ``stride`` environments runs the episodes ``index``,
     ``index + stride``, and so on. After its last episode, the environment is idle: its simulator
@@ -174,7 +174,7 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _has(layer: Any, name: str) -> bool:
-    """Returns True if an object has the attribute itself, and does not forward another object's."""
+    """Returns True if an object has an attribute itself, and doesn't get it from another object."""
     return hasattr(type(layer), name) or name in vars(layer).get("_modules", ())
 
 

@@ -56,9 +56,9 @@ class Evaluator:
             accepts; or a list of these, stepped as one batch. With ``backend="thread"``, ``env``
             may also be an existing environment, which the evaluator closes when it is shut down.
         policy: the policy; a module is copied.
-        policy_factory: function that makes the policy in the process in which it acts, instead of
-            ``policy``. The function is called with the environment if it takes an argument. If it
-            returns None, actions are random.
+        policy_factory: function that makes the policy, as an alternative to ``policy``. The
+            function is called in the process that evaluates, with the environment if it takes an
+            argument. If it returns None, actions are random.
         num_trajectories: number of episodes in an evaluation.
         max_steps: number of steps after which an episode is truncated; None for no limit.
         frames_per_batch: number of frames that all environments together collect at a time; by
@@ -66,8 +66,8 @@ class Evaluator:
         collector_cls: a subclass of :class:`~trawl.collectors.Collector` that evaluates, or
             ``MultiSyncCollector`` to evaluate in another process.
         collector_kwargs: further options of the collector.
-        weight_sync_schemes: schemes that send weights to workers, by model. They move an
-            evaluation with ``backend="thread"`` to another process.
+        weight_sync_schemes: schemes that send weights to workers, by model. If schemes are given,
+            ``backend="thread"`` is treated as ``"process"``.
         log_prefix: prefix of the names of metrics.
         reward_keys: key of the reward. If a frame has several rewards, such as one per agent, they
             are averaged.
@@ -78,8 +78,9 @@ class Evaluator:
             trajectories, of shape ``(num_trajectories, longest)``, which are padded with zeros
             where ``("collector", "mask")`` is False. If the evaluator has a metric of the same
             name, such as ``"reward"``, the function's value replaces it.
-        dump_video: whether TorchRL's video recorders write their videos, and the first episode
-            is rendered if the environment's ``render_mode`` is ``"rgb_array"``.
+        dump_video: whether videos are made. If True, TorchRL's video recorders write their videos.
+            The first episode is also rendered if the environment's ``render_mode`` is
+            ``"rgb_array"``.
         on_result: function that is called with the metrics of each evaluation, as a TensorDict, in
             the thread that evaluates.
         busy_policy: behaviour of :meth:`trigger_eval` while another evaluation is running:

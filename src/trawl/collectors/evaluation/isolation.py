@@ -90,7 +90,7 @@ class PrivateRandom(TorchFunctionMode):
     context.
 
     Args:
-        seed: seed of the generators, one for each device.
+        seed: seed of the generators. There is one generator for each device.
 
     Example:
         >>> import torch
@@ -128,7 +128,7 @@ def _draws_inside(func: FunctionType) -> bool:
 
 
 class _PrivateOperators(TorchDispatchMode):
-    """Passes private generators to the operators that draw."""
+    """Passes private generators to the operators that draw random numbers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -216,7 +216,7 @@ def _types() -> _ThreadsOwnType:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[PrivateRandom]:
-    """Context in which this thread has random numbers and an interaction type of its own.
+    """Context in which this thread has its own random numbers and its own interaction type.
 
     Args:
         seed: seed of the policy's random numbers, with the same effect as a collector's

@@ -65,7 +65,7 @@ class PendingResults:
         return future.result()
 
     def raise_failure(self) -> None:
-        """Raises the exception of a failed evaluation, if there is one that was not retrieved."""
+        """Raises the exception of a failed evaluation whose result was not retrieved, if any."""
         with self._lock:
             failed = next((future for future in self._futures if _failed(future)), None)
             if failed is None:

@@ -25,7 +25,7 @@ class RayEvalWorker:
     has a name, other programs of the cluster can use it through :meth:`from_name`.
 
     This class evaluates a policy for a number of steps. :class:`~trawl.collectors.Evaluator` with
-    ``backend="ray"`` runs whole episodes, which are the same for each policy, and reports the
+    ``backend="ray"`` runs whole episodes, with the same seeds for each policy, and reports the
     uncertainty of the mean return.
 
     Args:
@@ -65,7 +65,8 @@ class RayEvalWorker:
         options = {"num_gpus": num_gpus, **remote_kwargs}
         if name is not None:
             options["name"] = name
-        # Sent as bytes, because unpickling the makers may import modules, and init_fn runs first.
+        # Sent as bytes, because unpickling the makers may import modules, which must happen after
+        # init_fn has run.
         arguments = [cloudpickle.dumps(each) for each in (init_fn, (env_maker, policy_maker))]
         actor = ray.remote(**options)(_actor_class())
         self._actor: Any = actor.remote(list(sys.path), *arguments)
@@ -170,7 +171,7 @@ def _actor_class() -> type:
     """Returns the class of the actor.
 
     The class is defined in a function so that it is pickled by value. The actor's process then
-    imports nothing of Trawl before ``init_fn`` has run.
+    imports nothing from Trawl before ``init_fn`` has run.
     """
 
     class EvaluationActor:

@@ -141,7 +141,7 @@ class EpisodeReader:
         sums = batch.get(EPISODE_REWARD, None) if self.reward_key == ("next", "reward") else None
         self._sums = sums is not None
         values = self._get(batch, self.reward_key) if sums is None else sums
-        # Several values in a row belong to several agents, and are averaged.
+        # If a frame has several rewards, one for each agent, they are averaged.
         return values.reshape(*batch.shape, -1).double().mean(-1)
 
     def _get(self, batch: TensorDictBase, key: Any) -> Tensor:
@@ -161,9 +161,9 @@ class EpisodeReader:
         )
 
     def trajectories(self) -> TensorDictBase:
-        """Returns trajectories, padded to shape ``(episodes, longest)``, with a mask.
+        """Returns the trajectories, padded to shape ``(episodes, longest)``.
 
-        The mask is at the key ``("collector", "mask")``.
+        The entry ``("collector", "mask")`` is False in the padding.
         """
         found = self._in_order([env.trajectories for env in self._envs])
         # join() may replace the batches' mask, because add() left out rows that are not steps.

@@ -60,7 +60,10 @@ def summarise(values: Floats) -> Summary:
 
 
 def interquartile_mean(values: Floats) -> float:
-    """Returns the mean without the lowest and highest quarter of the numbers (rounded down)."""
+    """Returns the mean of the middle half of the numbers.
+
+    At each end, a quarter of the numbers (rounded down) is left out.
+    """
     cut = len(values) // 4
     return float(np.mean(np.sort(values)[cut : len(values) - cut]))
 

@@ -68,7 +68,7 @@ class StepEvaluation:
                 if render is not None:
                     frames.append(render())
                 batch = collector.next()
-                assert batch is not None  # the collector is endless
+                assert batch is not None  # the collector has no budget of frames
                 num_envs = batch.shape[:-1].numel()
                 reward = batch.get(reward_key)
                 rewards.append(reward.reshape(num_envs, -1).double().mean(-1).cpu())

@@ -56,9 +56,9 @@ class Sink(ABC):
             parent directories are created.
         info: facts about the dataset, which are stored in its ``_dataset.json``. You can add facts
             to the attribute :attr:`info` until the sink is closed.
-        resume: True to continue a dataset of this format. If there is none, the sink begins one.
-            Trajectories in the dataset are not continued. New trajectories have ids above those in
-            the dataset.
+        resume: True to continue a dataset of this format. If no dataset exists, the sink begins a
+            new one. Trajectories in the dataset are not continued. New trajectories have ids above
+            those in the dataset.
 
     Attributes:
         directory: path of the dataset.
@@ -163,7 +163,7 @@ class Sink(ABC):
     # --- writing
 
     def write(self, batch: TensorDictBase) -> None:
-        """Appends the frames of a batch of any shape, row by row.
+        """Appends the frames of a batch of any shape, environment by environment.
 
         Rows without experience (masked out, or with trajectory id -1) are left out. If this method
         raises an error, the dataset has no frame of the batch.
@@ -357,7 +357,7 @@ class Sink(ABC):
 
     def _reserve_space(self, size: int) -> None:
         with open(create(self._reserve), "wb") as file:
-            # Random bytes, because zeros may take no space on a disk that compresses.
+            # Random bytes, because zeros may take no space on a file system that compresses.
             file.write(secrets.token_bytes(size))
 
     @contextmanager

@@ -43,10 +43,10 @@ class Entry:
 
     @classmethod
     def of(cls, key: Key, value: Any) -> Entry:
-        """Returns the description of an entry, made from its value for several frames.
+        """Returns the description of an entry, given the entry's values in several frames.
 
         Raises:
-            TypeError: if the value is neither text nor a tensor of a fixed shape and a supported
+            TypeError: if the values are neither text nor a tensor of a fixed shape and a supported
                 dtype.
         """
         if isinstance(value, Tensor) and not value.is_nested:
@@ -259,10 +259,10 @@ def rechunk(parts: Iterable[TensorDictBase], size: int) -> Iterator[TensorDictBa
 
 
 def to_numbers(values: Tensor) -> NDArray[Any]:
-    """Converts an entry's values to an array of shape ``(frames, numbers)`` and a common dtype.
+    """Converts an entry's values to an array of shape ``(frames, numbers)``.
 
-    The conversion is exact: a complex number becomes two numbers, and bfloat16 and floats that
-    are narrower than float16 become float32.
+    The conversion is exact, to a dtype that most libraries support: a complex number becomes two
+    real numbers, and bfloat16 and floats that are narrower than float16 become float32.
     """
     values = values.detach().cpu()
     if values.is_complex():

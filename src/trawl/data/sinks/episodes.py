@@ -186,7 +186,7 @@ class EpisodeCodec:
 
 
 def _values(rows: TensorDictBase, entry: Entry) -> NDArray[Any]:
-    """Returns an entry's values: numbers ``(steps, numbers)``, or strings ``(steps,)``."""
+    """Returns an entry's values as numbers, ``(steps, n)``, or as strings, ``(steps,)``."""
     value = rows.get(entry.key)
     if entry.dtype is None:
         return np.array(to_texts(value), dtype=object)

@@ -1,4 +1,6 @@
-"""Access to the files of a dataset, only inside its directory; written files survive a power cut.
+"""Safe access to the files of a dataset.
+
+Only files inside the dataset's directory are opened, and written files survive a power cut.
 
 A dataset may come from an untrusted source. Links, devices, pipes and paths with ``..`` inside the
 dataset are refused. The path of the directory itself may contain links.
@@ -102,7 +104,7 @@ def open_frames(directory: Path, name: str, flags: int = os.O_RDONLY) -> int:
     """Opens a file that holds frames, with the same checks as :func:`open_inside`.
 
     Raises:
-        ValueError: also if the file is missing, because according to the record it exists.
+        ValueError: also if the file is missing, because the record says that it exists.
     """
     try:
         return open_inside(directory, name, flags)
@@ -159,7 +161,7 @@ def _no_file(path: Path) -> ValueError:
 
 
 def create(path: Path) -> int:
-    """Creates a file for writing, and first removes a file that a failed attempt has left.
+    """Creates a file for writing, and replaces any file that a failed attempt has left.
 
     Returns:
         The file's descriptor.

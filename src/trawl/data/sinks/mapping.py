@@ -1,4 +1,4 @@
-"""Memory-mapped files; changes to them stay in memory."""
+"""Memory mapping of files, copy-on-write: changes stay in memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import weakref
 from typing import Any
 
-# Python defines this flag since 3.13; 0x4000 is its value on x86-64 and ARM. Without the flag, the
-# kernel reserves memory for changes to all pages, and refuses to map files larger than memory.
+# Python has defined this flag since 3.13; 0x4000 is its value on x86-64 and ARM. Without the flag,
+# the kernel reserves memory for changes to all pages, and refuses to map files larger than memory.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)

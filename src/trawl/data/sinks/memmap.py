@@ -34,7 +34,8 @@ class MemmapSink(Sink):
         directory: path of the dataset. Without ``resume``, this path must not exist. Missing
             parent directories are created.
         info: facts about the dataset, which are stored in its ``_dataset.json``.
-        resume: True to continue a dataset of this format. If there is none, the sink begins one.
+        resume: True to continue a dataset of this format. If no dataset exists, the sink begins a
+            new one.
 
     Raises:
         FileExistsError: if ``directory`` exists, unless ``resume`` is True and the directory is a
@@ -121,7 +122,7 @@ class MemmapSink(Sink):
         for entry in self._entries:
             if entry.row:
                 os.ftruncate(self._open[entry.key], self.frames * entry.row)
-        # TensorDict's own JSON files are taken from an empty dataset of the final size.
+        # TensorDict's own JSON files come from a dataset that has the final size and no content.
         layout = self._place / "layout"
         shutil.rmtree(layout, ignore_errors=True)
         _lay_out(layout, self._entries, self.frames)

@@ -1,4 +1,4 @@
-"""The format ``minari``: whole episodes, each in a folder of its own."""
+"""The format ``minari``: whole episodes, each in a separate folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MinariSink(Sink):
     An episode is committed with the batch in which it ends. Until then, its frames are held in
     memory. In these cases, the frames of an unfinished episode are written as a truncated episode:
 
-    - The sink is closed. Therefore, no frames are lost.
+    - The sink is closed, so that no frames are lost.
     - The episode reaches 32,767 steps, the maximum that Minari reads of an episode.
     - The unfinished episodes together take more than ``open_bytes``. The episodes that have had no
       new frames for the longest time are then written.
@@ -68,7 +68,8 @@ class MinariSink(Sink):
             spaces, and Minari can make the environment again from its spec. With None, the spaces
             have the shapes and dtypes of the frames, and no bounds.
         info: facts about the dataset, which are stored in its ``_dataset.json``.
-        resume: True to continue a dataset of this format. If there is none, the sink begins one.
+        resume: True to continue a dataset of this format. If no dataset exists, the sink begins a
+            new one.
         dataset_id: name of the dataset in Minari, such as ``"pendulum/random-v0"``. The default is
             the path of the dataset within Minari's folder or, outside this folder, the name of its
             directory. If this path or name has no version, ``-v0`` is appended.

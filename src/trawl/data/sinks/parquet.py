@@ -47,8 +47,8 @@ class ParquetSink(Sink):
     Each frame is a row. The entry ``("next", "reward")`` is in the column ``next.reward``. A column
     holds numbers if its entry is a single number, strings if the entry is text, and otherwise lists
     of a fixed length. The schema's metadata, under the key ``trawl``, holds keys, dtypes and
-    shapes, so that :func:`~trawl.data.load` can restore the frames. To install the required
-    packages, run ``pip install 'trawl-rl[parquet]'``.
+    shapes, so that other programs can restore the frames. To install the required packages, run
+    ``pip install 'trawl-rl[parquet]'``.
 
     Frames are held in memory until ``commit_bytes`` or ``commit_seconds`` is reached. They are then
     written to a new file and committed.
@@ -57,7 +57,8 @@ class ParquetSink(Sink):
         directory: path of the dataset. Without ``resume``, this path must not exist. Missing
             parent directories are created.
         info: facts about the dataset, which are stored in its ``_dataset.json``.
-        resume: True to continue a dataset of this format. If there is none, the sink begins one.
+        resume: True to continue a dataset of this format. If no dataset exists, the sink begins a
+            new one.
         commit_bytes: size of the frames in memory, in bytes, at which a file is written.
         commit_seconds: time in seconds since the last commit after which the next batch triggers a
             new commit.
