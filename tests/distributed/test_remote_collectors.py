@@ -46,6 +46,31 @@ def test_a_lock_that_only_related_processes_share_is_refused():
         )
 
 
+def learned(collector, count=8):
+    """Batches between which the policy's weights change."""
+    with collector:
+        collector.set_seed(7)
+        found = []
+        for _ in range(count):
+            found.append(collector.next())
+            with torch.no_grad():
+                for weights in collector.policy.parameters():
+                    weights.add_(0.1)
+            collector.update_policy_weights_()
+        return found
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_one_batch_ahead_gives_the_batches_of_local_workers(cls):
+    options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0, "prefetch": 1}
+    options["track_policy_version"] = True
+    here = learned(MultiSyncCollector("Pendulum-v1", policy(), start_method="inline", **options))
+    there = learned(make(cls, sync=True, **options))
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one["action"], other["action"])
+        assert torch.equal(one["policy_version"], other["policy_version"])
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_same_seed_gives_the_batches_of_local_workers(cls):
     options = {"num_workers": 2, "frames_per_batch": 40, "cat_results": 0}

@@ -57,6 +57,28 @@ def test_same_seed_same_batches_as_inline():
     assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_one_batch_ahead_is_one_update_behind():
+    policy = Chooser()
+    with collector(policy=policy, prefetch=1, total_frames=60, track_policy_version=True) as there:
+        found = []
+        for count, batch in enumerate(there):
+            found.append((actions(batch), set(batch["policy_version"].flatten().tolist())))
+            policy.become((count + 1) % 4)
+            there.update_policy_weights_()
+    assert found == [({0}, {0}), *[({k}, {k}) for k in range(4)]]
+
+
+def test_a_worker_that_is_added_takes_part_in_the_batch_ahead():
+    policy = Chooser()
+    with collector(policy=policy, workers=1, prefetch=1) as there:
+        there.next()
+        policy.become(2)
+        there.update_policy_weights_()
+        there.add_collectors(envs(2)[1:])
+        assert [actions(row) for row in there.next()] == [{0}, {2}]
+        assert [actions(row) for row in there.next()] == [{2}, {2}]
+
+
 def test_batches_can_be_kept_and_written_to():
     with collector("Pendulum-v1", sync=False, workers=1, frames_per_batch=5000) as there:
         kept = [there.next() for _ in range(3)]

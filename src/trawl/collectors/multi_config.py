@@ -53,6 +53,9 @@ class MultiConfig(CollectorConfig):
         preemptive_threshold: share of the workers, from 0 to 1, for which a batch waits. When
             these workers have finished, the others are interrupted at their next step. None or 1: a
             batch waits for all workers.
+        prefetch: for synchronous collectors, number of batches that are requested ahead, 0 or 1.
+            With 1, workers collect the next batch while the learner uses the last one. The weights
+            of an update then take effect one batch later.
         update_at_each_batch: True to call ``update_policy_weights_()`` before each batch.
         max_policy_lag: for asynchronous collectors, the maximum number of weight updates by which
             a batch may be behind when it is delivered. To keep to this limit, the collector delays
@@ -79,6 +82,7 @@ class MultiConfig(CollectorConfig):
     collector_class: Callable[..., Any] | None = option(None, check_callable)
     cat_results: Literal["stack", 0, -1] | None = option(None, one_of("stack", 0, -1, None))
     preemptive_threshold: float | None = option(None, _share)
+    prefetch: Literal[0, 1] = option(0, one_of(0, 1))
     update_at_each_batch: bool = False
     max_policy_lag: int | None = option(None, at_least(0))
     num_threads: int | None = option(None, at_least(1))
@@ -125,10 +129,23 @@ class MultiConfig(CollectorConfig):
                 f"max_policy_lag={self.max_policy_lag} needs sync=False: with sync=True all "
                 "workers wait for the next batch, which is collected with the newest weights"
             )
+        if not sync and self.prefetch:
+            raise ValueError(
+                f"prefetch={self.prefetch} needs sync=True: with sync=False workers always collect "
+                "ahead"
+            )
         if self.use_buffers is False and self.cat_results not in (None, "stack"):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")
 
 
+# Options that a worker needs to write into a replay buffer.
+WRITER_OPTIONS = (
+    "replay_buffer",
+    "extend_buffer",
+    "init_random_frames",
+    "postproc",
+    "split_trajs",
+)
 # Options of a collector that a collector with workers doesn't have.
 NOT_HERE = frozenset(one.name for one in fields(MultiConfig) if not one.init)
 

@@ -28,6 +28,7 @@ class Scheduler(ABC):
     Attributes:
         frames: for each worker, the number of frames in one of its batches.
         frames_under_way: number of frames that have been requested but not yet delivered.
+        requested: True if all requests for the next batch have been sent.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -35,6 +36,7 @@ class Scheduler(ABC):
         self.assembler: BatchAssembler | None = None
         self.frames: list[int] = []
         self.frames_under_way = 0
+        self.requested = False
         # Number of batches that have been requested from each worker but have not arrived yet.
         self._requested: list[int] = []
 
@@ -45,6 +47,15 @@ class Scheduler(ABC):
         Args:
             wanted: function that returns True if more frames are wanted than are under way.
             random: function that returns True if the actions of a batch requested now are random.
+        """
+
+    def request_ahead(  # noqa: B027 (some schedulers have nothing to do)
+        self, random: bool
+    ) -> None:
+        """Requests the next batch, unless the scheduler requests batches ahead by itself.
+
+        Args:
+            random: True for random actions.
         """
 
     def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
@@ -97,18 +108,35 @@ class SyncScheduler(Scheduler):
 
     def __init__(self, pool: WorkerPool, threshold: float | None = None) -> None:
         super().__init__(pool)
-        # Parts of the next batch that have arrived.
+        # Parts of the next batch that have arrived, and the workers that were asked for a part.
         self._made: list[WorkerBatch] = []
+        self._fresh: set[int] = set()
+        self._random = False
         self._threshold = 1.0 if threshold is None else threshold
         # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
 
     @override
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
-        fresh = self._request_all(random())
-        self._gather(fresh)
+        if not self.requested:
+            self.request_ahead(random())
+        self._gather(self._fresh)
+        self.requested = False
         parts, self._made = self._made, []
         return sorted(parts, key=lambda part: part.index)
+
+    @override
+    def request_ahead(self, random: bool) -> None:
+        self._random = random
+        self._fresh = self._request_all(random)
+        self.requested = True
+
+    @override
+    def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
+        super().set_workers(assembler, frames)
+        if self.requested:
+            # A batch that was requested ahead gets a part of each new worker, too.
+            self._fresh |= self._request_all(self._random)
 
     @override
     def pop_finished(self) -> list[WorkerBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from trawl.collectors.held_updates import HeldUpdates, Outgoing
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
@@ -19,10 +20,11 @@ from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.messages import MessageWeightSyncScheme, NoWeightSyncScheme
-from trawl.weight_update.prepared import ReceiverGroup
+from trawl.weight_update.prepared import PreparedUpdate, ReceiverGroup
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Receiver, Version
 from trawl.weight_update.strategy import in_form
+from trawl.weight_update.tensors import Weights
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class WeightSender:
     Attributes:
         versions: version of the policy that was last sent to each worker.
         updates: number of updates of the policy that were sent to at least one worker.
+        holding: True while updates wait until the workers have made their batches.
+        held: the updates that wait.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class WeightSender:
         self._announced = self._version
         self.versions: list[Version] = [self._version] * setups.count
         self.updates = 0
+        self.holding = False
+        self.held = HeldUpdates()
         # For each worker, weights that came through its handle after the last weights sent to it.
         self._handed: dict[int, Any] = {}
         # For each worker, its number of updates (see count()) when weights were last sent to it.
@@ -172,6 +178,10 @@ class WeightSender:
         """Returns the number of updates of the policy that were sent to a worker."""
         return self.policy_scheme.count(worker)
 
+    def newest_count(self, worker: int) -> int:
+        """Returns the number of updates of the policy for a worker, with those that wait."""
+        return self.count(worker) + self.held.count(worker)
+
     def check_growth(self) -> None:
         """Raises an error if workers can't be added, because a scheme can't have more receivers.
 
@@ -241,7 +251,9 @@ class WeightSender:
                     "that model"
                 )
         chosen = self.chosen(worker_ids)
-        loads, prepared, reached = [], [], {}
+        loads: list[Callable[[], None]] = []
+        elsewhere: list[tuple[WeightSyncScheme, list[PreparedUpdate]]] = []
+        to_workers: dict[str, tuple[WeightSyncScheme, list[PreparedUpdate]]] = {}
         for model_id, new in by_model.items():
             if self._is_here(model_id):
                 loads.append(self._models.prepare(model_id, new))
@@ -249,11 +261,10 @@ class WeightSender:
             if model_id == POLICY and new is not None:
                 self._check_updatable(chosen)
             scheme = self._schemes[model_id]
-            elsewhere = scheme.model_is_elsewhere
-            updates = scheme.prepare(new, scheme.receivers.workers if elsewhere else chosen)
-            prepared.append((scheme, updates))
-            if not elsewhere:
-                reached[model_id] = {worker for update in updates for worker in update.workers}
+            if scheme.model_is_elsewhere:
+                elsewhere.append((scheme, scheme.prepare(new, scheme.receivers.workers)))
+            else:
+                to_workers[model_id] = scheme, scheme.prepare(new, chosen)
 
         def change() -> None:
             if loads:
@@ -262,17 +273,46 @@ class WeightSender:
                         load()
             with self._host.in_bounds(chosen), self._lock:
                 with next_version(self._tracker) if new_version else nullcontext():
-                    for scheme, updates in prepared:
+                    for scheme, updates in elsewhere:
                         scheme.commit(updates, self._version)
-                acting = reached.get(POLICY, set())
-                self._note_sent(acting)
-                for index in acting:
-                    self.versions[index] = self._version
+                    self._send_or_hold(Outgoing(to_workers, self._version))
                 self._announced = self._version
-                # Workers that received only other models still need the new version.
-                self._send_version(set().union(*reached.values()) - acting)
 
-        return change if loads or any(updates for _, updates in prepared) else lambda: None
+        sends = any(updates for _, updates in [*elsewhere, *to_workers.values()])
+        return change if loads or sends else lambda: None
+
+    def _send_or_hold(self, outgoing: Outgoing) -> None:
+        if self.holding:
+            self.held.add(outgoing)
+        else:
+            self._send(outgoing)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        for scheme, updates in outgoing.updates.values():
+            scheme.commit(updates, outgoing.version)
+        acting = outgoing.workers(POLICY)
+        self._note_sent(acting)
+        for index in acting:
+            self.versions[index] = outgoing.version
+        # Workers that received only other models still need the new version.
+        reached = (outgoing.workers(model_id) for model_id in outgoing.updates)
+        self._send_version(set().union(*reached) - acting, outgoing.version)
+
+    # --- updates that wait for a batch
+
+    def hold(self) -> None:
+        """Makes updates wait until :meth:`release`, so that a batch is made with one version."""
+        self.holding = True
+
+    def release(self) -> None:
+        """Sends the updates that wait."""
+        with self._lock:
+            self.holding = False
+            for outgoing in self.held.pop():
+                self._send(outgoing)
+            late = {i for i in self.held.late if self.versions[i] != self._version}
+            self.held.late.clear()
+            self._send_version(late, self._version)
 
     def _check_updatable(self, chosen: Sequence[int]) -> None:
         """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
@@ -312,6 +352,9 @@ class WeightSender:
             return handed
         scheme = self._to_workers.get(model_id)
         sent = None if scheme is None else scheme.last_sent(0)
+        held = self.held.newest(model_id, 0)
+        if held:
+            sent = Weights(held) if sent is None else Weights(sent.tensors | held, sent.extra)
         return None if sent is None else in_form(sent, "tensordict")
 
     # --- versions
@@ -321,10 +364,13 @@ class WeightSender:
         self._announced = self._version
         nobody = isinstance(worker_ids, Sequence) and not worker_ids
         chosen = [] if nobody else self.chosen(worker_ids)
+        if self.holding:
+            self.held.late.update(chosen)
+            return
         late = [i for i in chosen if self.versions[i] != self._version]
         if late:
             with self._host.in_bounds(late), self._lock:
-                self._send_version(late)
+                self._send_version(late, self._version)
 
     def announce_changes(self) -> None:
         """Sends the version to all workers if the user has advanced the counter directly."""
@@ -336,12 +382,12 @@ class WeightSender:
         if self._tracker is not None and version is not None:
             self._tracker.version = self._announced = version
 
-    def _send_version(self, workers: Iterable[int]) -> None:
-        """Tells workers that their weights have the current version."""
+    def _send_version(self, workers: Collection[int], version: Version) -> None:
+        """Tells workers that their weights have this version."""
         if self._tracker is not None:
             for index in workers:
-                self.versions[index] = self._version
-            self.policy_scheme.publish_version(self._version, workers)
+                self.versions[index] = version
+            self.policy_scheme.publish_version(version, workers)
 
     # --- weights that workers received through their handles
 
@@ -372,4 +418,4 @@ class WeightSender:
                 self.set_version(version)
             self.versions[worker] = self._version
             if version != self._version:
-                self._send_version([worker])
+                self._send_version([worker], self._version)

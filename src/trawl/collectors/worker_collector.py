@@ -19,7 +19,7 @@ from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import BatchDelivery, experience
 from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.lag import LagBound, Lags
-from trawl.collectors.multi_config import check_names, sources
+from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
@@ -39,15 +39,6 @@ from trawl.errors import WorkerError
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import SharedMemWeightSyncScheme
-
-# Options that a worker needs to write into a replay buffer.
-_WRITERS = (
-    "replay_buffer",
-    "extend_buffer",
-    "init_random_frames",
-    "postproc",
-    "split_trajs",
-)
 
 
 class WorkerCollector(WorkerControl):
@@ -227,6 +218,7 @@ class WorkerCollector(WorkerControl):
             TypeError: if a weight-sync scheme has a fixed number of receivers.
         """
         self._sender.check_growth()
+        self._catch_up()
         before = self.create_env_fn
         count = None if is_list(create_env_fn) else len(kwargs)
         found = distinct([*before, *sources(create_env_fn, count)])[len(before) :]
@@ -270,7 +262,7 @@ class WorkerCollector(WorkerControl):
         index, config, setup = slot.index, self.config, self._setups[slot.index]
         options = self._setups.options(index)
         if self._buffer is not None:
-            options |= {name: getattr(config, name) for name in _WRITERS}
+            options |= {name: getattr(config, name) for name in WRITER_OPTIONS}
             options["replay_buffer"] = self._buffer
         begin, stride = self._setups.trajectories(index, slot.restarts, slot.trajectory)
         seed, count = setup.seed, setup.environments
@@ -296,15 +288,12 @@ class WorkerCollector(WorkerControl):
     # --- collecting
 
     def _collect(self) -> Any:
-        self._load_new_weights()
-        unsent = self._unsent
-        if unsent is not None and unsent.settled():
-            self._unsent = None
-        self._sender.announce_changes()
-        if self.config.update_at_each_batch:
-            self.update_policy_weights_()
+        if not self._scheduler.requested:
+            self._before_request()
         parts = self._scheduler.collect(self._wanted, self._is_random)
         self._count(parts)
+        if self.config.prefetch:
+            self._request_ahead()
         if self._whole is not None:
             self._whole.add(
                 (part.index, part.answer.number, self._frames_of(part)) for part in parts
@@ -320,13 +309,22 @@ class WorkerCollector(WorkerControl):
         self._record(delivered)
         return delivered
 
+    def _request_ahead(self) -> None:
+        """Requests the next batch, which workers collect while the learner uses the last one."""
+        self._sender.release()
+        self._before_request()
+        if self._wanted():
+            # Later updates wait for the batch, so the weights don't depend on the workers' speed.
+            self._sender.hold()
+            self._scheduler.request_ahead(self._is_random())
+
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
             if not part.answer.random and not self.closed:
-                lag = self._sender.count(part.index) - part.answer.weights
+                lag = self._sender.newest_count(part.index) - part.answer.weights
                 self._lags.add(lag, part.answer.frames)
         self._note_parts(parts)
 

@@ -46,8 +46,19 @@ class WorkerControl(WorkerWeights):
         """Calls a function with the collector of each worker that has an entry in ``arguments``."""
         self._check_open(getattr(function, "__name__", "a call"))
         with self._held():
-            results = self._pool.call({i: (function, *own) for i, own in enumerate(arguments)})
+            results = self._call({i: (function, *own) for i, own in enumerate(arguments)})
         return list(results.values())
+
+    def _call(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls functions with the collectors of workers, which have the newest weights then."""
+        self._catch_up()
+        return self._pool.call(calls)
+
+    def _catch_up(self) -> None:
+        """Waits for a batch that was requested ahead, and sends updates that wait for it."""
+        if self._sender.holding:
+            self._pool.settle()
+            self._sender.release()
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -72,7 +83,7 @@ class WorkerControl(WorkerWeights):
                 f"reset_idx has {len(chosen)} entries, but there are {self.num_workers} workers"
             )
         with self._held():
-            self._pool.call(
+            self._call(
                 {
                     i: (methodcaller("reset", **own),)
                     for i, own in _seeded(chosen, kwargs)
@@ -101,7 +112,7 @@ class WorkerControl(WorkerWeights):
                 # Set before the call, because the worker may be replaced while others are seeded.
                 self._setups[index].seed = seed, static_seed
                 call = (methodcaller("set_seed", seed, static_seed),)
-                seed = self._pool.call({index: call})[index]
+                seed = self._call({index: call})[index]
         return seed
 
     # --- state
@@ -139,6 +150,7 @@ class WorkerControl(WorkerWeights):
                 # Batches that were requested earlier belong to old episodes. Old episodes must not
                 # be mixed with new episodes, which may have the same ids.
                 self._pool.settle()
+            self._catch_up()
             last = self._pool.last_request
             before = self._sender.versions, [setup.env_state for setup in self._setups]
             for setup, name in zip(self._setups, names, strict=True):
@@ -305,7 +317,7 @@ class WorkerControl(WorkerWeights):
         facts = super().stats() | together
         facts["batches_held"] = sum(pool.leased for pool in pools)
         facts["memory_bytes"] = sum(pool.nbytes for pool in pools)
-        if not self.sync or self.config.preempts:
+        if not self.sync or self.config.preempts or self.config.prefetch:
             facts |= self._lags.stats()
         if self.config.on_env_error == "restart":
             facts.setdefault("env_restarts", 0)

@@ -19,6 +19,7 @@ from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import NewWeights, StateChanged
 from trawl.collectors.scheduler import Scheduler
 from trawl.collectors.setups import WorkerSetups
+from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.collectors.weight_sender import SenderHost, WeightSender
@@ -49,6 +50,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
     _setups: WorkerSetups
     _sender: WeightSender
     _scheduler: Scheduler
+    _unsent: UnsentWeights | None
 
     def _new_sender(self) -> WeightSender:
         """Makes the weight sender, which has no strong reference to this collector."""
@@ -66,6 +68,16 @@ class WorkerWeights(BaseCollector, OptionAttributes):
     @abstractmethod
     def _workers_write(self) -> bool:
         """True if workers write into the replay buffer themselves."""
+
+    def _before_request(self) -> None:
+        """Sends workers the weights and the version that are due before a batch is requested."""
+        self._load_new_weights()
+        unsent = self._unsent
+        if unsent is not None and unsent.settled():
+            self._unsent = None
+        self._sender.announce_changes()
+        if self.config.update_at_each_batch:
+            self.update_policy_weights_()
 
     def _deliver_message(self, index: int, message: NewWeights) -> None:
         """Sends a message to a worker. Any thread may call this."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from trawl.weight_update.channel import WeightMessage
-from trawl.weight_update.layout import FlatLayout, ModuleWeights, Write, writer
+from trawl.weight_update.layout import FlatLayout, ModuleWeights, Slot, Write, writer
 from trawl.weight_update.tensors import check_extra_state, extra_state, packed_extra, weights_of
 
 
@@ -107,6 +107,12 @@ class PreparedUpdate:
     layout: FlatLayout
     write: Write
     extra: bytes
+
+    def copy(self) -> tuple[PreparedUpdate, Slot]:
+        """Returns the update with a copy of its weights, and the slot that holds the copy."""
+        slot = Slot(self.layout, np.empty(self.layout.nbytes, dtype=np.uint8))
+        self.write(slot, 1)
+        return replace(self, write=writer(self.layout, slot.tensors())), slot
 
 
 class WeightHost(Protocol):

@@ -186,13 +186,13 @@ class ClusterCollector(WorkerCollector):
         return nested(spec, count) if self.remote.nested else spec
 
     @override
-    def _collect(self) -> Any:
+    def _before_request(self) -> None:
         due = self._due()
         if due:
             self.update_policy_weights_(worker_ids=due)
             for index in due:
                 del self._since[index]
-        return super()._collect()
+        super()._before_request()
 
     def _due(self) -> list[int]:
         """Returns the workers to which weights are due to be sent."""

@@ -1,0 +1,311 @@
+"""What ``prefetch=1`` promises: one batch ahead, one update behind, the same data on each run."""
+
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+import torch
+from collector_parts import Buffer
+from multi_parts import LENGTHS, Chooser, actions, drained, ledger, make, same
+from torch import nn
+
+from trawl.collectors import MultiAsyncCollector
+from trawl.testing import NumberedEnv
+
+METHODS = ["inline", "messages", "forkserver"]
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return request.param
+
+
+def ahead(**options):
+    return make(**{"prefetch": 1, "start_method": "inline", **options})
+
+
+def choices(collector, updates=1, pause=0.0):
+    """The actions and versions of each batch of a learner that changes its choice after each."""
+    found = []
+    with collector:
+        for count, batch in enumerate(collector):
+            time.sleep(pause)
+            found.append((actions(batch), set(batch["policy_version"].flatten().tolist())))
+            for _ in range(updates):
+                collector.policy.become((count + 1) % 4)
+                collector.update_policy_weights_()
+    return found
+
+
+# --- weights
+
+
+def test_each_batch_is_one_update_behind(method):
+    collector = ahead(
+        policy=Chooser(), total_frames=50, start_method=method, track_policy_version=True
+    )
+    assert choices(collector) == [({0}, {0}), ({0}, {0}), ({1}, {1}), ({2}, {2}), ({3}, {3})]
+
+
+def test_the_lag_is_reported():
+    collector = ahead(policy=Chooser(), total_frames=50)
+    choices_of = iter(collector)
+    for count in range(5):
+        next(choices_of)
+        if count < 4:
+            collector.update_policy_weights_()
+    facts = collector.stats()
+    collector.shutdown()
+    assert (facts["policy_lag_0"], facts["policy_lag_1"]) == (10, 40)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+def test_weights_do_not_depend_on_the_speed_of_anything(pause):
+    collector = ahead(
+        policy=Chooser(), total_frames=60, start_method="forkserver", track_policy_version=True
+    )
+    found = choices(collector, updates=3, pause=pause)
+    assert found == [({k and k - 1 and (k - 1) % 4}, {max(0, 3 * (k - 1))}) for k in range(6)]
+
+
+def test_a_learner_may_change_its_weights_after_an_update(method):
+    policy = Chooser()
+    with ahead(policy=policy, total_frames=40, start_method=method) as collector:
+        collector.next()
+        policy.become(1)
+        collector.update_policy_weights_()
+        policy.become(2)
+        collector.next()
+        assert actions(collector.next()) == {1}
+
+
+def test_updates_of_some_workers_and_of_parts_are_all_kept(method):
+    policy = Chooser()
+    with ahead(policy=policy, total_frames=40, start_method=method) as collector:
+        collector.next()
+        for worker, choice in ((0, 3), (1, 2), (0, 1)):
+            policy.become(choice)
+            collector.update_policy_weights_(worker_ids=[worker])
+        collector.next()
+        batch = collector.next()
+        assert [actions(batch[i]) for i in range(2)] == [{1}, {2}]
+
+
+def test_the_newest_weights_are_known_before_they_are_sent(method):
+    policy = Chooser()
+    with ahead(policy=policy, total_frames=40, start_method=method) as collector:
+        collector.next()
+        policy.become(3)
+        collector.update_policy_weights_()
+        policy.become(0)
+        assert collector.get_cached_weights("policy")["choice"] == 3
+        assert collector.get_distant_attr("policy.choice") == [3, 3]
+
+
+def test_a_version_alone_waits_as_well(method):
+    with ahead(
+        policy=Chooser(), total_frames=40, start_method=method, track_policy_version=True
+    ) as collector:
+        collector.next()
+        collector.increment_version()
+        assert collector.policy_version == 1
+        versions = [set(collector.next()["policy_version"].flatten().tolist()) for _ in range(2)]
+    assert versions == [{0}, {1}]
+
+
+def test_weights_sent_at_each_batch_are_those_of_its_request():
+    policy = Chooser()
+    found = []
+    with ahead(policy=policy, total_frames=50, update_at_each_batch=True) as collector:
+        for count, batch in enumerate(collector):
+            found.append(actions(batch))
+            policy.become((count + 1) % 4)
+    assert found == [{0}, {0}, {1}, {2}, {3}]
+
+
+def test_a_replacement_acts_with_the_weights_of_the_batch(tmp_path):
+    """Its predecessor died while the learner had newer weights already."""
+    policy, mark = Chooser(), tmp_path / "died"
+    with ahead(
+        policy=policy,
+        create_env_fn=[partial(DiesOnce, number, mark=mark) for number in range(2)],
+        total_frames=40,
+        start_method="forkserver",
+        track_policy_version=True,
+    ) as collector:
+        collector.next()
+        policy.become(3)
+        collector.update_policy_weights_()
+        with pytest.warns(RuntimeWarning, match="takes its place"):
+            second = collector.next()
+        third = collector.next()
+    assert (actions(second), actions(third)) == ({0}, {3})
+    assert set(second["policy_version"].flatten().tolist()) == {0}
+
+
+class DiesOnce(NumberedEnv):
+    """Kills its process in its eighth step; the environment of the replacement goes on."""
+
+    def __init__(self, number, mark):
+        super().__init__(number, lengths=LENGTHS)
+        self._steps, self._mark = 0, mark
+
+    def step(self, action):
+        self._steps += 1
+        if self.number == 1 and self._steps == 8 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+# --- frames
+
+
+def test_each_frame_comes_once_and_in_order(method):
+    book = ledger(2)
+    found = drained(ahead(total_frames=72, frames_per_batch=12, start_method=method), book)
+    assert (book.frames, len(found)) == (72, 6)
+
+
+def test_the_frames_are_those_of_a_run_without(method):
+    def run(prefetch):
+        torch.manual_seed(0)
+        collector = make(
+            create_env_fn=["Pendulum-v1"] * 2,
+            policy=Noisy(),
+            frames_per_batch=30,
+            total_frames=120,
+            start_method=method,
+            prefetch=prefetch,
+        )
+        collector.set_seed(1)
+        with collector:
+            return list(collector)
+
+    assert all(same(one, other) for one, other in zip(run(0), run(1), strict=True))
+
+
+class Noisy(nn.Module):
+    def forward(self, observation):
+        return torch.randn(*observation.shape[:-1], 1)
+
+
+def test_nothing_is_requested_beyond_the_budget():
+    with ahead(total_frames=30) as collector:
+        assert len(list(collector)) == 3
+        assert collector.stats()["worker_frames"] == 30
+
+
+def test_random_frames_are_counted_as_without():
+    def run(prefetch):
+        with make(
+            policy=Chooser(3), init_random_frames=20, total_frames=50, prefetch=prefetch
+        ) as collector:
+            return [actions(batch) == {3} for batch in collector]
+
+    assert run(1) == run(0) == [False, False, True, True, True]
+
+
+def test_frames_are_written_into_a_buffer():
+    buffer = Buffer()
+    with ahead(total_frames=50, replay_buffer=buffer) as collector:
+        assert list(collector) == [None] * 5
+    assert len(buffer) == 50
+
+
+def test_whole_trajectories_are_those_of_a_run_without():
+    def run(prefetch):
+        with make(
+            trajs_per_batch=3,
+            traj_format="padded",
+            total_frames=80,
+            prefetch=prefetch,
+        ) as collector:
+            return list(collector)
+
+    one, other = run(0), run(1)
+    assert len(one) == len(other)
+    assert all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_late_parts_come_with_the_next_batch():
+    book = ledger(2)
+    collector = ahead(
+        total_frames=100, preemptive_threshold=0.5, start_method="forkserver", frames_per_batch=20
+    )
+    drained(collector, book)
+    assert book.frames >= 100
+
+
+# --- control
+
+
+def test_a_seed_begins_with_the_batch_after_the_one_under_way(method):
+    def run():
+        with ahead(
+            create_env_fn=["Pendulum-v1"] * 2,
+            policy=Noisy(),
+            total_frames=50,
+            start_method=method,
+        ) as collector:
+            collector.next()
+            collector.set_seed(4)
+            collector.next()
+            return [collector.next() for _ in range(3)]
+
+    assert all(same(one, other) for one, other in zip(run(), run(), strict=True))
+
+
+def test_the_state_has_the_newest_weights(method):
+    policy = Chooser()
+    with ahead(policy=policy, total_frames=50, start_method=method) as collector:
+        collector.next()
+        policy.become(2)
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+    assert state["frames"] == 10
+    assert state["worker0"]["policy_state_dict"]["choice"] == 2
+    with ahead(policy=Chooser(), total_frames=50, start_method=method) as other:
+        other.load_state_dict(state)
+        assert actions(other.next()) == {2}
+        assert sum(batch.numel() for batch in other) == 30
+
+
+def test_a_loaded_state_takes_effect_after_the_batch_under_way():
+    with ahead(policy=Chooser(), total_frames=60) as collector:
+        state = collector.state_dict()
+        state["worker0"]["policy_state_dict"]["choice"].fill_(1)
+        state["worker1"]["policy_state_dict"]["choice"].fill_(1)
+        collector.next()
+        collector.load_state_dict(state)
+        assert [actions(collector.next()) for _ in range(2)] == [{0}, {1}]
+
+
+def test_a_pause_holds_the_background_collection():
+    buffer = Buffer()
+    collector = ahead(total_frames=-1, replay_buffer=buffer, start_method="forkserver")
+    with collector:
+        collector.start()
+        while len(buffer) < 50:
+            time.sleep(0.001)
+        with collector.pause():
+            before = len(buffer)
+            assert len(buffer) == before
+        while len(buffer) < before + 50:
+            time.sleep(0.001)
+
+
+# --- options
+
+
+def test_asynchronous_workers_are_ahead_anyway():
+    with pytest.raises(ValueError, match=r"prefetch=1 needs sync=True"):
+        make(MultiAsyncCollector, prefetch=1)
+
+
+@pytest.mark.parametrize("value", [2, -1, True, "1", None])
+def test_one_batch_or_none(value):
+    with pytest.raises(ValueError, match=r"prefetch must be 0 or 1, but it is"):
+        make(prefetch=value)
