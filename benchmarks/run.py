@@ -51,6 +51,7 @@ MultiName = Literal[
     "parallel2",
     "collected2",
     "straggler",
+    "prefetch2",
     "workers",
     "sizes",
 ]

@@ -32,6 +32,13 @@ def slow_pendulum() -> gymnasium.Env[Any, Any]:
     return Slow(pendulum())
 
 
+def waiting_pendulum() -> gymnasium.Env[Any, Any]:
+    """A Pendulum that waits for 1 ms in each step."""
+    env = Slow(pendulum())
+    env.seconds = 0.001
+    return env
+
+
 def cartpole_pool() -> Any:
     """64 CartPoles in EnvPool, on one thread like everything else here (also its fastest)."""
     import envpool

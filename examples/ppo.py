@@ -6,6 +6,9 @@ environments with the actor, and delivers batches of shape ``(num_envs, num_step
 The parts of PPO (generalised advantage estimation, the clipped objective, the update loop) are
 written out below, to be read from top to bottom.
 
+With ``--prefetch``, the workers collect the next batch while the agent learns from the last one.
+Each batch is then collected with the weights of one batch earlier.
+
 With ``--recurrent``, the agent does not see the velocities of the cart and the pole. Instead, it
 has a GRU, whose state the collector carries from step to step.
 
@@ -20,6 +23,7 @@ Run it from the root of the repository::
     python examples/ppo.py
     python examples/ppo.py --seed 3 --num-envs 32
     python examples/ppo.py --workers 2
+    python examples/ppo.py --workers 2 --prefetch
     python examples/ppo.py --recurrent
     python examples/ppo.py --evaluate
     python examples/ppo.py --help
@@ -76,6 +80,8 @@ class Config:
     """Number of environments, in all workers together; each worker steps its share as one batch."""
     workers: int = 0
     """Number of processes that share the environments; 0: this process steps all of them."""
+    prefetch: bool = False
+    """True to collect the next batch while the agent learns; needs workers."""
     recurrent: bool = False
     """True to hide the velocities from the agent, and to give it a memory."""
     evaluate: bool = False
@@ -307,6 +313,8 @@ def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCo
     make = partial(make_env, config)
     frames_per_batch = config.num_envs * config.num_steps
     if not config.workers:
+        if config.prefetch:
+            raise ValueError("--prefetch needs --workers: this process can't learn and collect")
         # This collector acts with the learner's own weights, so no weights have to be sent.
         return Collector(
             [make] * config.num_envs,
@@ -322,7 +330,8 @@ def make_collector(config: Config, policy: nn.Module) -> Collector | MultiSyncCo
         frames_per_batch=frames_per_batch,
         total_frames=config.total_frames,
         cat_results=0,  # one worker's environments after another's: (num_envs, num_steps)
-        update_at_each_batch=True,  # each batch is collected with the newest weights
+        update_at_each_batch=True,  # each batch is requested with the newest weights
+        prefetch=1 if config.prefetch else 0,
     )
 
 

@@ -20,6 +20,7 @@ import work
 from harness import HAND, TRAWL, Source
 from multi import parallel, peers
 from multi.collecting import Collecting, Delivering, Looping, Several, SideBySide
+from multi.overlap import CollectingAndLearning, SideBySideAndLearning
 from multi.race import Contender, Goal, Measure, Race
 
 WORKERS = 2
@@ -32,6 +33,7 @@ AHEAD = 2 * WORKERS
 
 TORCHRL = "TorchRL"
 TRUSTED = "trust_policy=True"
+WAITING = "not ahead"
 
 
 def hand_single(make: Callable[[], Any], net: Any, frames: int) -> Source:
@@ -284,6 +286,33 @@ def straggler() -> Race:
     )
 
 
+def prefetch2() -> Race:
+    net, frames, make = work.mlp(3, 1), WORKERS * 50, work.waiting_pendulum
+    loop = partial(hand_single, make, net, frames // WORKERS)
+
+    def learning(**options: Any) -> partial[CollectingAndLearning]:
+        prepared = partial(
+            peers.trawl, "sync", [make] * WORKERS, work.acting(net), frames, **options
+        )
+        return partial(CollectingAndLearning, prepared, net)
+
+    return Race(
+        "prefetch2",
+        "2 workers and a PPO learner that takes as long; steps of 1 ms that wait",
+        (
+            Contender(TRAWL, learning(prefetch=1), "prefetch=1"),
+            Contender(
+                HAND,
+                partial(SideBySideAndLearning, loop, WORKERS, frames),
+                "two loops, beside which this process learns",
+            ),
+            Contender(WAITING, learning(), "Trawl's collector with prefetch=0"),
+        ),
+        goals=_speed_goals({WAITING: 1.7}),
+        stretch=2.0,
+    )
+
+
 def _speed_goals(bounds: dict[str, float]) -> tuple[Goal, ...]:
     return tuple(Goal("speed", bound, name) for name, bound in bounds.items())
 
@@ -300,5 +329,6 @@ RACES = {
         parallel2,
         collected2,
         straggler,
+        prefetch2,
     )
 }

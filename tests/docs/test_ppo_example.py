@@ -35,6 +35,17 @@ def test_ppo_learns_with_workers(ppo: Any) -> None:
     assert result.episodes > 100
 
 
+def test_ppo_learns_one_batch_ahead(ppo: Any) -> None:
+    result = ppo.main(ppo.Config(**LEARNED, workers=2, prefetch=True))
+    assert result.solved
+    assert result.episodes > 100
+
+
+def test_ppo_needs_workers_to_collect_ahead(ppo: Any) -> None:
+    with pytest.raises(ValueError, match="--prefetch needs --workers"):
+        ppo.main(ppo.Config(prefetch=True))
+
+
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_ppo_comes_to_the_same_while_it_is_evaluated(
     ppo: Any, capsys: pytest.CaptureFixture[str], recurrent: bool
