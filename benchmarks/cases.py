@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 import hand
 import peers
+import stochastic
 import work
 from harness import HAND, TRAWL, Case, Contender, Source
 
@@ -137,29 +136,6 @@ def images() -> Case:
     )
 
 
-def stochastic() -> Case:
-    from torch.distributions import Normal
-
-    head, policy = work.gaussian_head(), work.stochastic()
-
-    def act(observation: Tensor) -> tuple[Tensor, ...]:
-        loc, scale = head(observation)
-        normal = Normal(loc, scale)
-        action = normal.sample()
-        return action, normal.log_prob(action), loc, scale
-
-    names = ("action", "action_log_prob", "loc", "scale")
-    return Case(
-        "stochastic",
-        "1 Pendulum, Gaussian policy with log-probability",
-        (
-            Contender(TRAWL, lambda: peers.trawl(work.pendulum, policy, FRAMES)),
-            Contender(HAND, lambda: hand.single(work.pendulum(), act, FRAMES, names), 0.80),
-            Contender("TorchRL", lambda: _torchrl(policy), 2.0, "trust_policy=True"),
-        ),
-    )
-
-
 def torchrl_env() -> Case:
     net = work.mlp(3, 1)
     policy = work.acting(net)
@@ -183,5 +159,13 @@ def torchrl_env() -> Case:
 
 CASES = {
     case.__name__: case
-    for case in (pendulum, batch8, envpool, envpool_short, images, stochastic, torchrl_env)
+    for case in (
+        pendulum,
+        batch8,
+        envpool,
+        envpool_short,
+        images,
+        *stochastic.CASES,
+        torchrl_env,
+    )
 }

@@ -135,19 +135,23 @@ def vector(env: Any, act: Act, steps: int) -> Source:
         yield steps * env.num_envs, delivered
 
 
-def several(envs: Sequence[Any], act: Act, steps: int) -> Source:
+def several(
+    envs: Sequence[Any], act: Act, steps: int, names: Sequence[str] = ("action",)
+) -> Source:
     """A list of Gymnasium environments, stepped one after the other straight into the memory."""
     count = len(envs)
     observation = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)])
-    memory = allocate((steps, count), observation, act, ("action",))
+    memory = allocate((steps, count), observation, act, names)
     delivered = memory.batch.transpose(0, 1)
     trajectory = np.arange(count)
     while True:
         with torch.no_grad():
             for t in range(steps):
                 memory.observations[t] = observation
-                action = act(memory.observation[t])[0].numpy()
-                memory.outputs[0][t] = action
+                outputs = [out.numpy() for out in act(memory.observation[t])]
+                for kept, output in zip(memory.outputs, outputs, strict=True):
+                    kept[t] = output
+                action = outputs[0]
                 memory.trajectory[t] = trajectory
                 for i, env in enumerate(envs):
                     seen, reward, terminated, truncated, _ = env.step(action[i])

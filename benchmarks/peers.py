@@ -59,11 +59,20 @@ def torchrl_single(make: Callable[[], Any]) -> Any:
     return GymWrapper(make())
 
 
-def torchrl_serial(make: Callable[[], Any], count: int, use_buffers: bool) -> Any:
+def torchrl_indexed(make: Callable[[], Any]) -> Any:
+    """The same, with actions that are indices."""
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(make(), categorical_action_encoding=True)
+
+
+def torchrl_serial(
+    make: Callable[[], Any], count: int, use_buffers: bool, wrap: Callable[[], Any] | None = None
+) -> Any:
     """TorchRL's batch of environments in one process; without its own buffers it is faster."""
     from torchrl.envs import GymWrapper, SerialEnv
 
-    return SerialEnv(count, lambda: GymWrapper(make()), use_buffers=use_buffers)
+    return SerialEnv(count, wrap or (lambda: GymWrapper(make())), use_buffers=use_buffers)
 
 
 def torchrl_vector(make: Callable[[], Any], count: int) -> Any:

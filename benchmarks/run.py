@@ -38,6 +38,11 @@ SingleName = Literal[
     "envpool_short",
     "images",
     "stochastic",
+    "stochastic8",
+    "tanh_normal",
+    "tanh_normal8",
+    "categorical1",
+    "categorical8",
     "torchrl_env",
     "import",
 ]

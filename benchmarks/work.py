@@ -13,8 +13,6 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from tensordict.nn import (
     NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
 from torch import Tensor, nn
@@ -37,6 +35,11 @@ def waiting_pendulum() -> gymnasium.Env[Any, Any]:
     env = Slow(pendulum())
     env.seconds = 0.001
     return env
+
+
+def cartpole() -> gymnasium.Env[Any, Any]:
+    """Gymnasium's CartPole, without the checker."""
+    return gymnasium.make("CartPole-v1", disable_env_checker=True)
 
 
 def cartpole_pool() -> Any:
@@ -188,16 +191,3 @@ def gaussian_head(seed: int = 0) -> nn.Sequential:
 def acting(module: nn.Module) -> TensorDictModule:
     """`module` as a policy that reads "observation" and writes "action"."""
     return TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
-
-
-def stochastic() -> ProbabilisticTensorDictSequential:
-    """A Gaussian policy that samples its action and writes the log-probability."""
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(gaussian_head(), ["observation"], ["loc", "scale"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=torch.distributions.Normal,
-            return_log_prob=True,
-        ),
-    )

@@ -255,10 +255,12 @@ def test_the_reason_why_a_policy_needs_a_tensordict_is_told(name):
         make_plan(make(), InteractionType.RANDOM)
 
 
-@pytest.mark.parametrize("exploration", [InteractionType.MEAN, InteractionType.DETERMINISTIC])
-def test_a_policy_that_is_not_to_draw_is_called_with_a_tensordict(exploration):
+@pytest.mark.parametrize(
+    "exploration", [InteractionType.MEAN, InteractionType.MODE, InteractionType.DETERMINISTIC]
+)
+def test_a_policy_that_is_not_to_draw_gives_the_same(exploration):
     assert_same_as_called_with_a_tensordict(
-        PLANNABLE["a sample"], "tensordict", exploration=exploration
+        PLANNABLE["a sample"], "direct", exploration=exploration
     )
 
 

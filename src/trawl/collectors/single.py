@@ -367,6 +367,9 @@ class Collector(RolloutCollector):
         - ``env_path``, which is ``"array"`` on the fast path, and ``policy_path``, which is
           ``"direct"`` on the fast path. For a slower path, ``env_path_reason`` or
           ``policy_path_reason`` has the reason.
+        - For policies that draw actions from a distribution, ``distribution_path``, which is
+          ``"recorded"`` if samples are drawn without distribution objects, and else ``"objects"``.
+          In that case, ``distribution_path_reason`` has the reason.
         - ``env_time_share``, the environment's share of the loop's time.
         - On the array path, ``batches_held``, the number of batches that are still referred to,
           and ``memory_bytes``, the memory of these batches and of spare blocks.

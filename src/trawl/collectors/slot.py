@@ -16,6 +16,9 @@ from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
 from trawl.errors import WorkerDied
 
+# Statistics that name the code that workers use, each with a reason if it is slower code.
+_PATHS = ("env_path", "policy_path", "distribution_path")
+
 
 class BufferNames:
     """Numbers that identify memory and partitions to the workers."""
@@ -223,7 +226,7 @@ def summary(slots: Iterable[WorkerSlot]) -> dict[str, Any]:
     restarts = [one["env_restarts"] for one in each if "env_restarts" in one]
     if restarts:
         facts["env_restarts"] = sum(restarts)
-    for name in ("env_path", "env_path_reason", "policy_path", "policy_path_reason"):
+    for name in (path + end for path in _PATHS for end in ("", "_reason")):
         found = [one[name] for one in each if name in one]
         if found:
             facts[name] = found[0]

@@ -164,7 +164,8 @@ class Rollout:
             for t in range(min(_TIMED, count)):
                 if stopped is not None and start + t and stopped():
                     return t
-                self._timed(act, step, t)
+                # The first step of a chunk settles things for the others, so it takes longer.
+                self._timed(act, step, t, counts=t > 0 or count == 1)
             rest = range(min(_TIMED, count), count)
             if stopped is not None:
                 for t in rest:
@@ -196,14 +197,15 @@ class Rollout:
             raise
         return count
 
-    def _timed(self, act: ActFn | None, step: StepFn, t: int) -> None:
+    def _timed(self, act: ActFn | None, step: StepFn, t: int, counts: bool) -> None:
         before = perf_counter()
         if act is not None:
             act(t)
         between = perf_counter()
         step(t)
-        self._act_time += between - before
-        self._step_time += perf_counter() - between
+        if counts:
+            self._act_time += between - before
+            self._step_time += perf_counter() - between
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""

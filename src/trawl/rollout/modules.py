@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from tensordict.nn import (
+    NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -50,6 +51,8 @@ def unroll(module: Any) -> Function:
         return _chain([unroll(child) for child in module])
     if isinstance(module, nn.Linear) and kind is nn.Linear:
         return _linear(module)
+    if isinstance(module, NormalParamExtractor) and kind is NormalParamExtractor:
+        return _normal_parameters(module)
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if kind is nn.ReLU and not module.inplace:
@@ -84,6 +87,16 @@ def _chain(functions: list[Function]) -> Function:
 def _linear(layer: nn.Linear) -> Function:
     weight, bias = layer.weight, layer.bias
     return lambda value: linear(value, weight, bias)
+
+
+def _normal_parameters(extractor: NormalParamExtractor) -> Function:
+    positive, least = unroll(extractor.scale_mapping), extractor.scale_lb
+
+    def split(tensor: Any, *others: Any) -> Any:
+        loc, scale = tensor.chunk(2, -1)
+        return (loc, positive(scale).clamp_min(least), *others)
+
+    return split
 
 
 def leaves_inputs_alone(module: Any) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
-    CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.modules import is_special, unroll
+from trawl.rollout.sampling import Sampling, is_known_sampler, sampling
 
 Values = dict[Key, Any]
 Operation = Callable[[Values], None]
@@ -42,11 +42,13 @@ class Plan:
         call: function that takes a tensor for each key in ``reads``, and returns a sequence with a
             tensor for each key in ``writes``. If ``writes`` has only one key, it returns the
             tensor itself.
+        samplings: the samplings in ``call``.
     """
 
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
     call: Callable[..., Any]
+    samplings: tuple[Sampling, ...] = ()
 
 
 class NotPlannable(Exception):
@@ -71,17 +73,27 @@ def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) 
         if single is not None:
             return single
     operations: list[Operation] = []
+    samplings: list[Sampling] = []
     reads: list[Key] = []
     writes: list[Key] = []
     for step in steps:
         for key in map(as_key, step.in_keys):
             if key not in writes and key not in reads:
                 reads.append(key)
-        operations.append(_operation(step, exploration, unrolled))
+        if isinstance(step, ProbabilisticTensorDictModule):
+            drawn = sampling(step, exploration)
+            if isinstance(drawn, str):
+                raise NotPlannable(drawn)
+            if unrolled:
+                samplings.append(drawn)
+            operations.append(_draw(drawn, unrolled))
+        else:
+            operations.append(_operation(step, unrolled))
         writes += [key for key in _out_keys(step) if key not in writes]
     if not writes:
         raise NotPlannable("the policy has no out_keys")
-    return Plan(tuple(reads), tuple(writes), _chain(operations, reads, writes))
+    call = _chain(operations, reads, writes)
+    return Plan(tuple(reads), tuple(writes), call, tuple(samplings))
 
 
 def _chain(operations: list[Operation], reads: list[Key], writes: list[Key]) -> Callable[..., Any]:
@@ -120,7 +132,7 @@ def _steps(module: Any) -> Iterable[Any]:
         children = module.module
         for child in children.values() if isinstance(children, nn.ModuleDict) else children:
             yield from _steps(child)
-    elif forward in (TensorDictModule.forward, ProbabilisticTensorDictModule.forward):
+    elif forward is TensorDictModule.forward or is_known_sampler(module):
         yield module
     elif isinstance(module, nn.Module):
         raise NotPlannable(f"{type(module).__name__} defines its own forward")
@@ -196,9 +208,7 @@ def _function(module: TensorDictModule, unrolled: bool) -> Callable[..., Any]:
     return method
 
 
-def _operation(module: Any, exploration: InteractionType, unrolled: bool) -> Operation:
-    if isinstance(module, ProbabilisticTensorDictModule):
-        return _sampling(module, exploration)
+def _operation(module: Any, unrolled: bool) -> Operation:
     if module.inplace is not True or _setting(module, "get_kwargs"):
         raise NotPlannable(f"{type(module).__name__} has inplace={module.inplace!r}")
     function, fixed = _function(module, unrolled), dict(module.method_kwargs)
@@ -231,38 +241,12 @@ def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
     return zip(out_keys, outputs, strict=True)
 
 
-def _sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType) -> Operation:
-    kind, stock = type(module), ProbabilisticTensorDictModule
-    if exploration is not InteractionType.RANDOM:
-        raise NotPlannable(f"{kind.__name__} acts with exploration type {exploration.name}")
-    cls = module.distribution_class
-    special = (
-        kind.get_dist is not stock.get_dist
-        or _setting(kind, "dist_sample")
-        is not _setting(ProbabilisticTensorDictModule, "dist_sample")
-        or module.num_samples is not None
-        or _setting(module, "generator") is not None
-        or _setting(module, "generator_key") is not None
-        or not isinstance(cls, type)
-        or issubclass(cls, CompositeDistribution)
-        or len(module.dist_sample_keys) != 1
-    )
-    if special:
-        raise NotPlannable(f"{kind.__name__} samples in a special way")
-    names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
-    in_keys = [as_key(key) for key in module.in_keys]
-    arguments = list(zip(names, in_keys, strict=True))
-    fixed = dict(module.distribution_kwargs)
-    sample_key = as_key(module.dist_sample_keys[0])
-    log_prob_key = as_key(module.log_prob_key) if module.return_log_prob else None
+def _draw(drawn: Sampling, unrolled: bool) -> Operation:
+    in_keys, out_keys = drawn.in_keys, drawn.out_keys
 
     def operate(values: Values) -> None:
-        dist = cls(**{name: values[key] for name, key in arguments}, **fixed)
-        # Without autograd, `sample` and `rsample` draw the same values. The module itself
-        # prefers `rsample`.
-        sample = dist.rsample() if dist.has_rsample else dist.sample()
-        values[sample_key] = sample
-        if log_prob_key is not None:
-            values[log_prob_key] = dist.log_prob(sample)
+        draw = drawn.draw if unrolled else drawn.draw_objects
+        results = draw(*[values[key] for key in in_keys])
+        values.update(zip(out_keys, results, strict=True))
 
     return operate

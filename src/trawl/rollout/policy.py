@@ -20,6 +20,7 @@ from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.sampling import Sampling
 from trawl.tensordicts import changes, is_lazy
 
 
@@ -52,6 +53,7 @@ class Policy:
         self.transform = transform
         self.writes: tuple[Key, ...] = ()
         self.why_not_direct: str | None = None
+        self._samplings: tuple[Sampling, ...] = ()
         self._compiled: Plan | None = None
         self._compiled_module: Callable[[Any], Any] | None = None
 
@@ -113,9 +115,15 @@ class Policy:
 
     def describe(self) -> dict[str, Any]:
         """Returns a description of the path in use, with the reason if it is the slower path."""
-        if self.why_not_direct is None:
-            return {"policy_path": "direct"}
-        return {"policy_path": "tensordict", "policy_path_reason": self.why_not_direct}
+        if self.why_not_direct is not None:
+            return {"policy_path": "tensordict", "policy_path_reason": self.why_not_direct}
+        facts = {"policy_path": "direct"}
+        if self._samplings:
+            reasons = [one.why_objects for one in self._samplings if one.why_objects is not None]
+            facts["distribution_path"] = "objects" if reasons else "recorded"
+            if reasons:
+                facts["distribution_path_reason"] = reasons[0]
+        return facts
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy once to find out what it writes.
@@ -226,6 +234,7 @@ class Policy:
             self.why_not_direct = str(why)
             return None
         self.why_not_direct = None
+        self._samplings = plan.samplings
         return self._transformed(plan)
 
     def _transformed(self, plan: Plan) -> Plan:

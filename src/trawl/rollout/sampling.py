@@ -1,0 +1,188 @@
+"""Samples of probabilistic modules, drawn without distribution objects where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tensordict import TensorDict
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    set_interaction_type,
+)
+from torch import Tensor
+from torch.distributions import Distribution
+
+from trawl.keys import as_key
+from trawl.rollout.recording import Function, NotRecordable, record
+
+# Only distributions of these packages are recorded. Others may depend on more than their arguments.
+_PACKAGES = ("torch.distributions.", "tensordict.nn.", "torchrl.modules.")
+
+# Maximum number of elements of a tensor among a distribution's fixed arguments.
+_MOST_NUMBERS = 1024
+
+# Maximum number of recorded functions per module, whose fixed arguments may change again and again.
+_MOST_RECORDED = 16
+
+# Recorded functions by module and circumstances, or the reason why there is none. They outlast
+# plans, which are made anew for each binding.
+_recorded: WeakKeyDictionary[ProbabilisticTensorDictModule, dict[Any, Function | NotRecordable]]
+_recorded = WeakKeyDictionary()
+
+
+class Sampling:
+    """Draws the samples of a probabilistic module, and their log-probabilities.
+
+    The first call uses distribution objects, which check their arguments. Further calls repeat the
+    recorded operations of such a call, without checks. To check the arguments once per chunk, an
+    instance is made for each binding.
+
+    Args:
+        module: the module.
+        exploration: exploration type of the module.
+
+    Attributes:
+        in_keys: keys of the distribution's parameters.
+        out_keys: keys of the sample and, if the module returns it, of its log-probability.
+        draw: function that returns the sample and its log-probability for the parameters.
+        why_objects: reason why all calls use distribution objects; None if they don't, or if there
+            were no calls yet.
+    """
+
+    def __init__(self, module: ProbabilisticTensorDictModule, exploration: InteractionType) -> None:
+        self._module, self._exploration = module, exploration
+        self._class = module.distribution_class
+        self._fixed = dict(module.distribution_kwargs)
+        self._names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
+        self.in_keys = [as_key(key) for key in module.in_keys]
+        self.out_keys = [as_key(module.dist_sample_keys[0])]
+        if module.return_log_prob:
+            self.out_keys.append(as_key(module.log_prob_key))
+        self.why_objects: str | None = None
+        self.draw: Callable[..., Sequence[Tensor]] = self._first
+
+    def _first(self, *parameters: Tensor) -> Sequence[Tensor]:
+        results = self.draw_objects(*parameters)
+        found = self._recorded(parameters)
+        if isinstance(found, NotRecordable):
+            self.why_objects = str(found)
+            self.draw = self.draw_objects
+        else:
+            self.draw = found
+        return results
+
+    def draw_objects(self, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Draws with distribution objects."""
+        return self._sample(parameters, self._fixed)
+
+    def _sample(self, parameters: Sequence[Tensor], fixed: dict[str, Any]) -> tuple[Tensor, ...]:
+        if type(self._module).forward is not ProbabilisticTensorDictModule.forward:
+            return self._call_module(parameters)
+        dist = self._class(**dict(zip(self._names, parameters, strict=True)), **fixed)
+        if self._exploration is InteractionType.RANDOM:
+            # Without autograd, `sample` and `rsample` draw the same values. The module itself
+            # prefers `rsample`.
+            sample = dist.rsample() if dist.has_rsample else dist.sample()
+        else:
+            sample = getattr(self._module, _DIST_SAMPLE)(dist, self._exploration)
+        return (sample, dist.log_prob(sample)) if len(self.out_keys) > 1 else (sample,)
+
+    def _call_module(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Calls a module that computes samples or log-probabilities in a way of its own."""
+        values = TensorDict({}, [])
+        for key, value in zip(self.in_keys, parameters, strict=True):
+            values.set(key, value)
+        with set_interaction_type(self._exploration):
+            results = self._module(values)
+        return tuple(results.get(key) for key in self.out_keys)
+
+    # --- recorded functions
+
+    def _recorded(self, parameters: Sequence[Tensor]) -> Function | NotRecordable:
+        try:
+            circumstances = self._circumstances(parameters)
+        except NotRecordable as why:
+            return why
+        known = _recorded.setdefault(self._module, {})
+        if circumstances not in known:
+            if len(known) >= _MOST_RECORDED:
+                known.clear()
+            try:
+                known[circumstances] = self._record(parameters)
+            except NotRecordable as why:
+                known[circumstances] = why
+        return known[circumstances]
+
+    def _circumstances(self, parameters: Sequence[Tensor]) -> Any:
+        """Returns all that the operations may depend on, apart from the values of parameters."""
+        if not self._class.__module__.startswith(_PACKAGES):
+            raise NotRecordable(f"{self._class.__name__} is not one of the known distributions")
+        fixed = tuple((name, _identity(name, value)) for name, value in self._fixed.items())
+        described = tuple((p.shape, p.stride(), p.dtype, p.device) for p in parameters)
+        return self._class, self._exploration, len(self.out_keys), fixed, described
+
+    def _record(self, parameters: Sequence[Tensor]) -> Function:
+        fixed = {**self._fixed}
+        if "validate_args" in fixed:
+            fixed["validate_args"] = False
+        try:
+            with _unchecked():
+                return record(lambda *given: self._sample(given, fixed), parameters)
+        except NotRecordable:
+            raise
+        except Exception as error:
+            raise NotRecordable(f"it raises {type(error).__name__} while it is recorded") from error
+
+
+_DIST_SAMPLE = "_dist_sample"
+
+
+def is_known_sampler(module: Any) -> bool:
+    """Returns True if a module only writes samples, and maybe their log-probabilities."""
+    kind = type(module)
+    if not isinstance(module, ProbabilisticTensorDictModule):
+        return False
+    stock = kind.forward is ProbabilisticTensorDictModule.forward
+    return stock or kind.__module__.startswith("torchrl.modules.")
+
+
+def sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType) -> Sampling | str:
+    """Returns the sampling of a module, or the reason why it samples in a special way."""
+    kind, stock, cls = type(module), ProbabilisticTensorDictModule, module.distribution_class
+    special = (
+        kind.get_dist is not stock.get_dist
+        or getattr(kind, _DIST_SAMPLE, None) is not getattr(stock, _DIST_SAMPLE, None)
+        or module.num_samples is not None
+        or getattr(module, "_generator", None) is not None
+        or getattr(module, "_generator_key", None) is not None
+        or not isinstance(cls, type)
+        or issubclass(cls, CompositeDistribution)
+        or len(module.dist_sample_keys) != 1
+    )
+    return f"{kind.__name__} samples in a special way" if special else Sampling(module, exploration)
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Context in which distributions don't check their arguments, unless they are told to."""
+    before = getattr(Distribution, "_validate_args")  # noqa: B009
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def _identity(name: str, value: Any) -> Any:
+    """Returns a value that changes if a fixed argument of a distribution changes."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return type(value), value
+    if isinstance(value, Tensor) and value.numel() <= _MOST_NUMBERS:
+        numbers = tuple(value.flatten().tolist())
+        return value.shape, value.stride(), value.dtype, value.device, numbers
+    raise NotRecordable(f"{name}={value!r} may change")
