@@ -31,6 +31,8 @@ from trawl.testing import (
 
 STEP = 2
 
+# The last process may have fewer environments than the others.
+SEVERAL = pytest.mark.parametrize("each", [1, 2, 3])
 KINDS = pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv, RaggedEnv])
 
 
@@ -93,9 +95,10 @@ def rolled(env, steps=12):
 # --- the same as SerialEnv
 
 
+@SEVERAL
 @KINDS
-def test_it_gives_what_a_serial_environment_gives(kind, parallel):
-    env, other = parallel(kind), parallel(kind, cls=SerialEnv)
+def test_it_gives_what_a_serial_environment_gives(kind, each, parallel):
+    env, other = parallel(kind, envs_per_worker=each), parallel(kind, cls=SerialEnv)
     assert env.batch_size == other.batch_size
     for what in ("full_observation_spec", "full_action_spec", "action_spec_unbatched"):
         assert getattr(env, what) == getattr(other, what)
@@ -122,9 +125,10 @@ def test_a_seed_for_a_reset_is_one_for_each(opened):
     assert_same(first, second)
 
 
+@SEVERAL
 @KINDS
-def test_a_partial_reset_leaves_the_other_rows(kind, parallel):
-    env = parallel(kind)
+def test_a_partial_reset_leaves_the_other_rows(kind, each, parallel):
+    env = parallel(kind, envs_per_worker=each)
     _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
     mask = torch.tensor([[False], [True], [False]])
     fresh = env.reset(root.copy().set("_reset", mask))
@@ -343,10 +347,11 @@ def batches(env, max_batches=4, **options):
         return [collector.next() for _ in range(max_batches)]
 
 
+@SEVERAL
 @pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}, {"reset_at_each_iter": True}])
 @pytest.mark.parametrize("kind", [NumberedEnv, ImageEnv, NestedEnv])
-def test_each_frame_is_collected_once(kind, options, parallel):
-    env = parallel(kind)
+def test_each_frame_is_collected_once(kind, options, each, parallel):
+    env = parallel(kind, envs_per_worker=each)
     ledger = Ledger(
         [kind(i, lengths=[2 + i]) for i in range(3)], options.get("max_frames_per_traj")
     )
@@ -359,10 +364,12 @@ def test_each_frame_is_collected_once(kind, options, parallel):
     assert ledger.frames == 240
 
 
+@pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 7}, {"compact_obs": True}])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_collected_data_is_that_of_a_serial_environment(env_id, options, opened):
-    mine, other = (batches(opened(cls, 2, env_id), **options) for cls in (ParallelEnv, SerialEnv))
+def test_collected_data_is_that_of_a_serial_environment(env_id, options, each, opened):
+    env = opened(ParallelEnv, 3, env_id, envs_per_worker=each)
+    mine, other = (batches(one, **options) for one in (env, opened(SerialEnv, 3, env_id)))
     for first, second in zip(mine, other, strict=True):
         assert_same(first, second)
 
@@ -532,6 +539,39 @@ def test_a_death_between_steps_is_noticed(parallel):
     os.kill(pids(env)[2], signal.SIGKILL)
     with pytest.raises(WorkerDied, match="environment 2"):
         env.step(root)
+
+
+def test_an_error_in_a_process_of_several_names_its_environment(opened):
+    makers = [NumberedEnv, NumberedEnv, lambda: FaultyEnv(1, ZeroDivisionError("by me"))]
+    env = opened(ParallelEnv, 3, makers, envs_per_worker=3)
+    _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    with pytest.raises(ZeroDivisionError, match="in environment 2: ZeroDivisionError: by me"):
+        env.step(env.rand_action(root))
+    # The others have taken the step.
+    assert env.buffers.observed["observation",][:, STEP].tolist()[:2] == [2, 2]
+
+
+def test_the_death_of_a_process_of_several_names_them(parallel):
+    env = parallel(count=5, envs_per_worker=2)
+    root = env.rand_action(env.reset())
+    assert len(pids(env)) == 3
+    os.kill(pids(env)[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="environments 2 to 3: its process was killed"):
+        env.step(root)
+
+
+def test_an_error_while_one_of_several_is_made_comes_back():
+    def fail():
+        raise ZeroDivisionError("by me")
+
+    with pytest.raises(ZeroDivisionError, match="while making environment 1"):
+        ParallelEnv(2, [NumberedEnv, fail], envs_per_worker=2)
+
+
+@pytest.mark.parametrize(("each", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError)])
+def test_there_is_a_positive_number_of_environments_in_a_process(each, error):
+    with pytest.raises(error, match="envs_per_worker"):
+        ParallelEnv(2, "Pendulum-v1", envs_per_worker=each)
 
 
 def test_an_exit_is_a_death(opened):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -36,7 +37,7 @@ from trawl.envs.step_buffers import (
     SharedStepBuffers,
     StepBufferSpec,
 )
-from trawl.errors import resetting
+from trawl.errors import add_note, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
 
@@ -94,9 +95,17 @@ class EnvInfo:
 
 @dataclass(frozen=True)
 class EnvCall:
-    """Request to call one of the service's methods; each request gets one answer."""
+    """Request to call a method; each request gets one answer.
+
+    Attributes:
+        number: number of the call.
+        env: number of the environment whose method is called; None for a method of the service.
+        name: name of the method.
+        args: its arguments.
+    """
 
     number: int
+    env: int | None
     name: str
     args: Sequence[Any]
 
@@ -111,41 +120,51 @@ class CallResult:
 
 @dataclass(frozen=True)
 class CallFailed:
-    """Failure of call ``number``; if ``number`` is negative, failure of step ``-number``."""
+    """Failure of call ``number``; if ``number`` is negative, failure of step ``-number``.
+
+    Attributes:
+        number: number of the call or of the step.
+        env: number of the environment that failed; None if the failure is not that of one.
+        failure: the failure.
+    """
 
     number: int
+    env: int | None
     failure: Failure
 
 
 @dataclass(frozen=True)
 class EnvServiceFactory:
-    """Factory of an environment's service, sent to the environment's process.
+    """Factory of the service in a process, sent to the process.
 
     Attributes:
         index: number of the process.
-        source: source of the environment.
-        kwargs: keyword arguments for ``source``.
+        first: number of the process's first environment.
+        sources: for each environment of the process, its source and the source's keyword
+            arguments.
         wakeups: descriptors with which the process and its owner wake each other.
         registry: environments that the owner has registered with Gymnasium. The process registers
             them too.
     """
 
     index: int
-    source: Any
-    kwargs: Mapping[str, Any]
+    first: int
+    sources: Sequence[tuple[Any, Mapping[str, Any]]]
     wakeups: WakeupHandles
     registry: Mapping[str, Any]
 
     def __call__(self, port: Port) -> EnvService:
-        """Makes the service and its environment; called in the new process."""
+        """Makes the service and its environments; called in the new process."""
         return EnvService(self, port)
 
 
 class EnvService(Service):
-    """Service that runs in an environment's process.
+    """Service that runs in a process with environments.
+
+    Calls name an environment by its number among all environments.
 
     Args:
-        factory: source of the environment, and settings of the process.
+        factory: sources of the environments, and settings of the process.
         port: connection to the process's owner.
     """
 
@@ -153,26 +172,33 @@ class EnvService(Service):
         self._port = port
         self._index = factory.index
         self._wakeups = factory.wakeups
-        self._step: Callable[[bool], None] | None = None
-        # The process runs only this environment, so it needs one torch thread. It draws its own
+        self._members: dict[int, EnvMember] = {}
+        self._buffers: SharedStepBuffers | None = None
+        # The process runs only environments, so it needs one torch thread. It draws its own
         # random numbers.
         prepare_process(1, factory.registry)
-        self.env = build_env(factory.source, factory.kwargs)
-        self._buffers: SharedStepBuffers | None = None
-        port.send(_info_of(self.env))
+        try:
+            for index, (source, kwargs) in enumerate(factory.sources, factory.first):
+                self._members[index] = EnvMember(index, build_env(source, kwargs))
+        except BaseException as error:
+            add_note(error, f"while making environment {factory.first + len(self._members)}")
+            self.close()
+            raise
+        port.send(tuple(_info_of(member.env) for member in self._members.values()))
 
     @property
     @override
     def busy(self) -> bool:
         # The service's work includes waiting for a wake-up.
-        return self._step is not None
+        return self._buffers is not None
 
     @override
     def handle(self, content: EnvCall) -> None:
+        target: Any = self if content.env is None else self._members[content.env]
         try:
-            value = getattr(self, content.name)(*content.args)
+            value = getattr(target, content.name)(*content.args)
         except Exception as error:
-            self._port.send(CallFailed(content.number, Failure.of(error)))
+            self._port.send(CallFailed(content.number, content.env, Failure.of(error)))
         else:
             self._port.send(CallResult(content.number, value))
 
@@ -180,11 +206,12 @@ class EnvService(Service):
     def work(self) -> None:
         """Takes steps until a message arrives."""
         assert self._buffers is not None
-        assert self._step is not None
         steps, answers = self._wakeups.steps, self._wakeups.answers
-        index, buffers, step = self._index, self._buffers, self._step
+        index, buffers = self._index, self._buffers
         number_of, answered, eager = buffers.number, buffers.answers, buffers.eager
         read, wake = os.read, os.eventfd_write
+        # A reset can change a member's step function, but comes as a message, which ends the loop.
+        members = [(member, member.step_buffers) for member in self._members.values()]
         while True:
             wakeup = read(steps, 1)
             if wakeup != STEP:
@@ -195,38 +222,70 @@ class EnvService(Service):
             if answered[index] in (number, -number):
                 # The process was woken twice for this step.
                 continue
-            try:
-                step(bool(eager[0]))
-            except Exception as error:
-                self._port.send(CallFailed(-number, Failure.of(error)))
-                answered[index] = -number
-            else:
-                answered[index] = number
+            answer = number
+            for member, step in members:
+                try:
+                    step(bool(eager[0]))
+                except Exception as error:
+                    self._port.send(CallFailed(-number, member.index, Failure.of(error)))
+                    answer = -number
+            answered[index] = answer
             wake(answers, 1)
 
     @override
     def close(self) -> None:
-        if not getattr(self.env, "is_closed", False):
-            self.env.close(raise_if_closed=False)
+        with ExitStack() as stack:
+            for member in self._members.values():
+                stack.callback(member.close)
 
     # --- calls
 
     def attach(self, spec: StepBufferSpec) -> None:
         """Sets up the shared memory that steps use from now on."""
         self._buffers = SharedStepBuffers(spec, self._port.memory(BUFFERS))
-        self._bind()
+        self._attach_members(self._buffers)
+
+    def _attach_members(self, buffers: SharedStepBuffers) -> None:
+        for member in self._members.values():
+            member.attach(buffers)
 
     def retype(self, dtypes: Mapping[Key, str]) -> None:
         """Changes the dtypes of the actions."""
         assert self._buffers is not None
         self._buffers.set_action_dtypes({key: np.dtype(name) for key, name in dtypes.items()})
-        self._bind()
+        self._attach_members(self._buffers)
 
-    def _bind(self) -> None:
-        assert self._buffers is not None
+
+class EnvMember:
+    """An environment in a process.
+
+    Args:
+        index: number of the environment.
+        env: the environment.
+
+    Attributes:
+        step_buffers: function that takes a step with the actions in the shared memory. Its
+            argument is True to also reset rows whose episode ends.
+    """
+
+    step_buffers: Callable[[bool], None]
+
+    def __init__(self, index: int, env: Any) -> None:
+        self.index = index
+        self.env = env
+        self._buffers: SharedStepBuffers | None = None
+
+    def close(self) -> None:
+        """Closes the environment."""
+        if not getattr(self.env, "is_closed", False):
+            self.env.close(raise_if_closed=False)
+
+    def attach(self, buffers: SharedStepBuffers) -> None:
+        """Prepares steps that use the shared memory."""
+        self._buffers = buffers
         single = type(self.env) is GymEnv and self.env.vector is None
         bind = _single if single else _nested
-        self._step = bind(self.env, self._buffers, self._buffers.rows(self._index))
+        self.step_buffers = bind(self.env, buffers, buffers.rows(self.index))
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""
@@ -242,12 +301,12 @@ class EnvService(Service):
         buffers = self._buffers
         assert buffers is not None
         fresh, masks = self.reset(mask, kwargs)
-        rows = buffers.rows(self._index)
+        rows = buffers.rows(self.index)
         for key, target in buffers.reset_observed.items():
             target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
         if (masks is not None) != buffers.masked[rows].all():
             buffers.masks[rows], buffers.masked[rows] = 2, masks is not None
-            self._bind()
+            self.attach(buffers)
         if masks is not None:
             _show_masks(masks, buffers, rows)
 

@@ -34,7 +34,7 @@ _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
 class EnvWorkers:
-    """Processes that run one environment each and step together.
+    """Processes that run environments, which step together.
 
     Each step has a number. When a process has taken a step, it writes the step's number to shared
     memory, and only this number counts as its answer. A wake-up merely ends the other side's wait,
@@ -42,16 +42,26 @@ class EnvWorkers:
 
     Args:
         sources: for each environment, a pair of its source and the source's keyword arguments.
+        envs_per_worker: number of environments in each process. The last process may have fewer.
         start_method: start method of the processes.
 
     Attributes:
         infos: description of each environment, sent by its process.
+        count: number of processes.
         buffers: the shared memory; None until :meth:`attach` is called.
         step_pending: True if this process stopped waiting for a step that may still run in the
             other processes; :meth:`finish_step` waits for the end of the step.
     """
 
-    def __init__(self, sources: Sequence[tuple[Any, Mapping[str, Any]]], start_method: str) -> None:
+    def __init__(
+        self,
+        sources: Sequence[tuple[Any, Mapping[str, Any]]],
+        envs_per_worker: int,
+        start_method: str,
+    ) -> None:
+        self._each = envs_per_worker
+        self._envs = len(sources)
+        self.count = -(-self._envs // envs_per_worker)
         self._backend = ProcessBackend(start_method)
         self._workers: list[Worker] = []
         self._living: set[int] = set()
@@ -78,24 +88,26 @@ class EnvWorkers:
 
     def _start(self, sources: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[EnvInfo]:
         registry = parent_registry()
-        for index, (source, kwargs) in enumerate(sources):
+        for index in range(self.count):
+            first = index * self._each
+            own = sources[first : first + self._each]
             theirs, ours = os.pipe()
             self._wakeups.append(ours)
             try:
                 wakeups = WakeupHandles(theirs, self._answers)
-                factory = EnvServiceFactory(index, source, kwargs, wakeups, registry)
+                factory = EnvServiceFactory(index, first, own, wakeups, registry)
                 self._workers.append(self._backend.launch(index, factory))
             finally:
                 # Only the new process keeps the reading end, so the owner's writes fail once that
                 # process is gone.
                 os.close(theirs)
             self._living.add(index)
-        found: dict[int, EnvInfo] = {}
-        while len(found) < len(sources):
+        found: dict[int, tuple[EnvInfo, ...]] = {}
+        while len(found) < self.count:
             event = self._next_event()
-            if isinstance(event, Message) and isinstance(event.content, EnvInfo):
+            if isinstance(event, Message) and isinstance(event.content, tuple):
                 found[event.worker.index] = event.content
-        return [found[index] for index in sorted(found)]
+        return [info for index in sorted(found) for info in found[index]]
 
     def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
         """Allocates the shared memory that steps use from now on."""
@@ -108,46 +120,51 @@ class EnvWorkers:
 
     # --- calls
 
-    def call_all(self, name: str, *args: Any) -> list[Any]:
-        """Calls a method in all processes; returns the results in the order of the processes."""
-        results = self.call(dict.fromkeys(range(len(self._workers)), (name, *args)))
-        return [results[index] for index in sorted(results)]
+    def call_all(self, name: str, *args: Any) -> None:
+        """Calls a method of the service in all processes."""
+        self._call([(index, None, name, args) for index in range(self.count)])
 
     def call(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls methods in processes.
+        """Calls methods of environments.
 
         Args:
-            calls: name of the method and its arguments, by index of the process.
+            calls: name of the method and its arguments, by number of the environment.
 
         Returns:
-            The results, by index of the process.
+            The results, by number of the environment.
 
         Raises:
             WorkerError: if a call raised an exception; the error is also an instance of the
                 exception's type.
             WorkerDied: if a process has died.
         """
+        sent = [(env // self._each, env, name, args) for env, (name, *args) in calls.items()]
+        return dict(zip(calls, self._call(sent), strict=True))
+
+    def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
         self._check_running()
         if self.step_pending:
             self.finish_step()
         self._results.clear()
-        numbers = {}
-        for index, (name, *args) in calls.items():
+        numbers = []
+        for worker, env, name, args in calls:
             self._calls += 1
-            numbers[index] = self._calls
-            self._workers[index].send(EnvCall(self._calls, name, args))
+            numbers.append(self._calls)
+            self._workers[worker].send(EnvCall(self._calls, env, name, args))
             if self.buffers is not None:
-                self._wake(index, MESSAGE)
-        while not self._results.keys() >= set(numbers.values()):
-            self._handle(self._next_event(), set(numbers.values()))
-        return {index: self._results[number] for index, number in numbers.items()}
+                self._wake(worker, MESSAGE)
+        while not self._results.keys() >= set(numbers):
+            self._handle(self._next_event(), set(numbers))
+        return [self._results[number] for number in numbers]
 
     def _handle(self, event: Event, awaited: set[int]) -> None:
         """Handles a message from a process; ignores results whose number is not in ``awaited``."""
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
         if isinstance(event.content, CallFailed):
-            raise event.content.failure.error(_name(event.worker.index))
+            env = event.content.env
+            name = self.name_of(event.worker.index) if env is None else f"environment {env}"
+            raise event.content.failure.error(name)
         if isinstance(event.content, CallResult):
             self._results[event.content.number] = event.content.value
 
@@ -162,14 +179,14 @@ class EnvWorkers:
         event = self._events.popleft()
         index = event.worker.index
         if isinstance(event, Failed):
-            error = event.failure.error(_name(index))
-            self._lost = (
-                self._lost or f"{_name(index)} has ended because of {event.failure.summary}"
+            error = event.failure.error(self.name_of(index))
+            self._lost = self._lost or (
+                f"{self.name_of(index)} has ended because of {event.failure.summary}"
             )
             raise error
         if isinstance(event, Death):
             self._living.discard(index)
-            self._lost = self._lost or f"{_name(index)}: its process {event.reason}"
+            self._lost = self._lost or f"{self.name_of(index)}: its process {event.reason}"
             raise WorkerDied(self._lost)
         return event
 
@@ -296,6 +313,8 @@ class EnvWorkers:
             self._backend.close()
         return failures
 
-
-def _name(index: int) -> str:
-    return f"environment {index}"
+    def name_of(self, worker: int) -> str:
+        """Returns the name of a process's environments."""
+        first = worker * self._each
+        last = min(first + self._each, self._envs) - 1
+        return f"environment {first}" if first == last else f"environments {first} to {last}"

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
+from trawl.checks import check_number
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
@@ -34,7 +35,7 @@ from trawl.tensordicts import new_tensordict
 
 
 class ParallelEnv(BatchedEnv):
-    """Batch of environments, each in its own process.
+    """Batch of environments in other processes.
 
     With the same seed, it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay
     off if a step of one environment takes longer than waking a process (about twenty
@@ -45,7 +46,7 @@ class ParallelEnv(BatchedEnv):
     a fixed layout exchange messages instead, which is slower.
 
     Args:
-        num_workers: number of environments, and of processes.
+        num_workers: number of environments.
         create_env_fn: function that makes one environment, or a sequence of ``num_workers``
             functions. A function is called in the process of its environment. A Gymnasium id or an
             environment's class works as well. A function may return any environment that a
@@ -53,6 +54,9 @@ class ParallelEnv(BatchedEnv):
             functions of ``__main__``) are sent by value.
         create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
             environments, or a sequence with one mapping for each.
+        envs_per_worker: number of environments in each process. The process steps them one after
+            another. One wake-up then serves several environments, which pays off if their steps
+            are short.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
@@ -83,6 +87,7 @@ class ParallelEnv(BatchedEnv):
         create_env_fn: EnvSources,
         *,
         create_env_kwargs: EnvKwargs | None = None,
+        envs_per_worker: int = 1,
         device: torch.device | str | None = None,
         start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
@@ -94,7 +99,9 @@ class ParallelEnv(BatchedEnv):
             )
         self.device = None if device is None else torch.device(device)
         self.num_workers = num_workers
-        self._workers = EnvWorkers(list(zip(factories, arguments, strict=True)), start_method)
+        self.envs_per_worker = check_number("envs_per_worker", envs_per_worker, 1)
+        sources = list(zip(factories, arguments, strict=True))
+        self._workers = EnvWorkers(sources, self.envs_per_worker, start_method)
         self._finalizer = weakref.finalize(self, self._workers.close)
         try:
             self._set_members(self._workers.infos)
@@ -128,8 +135,14 @@ class ParallelEnv(BatchedEnv):
             )
         )
         sizes = choices(self.action_spec_unbatched) if len(acted) == 1 else None
+        rows_per_env = self.batch_size[1:].numel()
         return StepBufferSpec(
-            self.num_workers, self.batch_size[1:].numel(), observed, acted, sum(sizes or ())
+            self._workers.count,
+            self.num_workers,
+            rows_per_env,
+            observed,
+            acted,
+            sum(sizes or ()),
         )
 
     def _bind(self, buffers: SharedStepBuffers) -> None:
@@ -153,7 +166,7 @@ class ParallelEnv(BatchedEnv):
     def _close(self) -> None:
         self._finalizer.detach()
         for failed in self._workers.close():
-            raise failed.failure.error(f"environment {failed.worker.index}")
+            raise failed.failure.error(self._workers.name_of(failed.worker.index))
 
     @property
     @override

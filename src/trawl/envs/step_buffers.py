@@ -27,14 +27,17 @@ class StepBufferSpec:
 
     Attributes:
         workers: number of processes.
-        envs_per_worker: number of environments in each process.
+        envs: number of environments in all processes.
+        rows_per_env: number of rows of each environment; more than 1 if an environment is itself
+            a batch.
         observed: shape and dtype of each observation of one environment, by key.
         acted: shape and dtype of each action of one environment, by key.
         choices: number of entries of an action mask; 0 if actions can't have a mask.
     """
 
     workers: int
-    envs_per_worker: int
+    envs: int
+    rows_per_env: int
     observed: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     acted: dict[Key, tuple[tuple[int, ...], torch.dtype]]
     choices: int
@@ -78,19 +81,19 @@ class SharedStepBuffers:
         self._plan = spec
         self._buffer = buffer
         self.nbytes = 0
-        rows = spec.workers * spec.envs_per_worker
+        rows = spec.envs * spec.rows_per_env
         numbers = np.dtype(np.int64)
         self.number = self._array((1,), numbers).data
         self.answers = self._array((spec.workers,), numbers).data
         self.eager = self._array((1,), np.dtype(np.uint8)).data
-        self.flags = self._array((rows,), np.dtype(np.uint8))
+        self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))
-        self.rewards = self._array((rows,), np.dtype(np.float32))
+        self.rewards = self._rows((rows,), np.dtype(np.float32))
         self.masks = self._array((rows, spec.choices), np.dtype(np.int8))
         self.masked = self._array((rows,), np.dtype(np.bool_))
         self.observed, self.reset_observed = (
             {
-                key: self._array((rows, *shape), _numpy_dtype(dtype))
+                key: self._rows((rows, *shape), _numpy_dtype(dtype))
                 for key, (shape, dtype) in spec.observed.items()
             }
             for _ in range(2)
@@ -109,6 +112,16 @@ class SharedStepBuffers:
             return np.zeros(shape, dtype)
         return np.frombuffer(self._buffer, dtype, count, offset).reshape(shape)
 
+    def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns an array whose rows are on cache lines of their own.
+
+        Otherwise, processes that write neighbouring rows would wait for each other.
+        """
+        rows, *rest = shape
+        size = math.prod(rest) * dtype.itemsize
+        lines = self._array((rows, aligned(size)), np.dtype(np.uint8))
+        return lines[:, :size].view(dtype).reshape(shape) if size else np.zeros(shape, dtype)
+
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
         """Changes the dtypes of the actions."""
         self.action_dtypes = dict(dtypes)
@@ -119,9 +132,10 @@ class SharedStepBuffers:
                 memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             )
 
-    def rows(self, worker: int) -> slice:
-        """Returns the rows that belong to the environments of a process."""
-        return slice(worker * self._plan.envs_per_worker, (worker + 1) * self._plan.envs_per_worker)
+    def rows(self, env: int) -> slice:
+        """Returns the rows of an environment."""
+        count = self._plan.rows_per_env
+        return slice(env * count, (env + 1) * count)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
