@@ -78,7 +78,7 @@ class InlineBackend(Backend):
         self._events.append(event)
 
     def remove(self, worker: InlineWorker, reason: str, expected: bool) -> None:
-        """Removes a worker, and queues its death."""
+        """Removes a worker, and queues its :class:`Death` event."""
         if worker in self._workers:
             del self._workers[worker]
             self._events.append(Death(worker, reason, expected))

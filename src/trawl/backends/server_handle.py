@@ -72,7 +72,7 @@ class ServerHandle:
 
     @classmethod
     def get(cls, method: str) -> ServerHandle:
-        """Returns the server of this process for a start method; starts it if there is none."""
+        """Returns this process's server for a start method; starts one if there is none."""
         place = (os.getpid(), method)
         with cls._lock:
             if place not in cls._known or not cls._known[place].alive:

@@ -207,7 +207,7 @@ class BaseCollector(
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
     def _has_budget(self, more: int = 0) -> bool:
-        """Returns True if a batch is left to collect after ``more`` further frames."""
+        """Returns True if frames are left to collect after the next ``more`` frames."""
         if self.closed:
             return False
         return self.config.endless or self._frames + more < self.config.total_frames

@@ -123,7 +123,7 @@ class LagBound:
         return self._newest(index) - weights
 
     def broken_by_update(self, workers: Iterable[int]) -> bool:
-        """Returns True if an update of these workers would make a batch under way too old.
+        """Returns True if an update of these workers would make a batch in progress too old.
 
         If so, fewer batches are kept under way from the next :meth:`begin` on.
         """
@@ -151,8 +151,8 @@ class LagBound:
             batches: function that returns the number of batches taken so far.
 
         Raises:
-            RuntimeError: if the update would make a batch under way too old, and waiting would not
-                help because no background thread takes batches.
+            RuntimeError: if the update would make a batch in progress too old, and waiting would
+                not help because no background thread takes batches.
         """
         before = -1
         while True:

@@ -138,7 +138,7 @@ class WriteBegan:
 
 @dataclass(frozen=True)
 class WriteEnded:
-    """Notice that a batch is in the replay buffer.
+    """Message: a batch is in the replay buffer.
 
     The batch counts even if the worker dies before it answers the request.
 

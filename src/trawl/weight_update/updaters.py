@@ -225,7 +225,7 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     """Copies weights into a policy of this process.
 
     Args:
-        weight_getter: function that returns the weights if none are pushed.
+        weight_getter: function that returns the weights to copy if an update comes without any.
         policy_weights: the policy's own tensors, as a TensorDict or dict, to copy weights into.
     """
 
