@@ -15,6 +15,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 
 from trawl import Collector
 from trawl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -697,3 +698,128 @@ def test_an_environment_may_keep_its_action(opened):
         root = env.step(root.set("action", torch.full((1, 1), value))).get("next")
         seen.append(root["observation"].item())
     assert seen == [0.0, 1.0, 2.0]
+
+
+# --- groups in turn
+
+
+def acted(env, frames=120, **options):
+    """Batches of a policy that draws, with the newest of each environment's observations."""
+    torch.manual_seed(0)
+
+    def policy(observation):
+        calls.append(tuple(observation.shape))
+        return torch.nn.functional.one_hot(torch.randint(4, observation.shape[:-1]), 4)
+
+    calls = []
+    with Collector(env, policy, frames_per_batch=frames, **options) as collector:
+        collector.set_seed(0)
+        return [collector.next() for _ in range(3)], calls
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}, {"reset_at_each_iter": True}])
+def test_each_frame_of_groups_is_collected_once(options, each, parallel):
+    env = parallel(count=4, groups=2, envs_per_worker=each)
+    limit = options.get("max_frames_per_traj")
+    ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)], limit)
+    with Collector(env, frames_per_batch=60, total_frames=240, **options) as collector:
+        for batch in collector:
+            ledger.add(batch)
+            if options.get("reset_at_each_iter"):
+                ledger.reset()
+    assert ledger.frames == 240
+
+
+def test_groups_with_one_seed_give_the_same_data_on_each_run(parallel):
+    (first, _), (second, _) = (acted(parallel(count=4, groups=2)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert_same(one, other)
+
+
+def test_the_policy_acts_for_one_group_at_a_time(parallel):
+    _, calls = acted(parallel(count=4, groups=2), frames=40)
+    # The first two calls find out what the policy writes.
+    assert set(calls[2:]) == {(2, 5)}
+
+
+def test_groups_give_what_one_group_gives_if_nothing_is_drawn(parallel):
+    def policy(observation):
+        return torch.nn.functional.one_hot(observation[..., STEP].long() % 4, 4)
+
+    def collected(**options):
+        options = {"count": 6, **options}
+        with Collector(parallel(**options), policy, frames_per_batch=1_200) as collector:
+            return collector.next()
+
+    assert_same(collected(groups=3), collected())
+
+
+def test_a_memory_is_that_of_its_environment(parallel):
+    class Counts(torch.nn.Module):
+        in_keys, out_keys = ("observation", "count"), ("action", ("next", "count"))
+
+        def forward(self, observation, count=None):
+            before = torch.zeros(*observation.shape[:-1], 1) if count is None else count
+            action = torch.nn.functional.one_hot(observation[..., STEP].long() % 4, 4)
+            return action, before + observation[..., :1] + 1
+
+    policy = TensorDictModule(Counts(), [*Counts.in_keys], [*Counts.out_keys])
+
+    def collected(**options):
+        with Collector(parallel(count=4, **options), policy, frames_per_batch=80) as collector:
+            return [collector.next() for _ in range(3)]
+
+    for one, other in zip(collected(groups=2), collected(), strict=True):
+        assert_same(one, other)
+
+
+def test_a_batch_of_groups_may_end_early(parallel):
+    stop = []
+
+    class Interruptor:
+        def collection_stopped(self):
+            stop.append(len(stop))
+            return len(stop) % 5 == 0
+
+    env = parallel(count=4, groups=2)
+    ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)])
+    with Collector(env, frames_per_batch=80, interruptor=Interruptor()) as collector:
+        for _ in range(4):
+            batch = collector.next()
+            ledger.add(batch)
+    assert ledger.frames < 320
+
+
+def test_random_actions_need_no_groups(parallel):
+    env = parallel(count=4, groups=2)
+    ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)])
+    with Collector(env, None, frames_per_batch=80, total_frames=160) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 160
+
+
+def test_an_error_in_a_group_comes_through_a_collector(opened):
+    makers = [NumberedEnv] * 3 + [lambda: FaultyEnv(3, ZeroDivisionError("by me"))]
+    env = opened(ParallelEnv, 4, makers, groups=2)
+    with pytest.raises(ZeroDivisionError, match="in environment 3"):
+        acted(env)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"groups": 3}, r"groups=3 doesn't divide 4 environments in 4 processes: each group"),
+        ({"groups": 2, "envs_per_worker": 4}, "4 environments in 1 processes, each with 4"),
+        ({"groups": 0}, "groups"),
+    ],
+)
+def test_groups_must_be_alike(options, match):
+    with pytest.raises(ValueError, match=match):
+        ParallelEnv(4, "Pendulum-v1", **options)
+
+
+def test_environments_that_exchange_messages_have_no_groups():
+    with pytest.raises(ValueError, match=r"groups=2 needs environments .* fixed layout"):
+        ParallelEnv(2, RaggedEnv, groups=2)

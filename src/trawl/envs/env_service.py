@@ -208,7 +208,7 @@ class EnvService(Service):
         assert self._buffers is not None
         steps, answers = self._wakeups.steps, self._wakeups.answers
         index, buffers = self._index, self._buffers
-        number_of, answered, eager = buffers.number, buffers.answers, buffers.eager
+        numbers, answered, eager = buffers.numbers, buffers.answers, buffers.eager
         read, wake = os.read, os.eventfd_write
         # A reset can change a member's step function, but comes as a message, which ends the loop.
         members = [(member, member.step_buffers) for member in self._members.values()]
@@ -218,7 +218,7 @@ class EnvService(Service):
                 if not wakeup:
                     raise Closed
                 return
-            number = number_of[0]
+            number = numbers[index]
             if answered[index] in (number, -number):
                 # The process was woken twice for this step.
                 continue

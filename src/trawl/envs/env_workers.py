@@ -8,7 +8,8 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
@@ -26,7 +27,7 @@ from trawl.envs.env_service import (
 )
 from trawl.envs.own_process import parent_registry
 from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
-from trawl.errors import WorkerDied
+from trawl.errors import WorkerDied, WorkerError
 
 # Seconds that processes have to close their environments before they are killed.
 _CLOSING = 5.0
@@ -36,9 +37,9 @@ _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 class EnvWorkers:
     """Processes that run environments, which step together.
 
-    Each step has a number. When a process has taken a step, it writes the step's number to shared
-    memory, and only this number counts as its answer. A wake-up merely ends the other side's wait,
-    and may come more often than needed.
+    Each step of a process has a number. When the process has taken the step, it writes the number
+    to shared memory, and only this number counts as its answer. A wake-up merely ends the other
+    side's wait, and may come more often than needed.
 
     Args:
         sources: for each environment, a pair of its source and the source's keyword arguments.
@@ -49,8 +50,6 @@ class EnvWorkers:
         infos: description of each environment, sent by its process.
         count: number of processes.
         buffers: the shared memory; None until :meth:`attach` is called.
-        step_pending: True if this process stopped waiting for a step that may still run in the
-            other processes; :meth:`finish_step` waits for the end of the step.
     """
 
     def __init__(
@@ -70,12 +69,13 @@ class EnvWorkers:
         self._events: deque[Event] = deque()
         self._results: dict[int, Any] = {}
         self._calls = 0
-        self._step = 0
         self._lost: str | None = None
         self._owner = os.getpid()
         self.closed = False
         self.buffers: SharedStepBuffers | None = None
-        self.step_pending = False
+        # Number of the last step, and the first process of each group with a step in progress.
+        self._step = 0
+        self._pending: set[int] = set()
         # Edge-triggered: each write to the eventfd is an edge, so the eventfd need not be read.
         self._poll = select.epoll()
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
@@ -162,9 +162,7 @@ class EnvWorkers:
         if not isinstance(event, Message) or event.content.number not in awaited:
             return
         if isinstance(event.content, CallFailed):
-            env = event.content.env
-            name = self.name_of(event.worker.index) if env is None else f"environment {env}"
-            raise event.content.failure.error(name)
+            raise self._error(event.content, event.worker.index)
         if isinstance(event.content, CallResult):
             self._results[event.content.number] = event.content.value
 
@@ -193,47 +191,84 @@ class EnvWorkers:
     # --- steps
 
     def step(self, eager: bool) -> None:
-        """Takes a step with the actions in the shared memory.
+        """Takes a step of all environments; see :meth:`stepper`."""
+        if self._pending:
+            self.finish_step()
+        begin, wait = self._whole
+        begin(eager)
+        wait()
+
+    @cached_property
+    def _whole(self) -> tuple[Callable[[bool], None], Callable[[], None]]:
+        return self.stepper(0, self.count)
+
+    def stepper(self, first: int, stop: int) -> tuple[Callable[[bool], None], Callable[[], None]]:
+        """Returns two functions, which begin and end steps of the processes of a group.
+
+        A step uses the actions in the shared memory, and leaves its results there. The first
+        function's argument is True to also reset rows in the step that ends their episode. The
+        second function waits until all processes of the group have taken the step. It raises a
+        ``WorkerError`` (also an instance of the original exception's type) if an environment
+        failed, and a ``WorkerDied`` if a process has died.
 
         Args:
-            eager: True to also reset rows in the step that ends their episode.
-
-        Raises:
-            WorkerError: if an environment raised an exception; the error is also an instance of
-                the exception's type.
-            WorkerDied: if a process has died.
+            first: number of the group's first process.
+            stop: number after that of the group's last process.
         """
-        if self._lost is not None or self.closed:
-            self._check_running()
-        if self.step_pending:
-            self.finish_step()
         buffers = self.buffers
         assert buffers is not None
-        self.step_pending = True
-        self._step = number = self._step + 1
-        buffers.eager[0] = eager
-        buffers.number[0] = number
-        write = os.write
-        try:
-            for wakeup in self._wakeups:
-                write(wakeup, STEP)
-        except BrokenPipeError:
-            # A process is dead: the step fails, and the other processes need not begin it.
-            pass
-        answers, poll = buffers.answers, self._poll.poll
-        expected = number.to_bytes(8, _BYTE_ORDER) * len(self._wakeups)
-        while answers.tobytes() != expected:
-            for descriptor, _ in poll():
-                if descriptor != self._answers:
-                    self._handle_events(number)
-        self.step_pending = False
+        numbers, answers, eagerness = buffers.numbers, buffers.answers[first:stop], buffers.eager
+        workers, wakeups = range(first, stop), self._wakeups[first:stop]
+        poll = self._poll.poll
+        expected = b""
 
-    def _handle_events(self, number: int) -> None:
-        """Handles events of the processes during a step."""
+        def begin(eager: bool) -> None:
+            nonlocal expected
+            if self._lost is not None or self.closed:
+                self._check_running()
+            self._pending.add(first)
+            self._step = number = self._step + 1
+            expected = number.to_bytes(8, _BYTE_ORDER) * len(workers)
+            eagerness[0] = eager
+            for worker in workers:
+                numbers[worker] = number
+            try:
+                for wakeup in wakeups:
+                    os.write(wakeup, STEP)
+            except BrokenPipeError:
+                # A process is dead: the step fails, and the other processes need not begin it.
+                pass
+
+        def wait() -> None:
+            while answers.tobytes() != expected:
+                for descriptor, _ in poll():
+                    if descriptor != self._answers:
+                        self._handle_events()
+            self._pending.discard(first)
+
+        return begin, wait
+
+    def _handle_events(self, ignored: bool = False) -> None:
+        """Handles events of the processes; failed steps raise an error, unless they are ignored."""
         if not self._events:
             self._events.extend(self._backend.wait(0))
         while self._events:
-            self._handle(self._next_event(), {-number})
+            event = self._next_event()
+            if not ignored:
+                self._raise_failed_step(event)
+
+    def _raise_failed_step(self, event: Event) -> None:
+        """Raises the error of a step that is still waited for."""
+        buffers = self.buffers
+        assert buffers is not None
+        if isinstance(event, Message) and isinstance(event.content, CallFailed):
+            number = buffers.numbers[event.worker.index]
+            if event.content.number == -number:
+                raise self._error(event.content, event.worker.index)
+
+    def _error(self, failed: CallFailed, worker: int) -> WorkerError:
+        name = self.name_of(worker) if failed.env is None else f"environment {failed.env}"
+        return failed.failure.error(name)
 
     def finish_step(self) -> None:
         """Waits until all processes have finished the pending step, even if some of them fail.
@@ -242,19 +277,27 @@ class EnvWorkers:
             WorkerDied: if a process has died.
         """
         self._check_running()
-        self._handle_events(0)
-        buffers = self.buffers
-        assert buffers is not None
-        # Some processes may not have been woken for the step, but all must take the same
-        # number of steps.
-        for index, answer in enumerate(buffers.answers):
-            if abs(answer) != self._step:
-                self._wake(index, STEP)
-        while any(abs(answer) != self._step for answer in buffers.answers):
+        self._handle_events(ignored=True)
+        # Some processes may not have been woken for the step, but all must take it.
+        for index in self._late():
+            self._wake(index, STEP)
+        while self._late():
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._answers:
-                    self._handle_events(0)
-        self.step_pending = False
+                    self._handle_events(ignored=True)
+        self._pending.clear()
+
+    def _late(self) -> list[int]:
+        """Returns the processes that have not finished their steps."""
+        buffers = self.buffers
+        assert buffers is not None
+        pairs = enumerate(zip(buffers.numbers, buffers.answers, strict=True))
+        return [index for index, (number, answer) in pairs if abs(answer) != number]
+
+    @property
+    def step_pending(self) -> bool:
+        """True if a step may still run in other processes, and nobody waits for its end."""
+        return bool(self._pending)
 
     def _wake(self, index: int, what: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -57,6 +57,9 @@ class ParallelEnv(BatchedEnv):
         envs_per_worker: number of environments in each process. The process steps them one after
             another. One wake-up then serves several environments, which pays off if their steps
             are short.
+        groups: number of groups of equal size. A collector's policy acts for one group while the
+            other groups step. The groups take turns in a fixed order, so equal seeds give equal
+            data.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
@@ -65,8 +68,8 @@ class ParallelEnv(BatchedEnv):
 
     Raises:
         TypeError: if the environments can't be made.
-        ValueError: if a sequence does not have ``num_workers`` entries, or if the environments'
-            specs differ.
+        ValueError: if a sequence does not have ``num_workers`` entries, if the environments'
+            specs differ, or if the groups can't be formed.
         WorkerError: if a process raised an exception; the error is also an instance of the
             exception's type. Later calls may raise this error too.
         WorkerDied: if a process died. Later calls may raise this error too.
@@ -88,6 +91,7 @@ class ParallelEnv(BatchedEnv):
         *,
         create_env_kwargs: EnvKwargs | None = None,
         envs_per_worker: int = 1,
+        groups: int = 1,
         device: torch.device | str | None = None,
         start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
@@ -100,11 +104,17 @@ class ParallelEnv(BatchedEnv):
         self.device = None if device is None else torch.device(device)
         self.num_workers = num_workers
         self.envs_per_worker = check_number("envs_per_worker", envs_per_worker, 1)
+        self.groups = _check_groups(groups, num_workers, self.envs_per_worker)
         sources = list(zip(factories, arguments, strict=True))
         self._workers = EnvWorkers(sources, self.envs_per_worker, start_method)
         self._finalizer = weakref.finalize(self, self._workers.close)
         try:
             self._set_members(self._workers.infos)
+            if self.groups > 1 and not self.fixed_layout:
+                raise ValueError(
+                    f"groups={self.groups} needs environments whose data has a fixed layout, but "
+                    f"{self.name} exchanges messages: leave groups out"
+                )
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
@@ -220,13 +230,24 @@ class ParallelEnv(BatchedEnv):
             self._workers.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
             self.buffers.set_action_dtypes(dtypes)
 
-    def advance(self, eager: bool = True) -> None:
-        """Takes a step with the actions in the shared memory, and leaves the results there.
+    def stepper(
+        self, group: int, groups: int
+    ) -> tuple[slice, Callable[[bool], None], Callable[[], None]]:
+        """Returns the rows of a group of environments, and functions that step the group.
+
+        The first function begins a step with the actions in the shared memory. Its argument is
+        True to also reset environments in the step that ends their episode. The second function
+        waits until the results are in the shared memory.
 
         Args:
-            eager: True to also reset environments in the step that ends their episode.
+            group: number of the group.
+            groups: number of groups.
         """
-        self._workers.step(eager)
+        rows, workers = (
+            slice(count * group // groups, count * (group + 1) // groups)
+            for count in (self.batch_size.numel(), self._workers.count)
+        )
+        return rows, *self._workers.stepper(workers.start, workers.stop)
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""
@@ -351,3 +372,15 @@ class ParallelEnv(BatchedEnv):
             "a ParallelEnv can't be copied or sent to another process: pass a function that "
             "makes it there"
         )
+
+
+def _check_groups(groups: Any, envs: int, envs_per_worker: int) -> int:
+    """Returns the number of groups; raises an error if the environments can't be grouped."""
+    count = int(check_number("groups", groups, 1))
+    if count > 1 and (envs % count or envs // count % envs_per_worker):
+        each = f", each with {envs_per_worker} of them" if envs_per_worker > 1 else ""
+        raise ValueError(
+            f"groups={groups} doesn't divide {envs} environments in {-(-envs // envs_per_worker)} "
+            f"processes{each}: each group must have the same number of processes"
+        )
+    return count

@@ -70,7 +70,7 @@ class SharedStepBuffers:
         action_dtypes: dtypes of the actions, by key.
         cut: True for rows to be reset after the step even if their episode has not ended.
         eager: one byte; nonzero if rows are reset in the step that ends their episode.
-        number: number of the step to be taken.
+        numbers: for each process, the number of the step to be taken.
         answers: for each process, the number of its last step, negated if the step failed.
         nbytes: size of the memory in bytes.
     """
@@ -83,8 +83,8 @@ class SharedStepBuffers:
         self.nbytes = 0
         rows = spec.envs * spec.rows_per_env
         numbers = np.dtype(np.int64)
-        self.number = self._array((1,), numbers).data
-        self.answers = self._array((spec.workers,), numbers).data
+        self.numbers = self._rows((spec.workers,), numbers).data
+        self.answers = self._rows((spec.workers,), numbers).data
         self.eager = self._array((1,), np.dtype(np.uint8)).data
         self.flags = self._rows((rows,), np.dtype(np.uint8))
         self.cut = self._array((rows,), np.dtype(np.bool_))

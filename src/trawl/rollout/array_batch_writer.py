@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.parallel import ParallelEnv
 from trawl.keys import (
     DONE_KEYS,
     IS_INIT,
@@ -33,7 +34,9 @@ from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixed
 from trawl.rollout.block import Block, zeros
 from trawl.rollout.checks import check_actions, check_rewards, has_autoreset_steps
 from trawl.rollout.episodes import EpisodeTracker, StartValue, StepArrays
+from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.slab import SlabPool
 
@@ -79,12 +82,28 @@ class ArrayBatchWriter(BatchWriter):
         self._binder = PolicyBinder(
             env, policy, self._policy_leaves, set(self._roots), self._next_obs
         )
+        self._group_binders = self._bind_parts()
+        self._in_turn: GroupsInTurn | None = None
         layout = Layout(self._all_leaves(), self.batch, options.steps)
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
         self._view = StepArrays({}, self._next_obs)
+
+    def _bind_parts(self) -> list[tuple[range, PolicyBinder]]:
+        """Returns the range and the binder of each group of environments, if there are several."""
+        env, found = self.env, []
+        if not isinstance(env, ParallelEnv) or env.groups == 1:
+            return []
+        size, rows = self.batch[0] // env.groups, self.num_envs // env.groups
+        for group in range(env.groups):
+            chosen = slice(group * rows, (group + 1) * rows)
+            next_obs = {key: array[chosen] for key, array in self._next_obs.items()}
+            part = range(group * size, (group + 1) * size)
+            leaves, roots = self._policy_leaves, set(self._roots)
+            found.append((part, PolicyBinder(env, self.policy, leaves, roots, next_obs, part)))
+        return found
 
     # --- entries of a batch
 
@@ -189,12 +208,27 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
+        if self._group_binders and not (random or self.policy.draws_from(self.env)):
+            return self._bind_groups(self._block, start, stop)
         step = self.stepper.bind(self._view, self.episodes, start, stop)
         return self._binder.bind(self._block, start, stop, random), step
+
+    def _bind_groups(self, block: Block, start: int, stop: int) -> tuple[ActFn, StepFn]:
+        assert isinstance(self.stepper, ParallelStepper)
+        count = len(self._group_binders)
+        steps = self.stepper.bind_groups(self._view, self.episodes, start, stop, count)
+        groups = [
+            Group(binder.bind_policy(block.part(part.start, part.stop), start, stop), *own)
+            for (part, binder), own in zip(self._group_binders, steps, strict=True)
+        ]
+        self._in_turn = GroupsInTurn(groups, stop - start)
+        return self._in_turn.act, self._in_turn.step
 
     @override
     def finish(self, filled: int) -> TensorDictBase | None:
         assert self._block is not None
+        if self._in_turn is not None:
+            self._in_turn.finish()
         block, self._block = self._block, None
         self._view = StepArrays({}, self._next_obs)
         self.episodes.finish(filled)

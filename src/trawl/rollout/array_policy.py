@@ -14,7 +14,7 @@ from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
-from trawl.rollout.block import Block, as_array
+from trawl.rollout.block import Block, BlockPart, as_array
 from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
@@ -53,6 +53,8 @@ class PolicyBinder:
         readable: keys of the environment's data that the policy can read.
         next_obs: the entries that a step passes on to the next step, by key: for each entry, the
             row after the last row of a batch.
+        part: range of the environments, along the first batch dimension, that the policy acts
+            for; None for all.
     """
 
     def __init__(
@@ -62,11 +64,12 @@ class PolicyBinder:
         leaves: PolicyLeaves,
         readable: set[Key],
         next_obs: dict[Key, Array],
+        part: range | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
         self.leaves = leaves
-        self.batch = tuple(env.batch_size)
+        self.batch = tuple(env.batch_size) if part is None else (len(part), *env.batch_size[1:])
         self._readable = {*readable, *leaves.states, *leaves.memories}
         self._next_obs = next_obs
 
@@ -77,6 +80,10 @@ class PolicyBinder:
         """
         if random or self.policy.draws_from(self.env):
             return self._act_randomly(block, start, stop)
+        return self.bind_policy(block, start, stop)
+
+    def bind_policy(self, block: Block | BlockPart, start: int, stop: int) -> ActFn:
+        """Returns a function of ``t`` that calls the policy for row ``start + t``."""
         plan = self.policy.plan(self._readable, self.batch, self.env.device)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
@@ -147,7 +154,7 @@ class PolicyBinder:
             self._next_obs[key][:] = 0
 
     def _inputs(
-        self, block: Block, keys: Sequence[Key], start: int, stop: int
+        self, block: Block | BlockPart, keys: Sequence[Key], start: int, stop: int
     ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
         """Returns the rows of each key, and a function to apply to each row before use, or None."""
         inputs: list[Any] = []
@@ -174,7 +181,9 @@ class PolicyBinder:
         tensor = torch.from_numpy(self._next_obs[key]).view(leaf.dtype)
         return tensor.reshape((*self.batch, *leaf.shape))
 
-    def _writer(self, block: Block, key: Key, start: int, stop: int) -> Callable[[int, Any], None]:
+    def _writer(
+        self, block: Block | BlockPart, key: Key, start: int, stop: int
+    ) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
         leaf, convert = self.leaves.written[key], self.leaves.convert[key]
@@ -204,7 +213,7 @@ class PolicyBinder:
         return write_both
 
     def _also(
-        self, block: Block, key: Key, shape: tuple[int, ...], start: int, stop: int
+        self, block: Block | BlockPart, key: Key, shape: tuple[int, ...], start: int, stop: int
     ) -> list[Array] | None:
         """Returns additional rows for a value that the policy reads at the next step, or None."""
         if key[0] == "next":

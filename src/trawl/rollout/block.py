@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -58,6 +59,14 @@ class Block:
         apart = bool(self.lease.layout.batch) and key not in self._staged
         return tensor[start:stop].unbind(0), not apart
 
+    def part(self, first: int, stop: int) -> BlockPart:
+        """Returns the rows of some environments: a range along the first batch dimension."""
+        chosen = slice(first, stop)
+        return BlockPart(
+            {key: rows[:, chosen] for key, rows in self.rows.items()},
+            lambda key, a, b: (self._tensors[key][a:b, chosen].unbind(0), key in self._staged),
+        )
+
     def clear_from(self, row: int, but: Key) -> None:
         """Zeroes the rows from ``row`` on, in all entries except ``but``."""
         for key, rows in self.rows.items():
@@ -79,6 +88,19 @@ class Block:
         axis = len(self.lease.layout.batch)
         for key, staged in self._staged.items():
             self.lease.tensors[key].copy_(staged.movedim(0, axis))
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """Rows of some of a block's environments.
+
+    Attributes:
+        rows: arrays with time first, ``(steps, *batch, *leaf)``, by key.
+        inputs: function with the results of :meth:`Block.inputs`.
+    """
+
+    rows: dict[Key, Array]
+    inputs: Callable[[Key, int, int], tuple[tuple[Tensor, ...], bool]]
 
 
 def as_batch(lease: Lease, hidden: Iterable[Key], device: torch.device | None) -> TensorDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,16 +45,55 @@ class ParallelStepper(ArrayStepper):
 
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
-        buffers, first, num_envs = self.env.buffers, view.first, self.num_envs
-        assert buffers is not None
-        finish_step, advance = self.env.finish_step, self.env.advance
+        ((send, receive),) = self.bind_groups(view, episodes, start, stop, 1)
+
+        def step(t: int) -> None:
+            send(t)
+            receive(t)
+
+        return step
+
+    def bind_groups(
+        self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int, groups: int
+    ) -> list[tuple[StepFn, StepFn]]:
+        """Returns two functions of ``t`` for each group of environments.
+
+        The first function begins step ``start + t`` of the group, and the second one ends it.
+
+        Args:
+            view: arrays of the batch.
+            episodes: tracker of the environments' episodes.
+            start: the first row.
+            stop: the row after the last row.
+            groups: number of groups.
+        """
+        self.env.finish_step()
         actions = self._actions(view, start, stop)
+        return [
+            self._bind_group(view, episodes, start, stop, actions, self.env.stepper(group, groups))
+            for group in range(groups)
+        ]
+
+    def _bind_group(
+        self,
+        whole: StepArrays,
+        episodes: EpisodeTracker,
+        start: int,
+        stop: int,
+        actions: Sequence[tuple[Array, Array | _Floats]],
+        stepper: tuple[slice, Callable[[bool], None], Callable[[], None]],
+    ) -> tuple[StepFn, StepFn]:
+        buffers, (chosen, begin, wait) = self.env.buffers, stepper
+        assert buffers is not None
+        view = whole.part(chosen.start, chosen.stop - chosen.start)
+        first, count = view.first, chosen.stop - chosen.start
+        written = [(target[chosen], rows[:, chosen]) for target, rows in actions]
         observed = [
-            (buffers.observed[key], view.rows(next_of(key), start, stop))
-            for key in buffers.observed
+            (array[chosen], view.rows(next_of(key), start, stop))
+            for key, array in buffers.observed.items()
         ]
         roots = [
-            (array, buffers.reset_observed[key], view.following(key, start, stop))
+            (array[chosen], buffers.reset_observed[key][chosen], view.following(key, start, stop))
             for key, array in buffers.observed.items()
         ]
         rewards, terminations, truncations, dones = (
@@ -61,11 +101,11 @@ class ParallelStepper(ArrayStepper):
             for key in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         )
         masks = view.arrays.get(MASK)
-        flags, given = buffers.flags, buffers.rewards
-        nothing = bytes(num_envs)
+        flags, given, cut = buffers.flags[chosen], buffers.rewards[chosen], buffers.cut[chosen]
+        nothing = bytes(count)
 
         def cutoffs() -> list[int]:
-            return [episodes.cutoff(first + index) - start for index in range(num_envs)]
+            return [episodes.cutoff(first + index) - start for index in range(count)]
 
         limits = cutoffs()
         nearest = min(limits)
@@ -76,7 +116,7 @@ class ParallelStepper(ArrayStepper):
             bits = flags.copy()
             autoresets = np.flatnonzero(bits & AUTORESET)
             if masks is not None and autoresets.size:
-                masks[start + t, first + autoresets] = False
+                masks[start + t, autoresets] = False
                 for index in autoresets:
                     episodes.skip(first + int(index), start + t)
             late = np.array([t >= limit for limit in limits])
@@ -90,16 +130,17 @@ class ParallelStepper(ArrayStepper):
             limits = cutoffs()
             nearest = min(limits)
 
-        def step(t: int) -> None:
-            finish_step()
-            for target, rows in actions:
+        def send(t: int) -> None:
+            for target, rows in written:
                 target[...] = rows[t]
             if t >= nearest:
-                buffers.cut[:] = [t >= limit for limit in limits]
-                advance()
-                buffers.cut[:] = False
-            else:
-                advance()
+                cut[:] = [t >= limit for limit in limits]
+            begin(True)
+
+        def receive(t: int) -> None:
+            wait()
+            if t >= nearest:
+                cut[:] = False
             rewards[t] = given
             for source, rows in observed:
                 rows[t][...] = source
@@ -108,22 +149,30 @@ class ParallelStepper(ArrayStepper):
             if flags.tobytes() != nothing:
                 note(t)
 
-        return step
+        return send, receive
 
-    def _actions(self, view: StepArrays, start: int, stop: int) -> list[tuple[Array, Any]]:
+    def _actions(
+        self, view: StepArrays, start: int, stop: int
+    ) -> list[tuple[Array, Array | _Floats]]:
         """Returns each action's array in the shared memory, and the rows to be copied there."""
         assert self.env.buffers is not None
-        rows: dict[Key, list[Array]] = {}
+        rows: dict[Key, Array | _Floats] = {}
+        dtypes: dict[Key, np.dtype[Any]] = {}
         for key in self.env.buffers.action_dtypes:
-            rows[key] = view.rows(key, start, stop)
-            if key in view.bfloat16:
-                rows[key] = _Floats(rows[key])
-        self.env.set_action_dtypes({key: arrays[0].dtype for key, arrays in rows.items()})
+            array = view.arrays[key][start:stop]
+            rows[key] = _Floats(array) if key in view.bfloat16 else array
+            dtypes[key] = np.dtype(np.float32) if key in view.bfloat16 else array.dtype
+        self.env.set_action_dtypes(dtypes)
         return [(target, rows[key]) for key, target in self.env.buffers.actions.items()]
 
 
-class _Floats(list[Array]):
+class _Floats:
     """Rows of bfloat16 that are converted to float32 when they are read."""
 
-    def __getitem__(self, t: Any) -> Any:
-        return from_bfloat16(super().__getitem__(t))
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            return _Floats(self._array[index])
+        return from_bfloat16(self._array[index])
