@@ -54,6 +54,8 @@ MultiName = Literal[
     "vector2",
     "first_batch",
     "parallel2",
+    "parallel16",
+    "groups16",
     "collected2",
     "straggler",
     "prefetch2",

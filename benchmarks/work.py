@@ -128,6 +128,38 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
+class WaitingPendulum(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A Pendulum whose steps wait, for 2 ms on average.
+
+    Args:
+        seed: seed of the times, which are log-normal.
+    """
+
+    mean, spread = 0.002, 0.5
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(pendulum())
+        self._random = np.random.default_rng(seed)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        middle = np.log(self.mean) - self.spread**2 / 2
+        time.sleep(self._random.lognormal(middle, self.spread))
+        return super().step(action)
+
+
+class SlowPolicy(nn.Module):
+    """A policy that waits for 3 ms in each call, as for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(3, 1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        time.sleep(0.003)
+        action: Tensor = self.net(observation)
+        return action
+
+
 class ConstantEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     """Returns the same array for ever: the cheapest environment there can be."""
 

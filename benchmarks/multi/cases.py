@@ -34,6 +34,7 @@ AHEAD = 2 * WORKERS
 TORCHRL = "TorchRL"
 TRUSTED = "trust_policy=True"
 WAITING = "not ahead"
+TOGETHER = "all together"
 
 
 def hand_single(make: Callable[[], Any], net: Any, frames: int) -> Source:
@@ -241,6 +242,61 @@ def parallel2() -> Race:
     )
 
 
+def parallel16() -> Race:
+    make, count, each = work.cartpole, 16, 8
+
+    def stepping(opening: Callable[..., Any], **options: Any) -> partial[parallel.Stepping]:
+        return partial(parallel.Stepping, partial(opening, make, count, **options))
+
+    sb3, gym = "Stable-Baselines3", "Gymnasium"
+    return Race(
+        "parallel16",
+        "ParallelEnv of 16 CartPoles in 2 processes, constant actions",
+        (
+            Contender(
+                TRAWL, stepping(parallel.open_trawl, envs_per_worker=each), "envs_per_worker=8"
+            ),
+            Contender(
+                HAND,
+                stepping(parallel.open_hand, each=each),
+                "shared arrays, a byte through a pipe each way, 8 environments in each process",
+            ),
+            Contender(
+                sb3, stepping(parallel.open_stable_baselines3), "SubprocVecEnv, 16 processes"
+            ),
+            Contender(
+                gym,
+                stepping(parallel.open_gymnasium),
+                "AsyncVectorEnv, 16 processes, SAME_STEP, shared memory, copy=False",
+            ),
+        ),
+        {"steps": Measure("steps/s")},
+        (Goal("steps", 2.0, gym), Goal("steps", 0.9, HAND)),
+    )
+
+
+def groups16() -> Race:
+    count, frames = 16, 16 * 25
+    makes = [partial(work.WaitingPendulum, index) for index in range(count)]
+
+    def turns(groups: int) -> partial[Collecting]:
+        prepared = partial(
+            peers.trawl_groups, makes, work.acting(work.SlowPolicy()), frames, groups
+        )
+        return partial(Collecting, prepared, ahead=0)
+
+    return Race(
+        "groups16",
+        "16 environments that wait for 2 ms on average, a policy of 3 ms per call",
+        (
+            Contender(TRAWL, turns(2), "ParallelEnv(groups=2)"),
+            Contender(TOGETHER, turns(1), "ParallelEnv(groups=1)"),
+        ),
+        goals=_speed_goals({TOGETHER: 1.6}),
+        stretch=3.0,
+    )
+
+
 def collected2() -> Race:
     net = work.mlp(3, 1)
 
@@ -327,6 +383,8 @@ RACES = {
         vector2,
         first_batch,
         parallel2,
+        parallel16,
+        groups16,
         collected2,
         straggler,
         prefetch2,

@@ -15,7 +15,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import peers
@@ -49,11 +48,11 @@ class Stepping:
         self._end()
 
 
-def open_trawl(make: Make, count: int) -> Opened:
-    """Trawl's, with its defaults."""
+def open_trawl(make: Make, count: int, **options: Any) -> Opened:
+    """Trawl's."""
     from trawl.envs import ParallelEnv
 
-    return _tensordicts(ParallelEnv(count, make), count)
+    return _tensordicts(ParallelEnv(count, make, **options))
 
 
 def open_torchrl(make: Make, count: int, **options: Any) -> Opened:
@@ -62,7 +61,7 @@ def open_torchrl(make: Make, count: int, **options: Any) -> Opened:
     from torchrl.envs import ParallelEnv
 
     wrapped = _Wrapped(make)
-    return _tensordicts(ParallelEnv(count, wrapped, **options), count)
+    return _tensordicts(ParallelEnv(count, wrapped, **options))
 
 
 class _Wrapped:
@@ -75,8 +74,8 @@ class _Wrapped:
         return peers.torchrl_single(self._make)
 
 
-def _tensordicts(env: Any, count: int) -> Opened:
-    action = torch.zeros(count, 1)
+def _tensordicts(env: Any) -> Opened:
+    action = env.full_action_spec["action"].rand()
     state = env.reset()
 
     def step() -> None:
@@ -93,7 +92,7 @@ def open_stable_baselines3(make: Make, count: int) -> Opened:
 
     env = SubprocVecEnv([make] * count)
     env.reset()
-    action = np.zeros((count, 1), np.float32)
+    action = _zeros(make, count)
     return lambda: env.step(action), env.close
 
 
@@ -102,18 +101,24 @@ def open_gymnasium(make: Make, count: int) -> Opened:
     mode = gymnasium.vector.AutoresetMode.SAME_STEP
     env = gymnasium.vector.AsyncVectorEnv([make] * count, copy=False, autoreset_mode=mode)
     env.reset()
-    action = np.zeros((count, 1), np.float32)
+    action = _zeros(make, count)
     return lambda: env.step(action), env.close
 
 
-def open_hand(make: Make, count: int) -> Opened:
+def _zeros(make: Make, count: int) -> NDArray[Any]:
+    space = make().action_space
+    assert space.shape is not None
+    return np.zeros((count, *space.shape), space.dtype)
+
+
+def open_hand(make: Make, count: int, each: int = 1) -> Opened:
     """The limit: everything in shared arrays, and one byte through a pipe each way."""
     numbers = np.frombuffer(mmap.mmap(-1, 64 * count), np.float32).reshape(count, 16)
     context = multiprocessing.get_context("fork")
     asks, answers, processes = [], [], []
-    for row in numbers:
+    for rows in np.split(numbers, range(each, count, each)):
         (asked, ask), (answer, answered) = os.pipe(), os.pipe()
-        process = context.Process(target=_serve, args=(make, row, asked, answered), daemon=True)
+        process = context.Process(target=_serve, args=(make, rows, asked, answered), daemon=True)
         process.start()
         asks.append(ask)
         answers.append(answer)
@@ -134,12 +139,19 @@ def open_hand(make: Make, count: int) -> Opened:
     return step, end
 
 
-def _serve(make: Make, row: NDArray[np.float32], asked: int, answered: int) -> None:
+def _serve(make: Make, rows: NDArray[np.float32], asked: int, answered: int) -> None:
     """A row: the action, the reward, two flags, the next observation, and what to go on from."""
-    env = make()
-    row[7:10] = env.reset()[0]
+    envs = [make() for _ in rows]
+    space = envs[0].action_space
+    number = isinstance(space, gymnasium.spaces.Discrete)
+    size = int(np.prod(envs[0].observation_space.shape or ()))
+    first, last = 4 + size, 4 + 2 * size
+    for env, row in zip(envs, rows, strict=True):
+        row[first:last] = env.reset()[0]
     while os.read(asked, 1):
-        observation, row[1], row[2], row[3], _ = env.step(row[:1])
-        row[4:7] = observation
-        row[7:10] = env.reset()[0] if row[2] or row[3] else observation
+        for env, row in zip(envs, rows, strict=True):
+            action = int(row[0]) if number else row[:1]
+            observation, row[1], row[2], row[3], _ = env.step(action)
+            row[4:first] = observation
+            row[first:last] = env.reset()[0] if row[2] or row[3] else observation
         os.write(answered, b"+")

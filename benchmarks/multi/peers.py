@@ -74,6 +74,18 @@ def trawl_parallel(make: Make, count: int, policy: Any, frames: int) -> Callable
     return construct
 
 
+def trawl_groups(makes: Sequence[Make], policy: Any, frames: int, groups: int) -> Callable[[], Any]:
+    """The same, with groups of environments that take turns."""
+    from trawl.collectors import Collector
+    from trawl.envs import ParallelEnv
+
+    def construct() -> Any:
+        env = ParallelEnv(len(makes), makes, groups=groups)
+        return Collector(env, policy, frames_per_batch=frames, total_frames=-1)
+
+    return construct
+
+
 def torchrl_parallel(make: Make, count: int, policy: Any, frames: int) -> Callable[[], Any]:
     """The same of TorchRL."""
     warnings.simplefilter("ignore")

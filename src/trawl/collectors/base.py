@@ -75,8 +75,7 @@ class BaseCollector(
     the other class has, call the constructor of that class.
 
     Each option is also an attribute: ``collector.total_frames``. A subclass collects a batch in
-    ``_collect`` and releases its resources in ``_close``. With ``trajs_per_batch``, ``_collect``
-    only adds frames to the trajectories.
+    ``_collect`` and releases its resources in ``_close``.
 
     Attributes:
         config: the options.
@@ -201,8 +200,7 @@ class BaseCollector(
             raise TypeError("an endless collector (total_frames=-1) has no length")
         if self._whole is not None and self.config.replay_buffer is None:
             raise TypeError(
-                "the number of batches is not known in advance: with trajs_per_batch it depends "
-                "on the lengths of the trajectories"
+                "with trajs_per_batch, the number of batches depends on the lengths of trajectories"
             )
         return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
 
@@ -270,7 +268,7 @@ class BaseCollector(
         """Hook for subclasses, called with whole trajectories that are delivered or written."""
 
     def _fake(self, batch: TensorDictBase) -> Any:
-        """Converts a batch of zeros from its collected form to the form that is delivered."""
+        """Returns a batch of zeros in the form in which batches are delivered."""
         if self._whole is None:
             return self._delivery.process(batch, batch.shape[-1])
         frames = self._delivery.frames(batch, batch.shape[-1])

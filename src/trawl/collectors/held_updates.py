@@ -57,9 +57,10 @@ class _Held:
     def replaces(self, other: _Held) -> bool:
         """Returns True if nothing is left of an earlier update once this update is loaded."""
         complete = all(slot.complete for own in self.copies.values() for _, slot in own)
-        return complete and self._reach() == other._reach()
+        return complete and self.reach() == other.reach()
 
-    def _reach(self) -> set[tuple[str, tuple[int, ...], bool]]:
+    def reach(self) -> set[tuple[str, tuple[int, ...], bool]]:
+        """Returns the models and workers of the update, and whether there is extra state."""
         return {
             (model_id, update.workers, bool(update.extra))
             for model_id, (_, updates) in self.outgoing.updates.items()

@@ -1,15 +1,65 @@
-"""Placement of a policy on its device, and compilation of the policy."""
+"""Devices of a collector, placement of its policy, and compilation of the policy."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trawl.collectors.config import CollectorConfig
+
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices of a collector, resolved by :func:`resolve_devices`."""
+
+    policy: torch.device | None
+    env: torch.device | None
+    storing: torch.device | None
+
+
+def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
+    """Resolves the devices of the policy, the environment and the stored batches.
+
+    ``device`` is the default for all three. If neither ``device`` nor ``storing_device`` is given,
+    and the policy and the environment have the same device, batches are stored on that device.
+
+    Args:
+        config: the options.
+        own: options that take precedence over ``config``.
+    """
+
+    def given(name: str) -> torch.device | None:
+        return _device(name, (own or {}).get(name, getattr(config, name)))
+
+    general = given("device")
+    policy = given("policy_device") or general
+    env = given("env_device") or general
+    storing = given("storing_device") or general
+    if storing is None and env is not None and env == policy:
+        storing = env
+    return Devices(policy, env, storing)
+
+
+def _device(name: str, value: torch.device | str | int | None) -> torch.device | None:
+    if value is None:
+        return None
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} {value!r} is not a device: {error}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{name} is {value!r}, but torch finds no CUDA device")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", 0)
+    # torch treats "cpu:0" and "cpu" as different devices, but there is only one CPU.
+    return torch.device("cpu") if device.type == "cpu" else device
 
 
 def on_device(policy: Any, device: torch.device | None) -> Any:

@@ -14,10 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from trawl.backends.spawn_payload import SpawnPayload
 from trawl.checks import check_number
-from trawl.collectors.config import CollectorConfig, Devices, resolve_devices, warn
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import DRIVER, LIST, check_env_kwargs, tagged
-from trawl.collectors.placing import tensors_of
+from trawl.collectors.placing import Devices, resolve_devices, tensors_of
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.worker import WorkerSpec

@@ -15,7 +15,7 @@ from tensordict.nn import CudaGraphModule
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.base import module_of
-from trawl.collectors.config import CollectorConfig, option_names, resolve_devices, warn
+from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
     backend_arguments,
@@ -23,7 +23,7 @@ from trawl.collectors.dispatch import (
     elsewhere,
 )
 from trawl.collectors.options import did_you_mean
-from trawl.collectors.placing import compiler, on_device, tensors_of
+from trawl.collectors.placing import compiler, on_device, resolve_devices, tensors_of
 from trawl.collectors.rollouts import RolloutCollector
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weak import weak

@@ -59,7 +59,8 @@ class WeightSender:
     Attributes:
         versions: version of the policy that was last sent to each worker.
         updates: number of updates of the policy that were sent to at least one worker.
-        holding: True while updates wait until the workers have made their batches.
+        holding: True while updates wait until :meth:`release`, so that a batch that was requested
+            ahead is made with one version.
         held: the updates that wait.
     """
 
@@ -299,10 +300,6 @@ class WeightSender:
         self._send_version(set().union(*reached) - acting, outgoing.version)
 
     # --- updates that wait for a batch
-
-    def hold(self) -> None:
-        """Makes updates wait until :meth:`release`, so that a batch is made with one version."""
-        self.holding = True
 
     def release(self) -> None:
         """Sends the updates that wait."""

@@ -315,7 +315,7 @@ class WorkerCollector(WorkerControl):
         self._before_request()
         if self._wanted():
             # Later updates wait for the batch, so the weights don't depend on the workers' speed.
-            self._sender.hold()
+            self._sender.holding = True
             self._scheduler.request_ahead(self._is_random())
 
     def _count(self, parts: Sequence[WorkerBatch]) -> None:

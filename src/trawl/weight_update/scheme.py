@@ -29,8 +29,7 @@ _by_backend: dict[str, Any] = {}
 class WeightSyncScheme(SchemeEnd, ABC):
     """Sends the weights of a model from one sender to receivers in other processes.
 
-    A collector uses its schemes by itself. To send weights between your own processes, use a scheme
-    like this::
+    A collector uses its schemes by itself. Between your own processes, use a scheme like this::
 
         scheme = SharedMemWeightSyncScheme()
         scheme.init_on_sender(model=learner, num_workers=2)

@@ -1,0 +1,267 @@
+"""An environment in another process, whose actions and results are in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.masks import MASK_KEY
+from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.step_buffers import (
+    AUTORESET,
+    RESET,
+    TERMINATED,
+    TRUNCATED,
+    SharedStepBuffers,
+)
+from trawl.errors import resetting
+from trawl.keys import Key, as_key
+from trawl.memory import Array
+
+
+class EnvMember:
+    """An environment in a process.
+
+    Args:
+        index: number of the environment.
+        env: the environment.
+
+    Attributes:
+        step_buffers: function that takes a step with the actions in the shared memory. Its
+            argument is True to also reset rows whose episode ends.
+    """
+
+    step_buffers: Callable[[bool], None]
+
+    def __init__(self, index: int, env: Any) -> None:
+        self.index = index
+        self.env = env
+        self._buffers: SharedStepBuffers | None = None
+
+    def close(self) -> None:
+        """Closes the environment."""
+        if not getattr(self.env, "is_closed", False):
+            self.env.close(raise_if_closed=False)
+
+    def attach(self, buffers: SharedStepBuffers) -> None:
+        """Prepares steps that use the shared memory."""
+        self._buffers = buffers
+        single = type(self.env) is GymEnv and self.env.vector is None
+        bind = _single if single else _nested
+        self.step_buffers = bind(self.env, buffers, buffers.rows(self.index))
+
+    def seed(self, seed: int, static_seed: bool) -> Any:
+        """Seeds the next reset, and returns the seed for the next environment."""
+        return self.env.set_seed(seed, static_seed)
+
+    def begin(self, mask: Array | None, kwargs: Mapping[str, Any]) -> None:
+        """Resets environments, and writes their observations to the shared memory.
+
+        Args:
+            mask: mask of the rows to reset; None for all rows.
+            kwargs: arguments of the environment's ``reset``.
+        """
+        buffers = self._buffers
+        assert buffers is not None
+        fresh, masks = self.reset(mask, kwargs)
+        rows = buffers.rows(self.index)
+        for key, target in buffers.reset_observed.items():
+            target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
+        if (masks is not None) != buffers.masked[rows].all():
+            buffers.masks[rows], buffers.masked[rows] = 2, masks is not None
+            self.attach(buffers)
+        if masks is not None:
+            _show_masks(masks, buffers, rows)
+
+    def reset(
+        self, mask: Array | None, kwargs: Mapping[str, Any]
+    ) -> tuple[TensorDictBase, Array | None]:
+        """Resets all environments, or those in ``mask``.
+
+        Returns:
+            The TensorDict that the reset returned, and the action masks from ``info``.
+        """
+        part = None
+        if mask is not None and not mask.all():
+            flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
+            part = self.env.fake_tensordict().set("_reset", flags)
+        with resetting(self.env):
+            return self.env.reset(part, **kwargs), self._masks()
+
+    def step(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, Tensor | None, Array | None]:
+        """Takes a step.
+
+        Returns:
+            The results of the step, a mask of the rows in which the step was only a reset, and the
+            action masks from ``info``.
+        """
+        following = self.env.step(tensordict).get("next")
+        autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
+        return following, autoresets, self._masks()
+
+    def _masks(self) -> Array | None:
+        return self.env.action_mask() if isinstance(self.env, TensorDictEnv) else None
+
+
+# --- steps in shared memory
+
+
+def _show_masks(masks: Array, buffers: SharedStepBuffers, rows: slice) -> None:
+    """Writes the action masks of a process's environments to shared memory."""
+    target = buffers.masks[rows]
+    if masks.shape != target.shape:
+        raise ValueError(
+            f"the environment returned info[{MASK_KEY!r}] with {masks.shape[-1]} entries, but "
+            f"its action has {target.shape[-1]} choices: a mask needs an entry for each choice"
+        )
+    target[...] = (masks != 0).astype(np.int8) + (masks == 2)
+
+
+def _single(env: GymEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
+    """Returns the function that steps a single Gymnasium environment."""
+    gym_step = env.env.step
+    row = rows.start
+    write_observed, write_begun = (
+        _observation_writer(env.observation_codec, [arrays[key][row, ...] for key in arrays])
+        for arrays in (buffers.observed, buffers.reset_observed)
+    )
+    read_action = _action_reader(env.action_codec, buffers, row)
+    # Unlike an array, a memoryview accepts only numbers.
+    rewards: Any = buffers.rewards[rows].data
+    flags, cut = buffers.flags[rows].data, buffers.cut[rows]
+    show_masks = _mask_writer(env, buffers, rows)
+
+    def begin() -> None:
+        seeds = env.pop_seeds()
+        with resetting(env, f"; {RESET_GIVES}"):
+            obs, _ = env.env.reset() if seeds is None else env.env.reset(seed=seeds[0])
+            write_begun(obs)
+
+    def step(eager: bool) -> None:
+        obs, reward, terminated, truncated, _ = gym_step(read_action())
+        try:
+            rewards[0] = reward
+        except TypeError:
+            rewards[0] = reward_of(reward, env)
+        write_observed(obs)
+        bits = 0
+        if terminated is not False and flag_of(terminated, "terminated", env):
+            bits = TERMINATED
+        if truncated is not False and flag_of(truncated, "truncated", env):
+            bits |= TRUNCATED
+        if eager and (bits or cut[0]):
+            begin()
+            bits |= RESET
+        flags[0] = bits
+        if show_masks is not None:
+            show_masks()
+
+    return step
+
+
+def _mask_writer(
+    env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice
+) -> Callable[[], None] | None:
+    """Returns a function that writes the environment's action masks; None if it has none."""
+    if not buffers.masked[rows].all():
+        return None
+
+    def write() -> None:
+        masks = env.action_mask()
+        assert masks is not None
+        _show_masks(masks, buffers, rows)
+
+    return write
+
+
+def _observation_writer(codec: SpaceCodec, targets: list[Array]) -> Callable[[Any], None]:
+    """Returns a function that writes observations, and rejects those of the wrong shape."""
+    places = list(zip(codec.leaves, targets, strict=True))
+    encode = codec.encode
+
+    def write(obs: Any) -> None:
+        for (leaf, target), value in zip(places, encode(obs), strict=True):
+            array = np.asarray(value)
+            leaf.check(array)
+            target[...] = array
+
+    if not codec.plain or codec.leaves[0].path:
+        return write
+    (only,) = targets
+    shape, dtype = only.shape, only.dtype
+
+    def write_array(obs: Any) -> None:
+        if obs.__class__ is np.ndarray and obs.shape == shape and obs.dtype == dtype:
+            only[...] = obs
+        else:
+            write(obs)
+
+    return write_array
+
+
+def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> Callable[[], Any]:
+    """Returns a function that reads the action in the form that the environment expects."""
+    arrays = buffers.actions
+    parts = [arrays[as_key(leaf.key)][row, ...] for leaf in codec.leaves]
+    decode = codec.decode
+    if codec.plain and not codec.leaves[0].path:
+        (only,) = parts
+        dtype = codec.leaves[0].space.dtype
+        # A copy: the environment may keep its action.
+        return only.copy if only.dtype == dtype else lambda: only.astype(dtype)
+    return lambda: decode(parts)
+
+
+def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
+    """Returns the function that steps an environment that is itself a batch."""
+    actions = {key: array[rows] for key, array in buffers.actions.items()}
+    rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
+    observed = {key: array[rows] for key, array in buffers.observed.items()}
+    begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
+    batch = env.batch_size
+    show_masks = _mask_writer(env, buffers, rows)
+
+    def write(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
+        for key, array in arrays.items():
+            array[mask] = _numbers(tensordict.get(key)).reshape(array.shape)[mask]
+
+    def step(eager: bool) -> None:
+        tensordict = TensorDict({}, batch, device=env.device)
+        for key, array in actions.items():
+            value = torch.from_numpy(array.copy()).reshape(*batch, *array.shape[1:])
+            tensordict.set(key, value)
+        following = env.step(tensordict).get("next")
+        write(observed, following)
+        rewards[:] = _numbers(following.get("reward")).ravel()
+        terminated, truncated = (
+            _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
+        )
+        bits = terminated * TERMINATED | truncated * TRUNCATED
+        autoresets = env.autoreset_mask()
+        if autoresets is not None:
+            bits |= _numbers(autoresets).ravel() * AUTORESET
+        ended = terminated | truncated | cut
+        if eager and ended.any():
+            mask = torch.from_numpy(ended).reshape(*batch, 1)
+            write(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
+            bits |= ended * RESET
+        flags[:] = bits
+        if show_masks is not None:
+            show_masks()
+
+    return step
+
+
+def _numbers(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy()
+    return array
