@@ -23,6 +23,12 @@ def tree():
         (["Pendulum-v1", "--frames-per-batch", "0"], "--frames-per-batch must be at least 1"),
         (["Pendulum-v1", "--max-frames-per-traj", "0"], "--max-frames-per-traj must be at least"),
         (["Pendulum-v1", "--envs", "0"], "--envs must be at least 1"),
+        (["Pendulum-v1", "--envs", "4", "--env-processes", "3"], "--env-processes must divide"),
+        (["Pendulum-v1", "--env-processes", "-1"], "--env-processes must divide"),
+        (
+            ["Pendulum-v1", "--envs", "2", "--env-processes", "2", "--workers", "2"],
+            "--env-processes can't be used with --workers",
+        ),
         (["Pendulum-v1", "--seed", "-1"], "--seed must be between 0 and 2**63 - 1"),
         (["Pendulum-v1", "--policy", "none.pt2"], "--policy none.pt2: there is no such file"),
         (["Pendulum-v1", "--policy", "none:here"], "--policy none:here: No module named 'none'"),

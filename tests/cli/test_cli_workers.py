@@ -35,6 +35,14 @@ def test_they_are_the_frames_that_the_collector_gives(trawl):
     assert "workers  2, synchronous; 100 frames each" in trawl("show", "d")[1]
 
 
+def test_environments_in_processes_give_the_same_frames(trawl):
+    for name, more in (("a", []), ("b", ["--env-processes", 2])):
+        code, _, err = trawl("collect", "CartPole-v1", "--frames", 400, "--seed", 3, "--envs", 4,
+                             "--out", name, *more)  # fmt: skip
+        assert code == 0, err
+    assert (load("a") == load("b")).all()
+
+
 def test_the_same_seed_gives_the_same_frames(trawl):
     for name in ("a", "b"):
         trawl("collect", "Pendulum-v1", "--frames", 300, "--seed", 3, "--workers", 3, "--sync",

@@ -26,6 +26,12 @@ def ahead(**options):
     return make(**{"prefetch": 1, "start_method": "inline", **options})
 
 
+def shared_buffer():
+    """A buffer that workers write into themselves."""
+    data = pytest.importorskip("torchrl.data")
+    return data.ReplayBuffer(storage=data.LazyMemmapStorage(100_000), batch_size=64, shared=True)
+
+
 def choices(collector, updates=1, pause=0.0):
     """The actions and versions of each batch of a learner that changes its choice after each."""
     found = []
@@ -309,3 +315,76 @@ def test_asynchronous_workers_are_ahead_anyway():
 def test_one_batch_or_none(value):
     with pytest.raises(ValueError, match=r"prefetch must be 0 or 1, but it is"):
         make(prefetch=value)
+
+
+# --- what must not get lost on the way
+
+
+def test_a_version_reaches_its_workers_before_a_later_update_of_others():
+    policy = Chooser()
+    with ahead(policy=policy, total_frames=60, track_policy_version=True) as collector:
+        collector.next()
+        collector.increment_version()
+        policy.become(3)
+        collector.update_policy_weights_(worker_ids=[0])
+        collector.next()
+        batch = collector.next()
+    found = [(set(row["policy_version"].tolist()), actions(row)) for row in batch]
+    assert found == [({2}, {3}), ({1}, {0})]
+
+
+def test_extra_state_waits_with_the_weights():
+    policy = Stateful()
+    with ahead(policy=policy, total_frames=40) as collector:
+        collector.next()
+        policy.note = "new"
+        collector.update_policy_weights_()
+        weights = collector.get_cached_weights("policy")
+    assert "new" in str(dict(weights.items()))
+
+
+class Stateful(Chooser):
+    note = "old"
+
+    def get_extra_state(self):
+        return {"note": self.note}
+
+    def set_extra_state(self, state):
+        self.note = state["note"]
+
+
+def test_many_updates_hold_the_memory_of_one():
+    with ahead(policy=Chooser(), total_frames=40) as collector:
+        collector.next()
+        for _ in range(100):
+            collector.update_policy_weights_()
+        assert len(collector._sender.held.pop()) == 1
+
+
+def test_a_pause_with_workers_that_write_goes_on_after_it():
+    buffer = shared_buffer()
+    collector = ahead(total_frames=-1, replay_buffer=buffer, start_method="forkserver")
+    with collector:
+        collector.start()
+        while buffer.write_count < 50:
+            time.sleep(0.001)
+        with collector.pause():
+            before = buffer.write_count
+        while buffer.write_count < before + 50:
+            time.sleep(0.001)
+
+
+def test_a_limit_of_inserts_holds_as_without():
+    buffer = shared_buffer()
+    options = {"samples_per_insert": 1.0, "inserts_ahead": 20, "start_method": "forkserver"}
+    with ahead(total_frames=-1, replay_buffer=buffer, **options) as collector:
+        collector.start()
+        while buffer.write_count < 20:
+            time.sleep(0.001)
+        with collector.pause():
+            assert buffer.write_count == 20
+
+
+def test_weight_updaters_are_refused():
+    with pytest.raises(ValueError, match="prefetch=1 can't be used with a weight_updater"):
+        ahead(policy=Chooser(), weight_updater=lambda: None)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import weakref
 
 import gymnasium
@@ -703,6 +704,10 @@ def test_an_environment_may_keep_its_action(opened):
 # --- groups in turn
 
 
+def by_step(observation):
+    return torch.nn.functional.one_hot(observation[..., STEP].long() % 4, 4)
+
+
 def acted(env, frames=120, **options):
     """Batches of a policy that draws, with the newest of each environment's observations."""
     torch.manual_seed(0)
@@ -723,7 +728,7 @@ def test_each_frame_of_groups_is_collected_once(options, each, parallel):
     env = parallel(count=4, groups=2, envs_per_worker=each)
     limit = options.get("max_frames_per_traj")
     ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)], limit)
-    with Collector(env, frames_per_batch=60, total_frames=240, **options) as collector:
+    with Collector(env, by_step, frames_per_batch=60, total_frames=240, **options) as collector:
         for batch in collector:
             ledger.add(batch)
             if options.get("reset_at_each_iter"):
@@ -744,12 +749,9 @@ def test_the_policy_acts_for_one_group_at_a_time(parallel):
 
 
 def test_groups_give_what_one_group_gives_if_nothing_is_drawn(parallel):
-    def policy(observation):
-        return torch.nn.functional.one_hot(observation[..., STEP].long() % 4, 4)
-
     def collected(**options):
         options = {"count": 6, **options}
-        with Collector(parallel(**options), policy, frames_per_batch=1_200) as collector:
+        with Collector(parallel(**options), by_step, frames_per_batch=1_200) as collector:
             return collector.next()
 
     assert_same(collected(groups=3), collected())
@@ -784,7 +786,7 @@ def test_a_batch_of_groups_may_end_early(parallel):
 
     env = parallel(count=4, groups=2)
     ledger = Ledger([NumberedEnv(i, lengths=[2 + i]) for i in range(4)])
-    with Collector(env, frames_per_batch=80, interruptor=Interruptor()) as collector:
+    with Collector(env, by_step, frames_per_batch=80, interruptor=Interruptor()) as collector:
         for _ in range(4):
             batch = collector.next()
             ledger.add(batch)
@@ -823,3 +825,20 @@ def test_groups_must_be_alike(options, match):
 def test_environments_that_exchange_messages_have_no_groups():
     with pytest.raises(ValueError, match=r"groups=2 needs environments .* fixed layout"):
         ParallelEnv(2, RaggedEnv, groups=2)
+
+
+def test_groups_in_a_list_have_no_effect(parallel):
+    with pytest.warns(UserWarning, match="groups of a ParallelEnv have no effect here"):
+        Collector([parallel(count=2, groups=2)], by_step, frames_per_batch=80).shutdown()
+
+
+def test_waiting_for_groups_is_time_of_the_environment(opened):
+    class Slow(NumberedEnv):
+        def step(self, action):
+            time.sleep(0.005)
+            return super().step(action)
+
+    env = opened(ParallelEnv, 2, Slow, groups=2)
+    with Collector(env, by_step, frames_per_batch=40) as collector:
+        collector.next()
+        assert collector.stats()["env_time_share"] > 0.5

@@ -1,5 +1,7 @@
 """Probabilistic policies give the same with and without distribution objects, and say which."""
 
+import time
+
 import pytest
 import torch
 from tensordict.nn import (
@@ -112,3 +114,52 @@ def test_arguments_that_change_between_batches_take_effect():
 def test_a_policy_without_a_distribution_says_nothing_of_it():
     _, stats = collect(TensorDictModule(nn.Linear(3, 1), ["observation"], ["action"]), False)
     assert "distribution_path" not in stats
+
+
+class Fails(nn.Module):
+    """Returns a scale that is not allowed, once the pendulum has swung."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.calls = scale, 0
+
+    def forward(self, observation):
+        self.calls += 1
+        loc = torch.zeros_like(observation[..., :1])
+        return loc, torch.full_like(loc, self.scale if self.calls > 8 else 1.0)
+
+
+@pytest.mark.parametrize("scale", [-1.0, torch.nan])
+def test_parameters_of_later_steps_are_checked_with_the_batch(scale, monkeypatch):
+    monkeypatch.setattr(d.Distribution, "_validate_args", True)
+    sampler = policy()
+    sampler[0].module = Fails(scale)
+    collector = Collector("Pendulum-v1", sampler, frames_per_batch=20)
+    with collector, pytest.raises(ValueError, match="Expected parameter scale"):
+        collector.next()
+
+
+def test_a_tensor_of_the_users_may_change_after_it_was_replaced():
+    old = torch.zeros(1)
+    sampler = policy(d.Uniform, ("high",), low=old, validate_args=False, scored=False)
+    with torch.no_grad():
+        for weights in sampler.parameters():
+            weights.zero_()
+    with Collector("Pendulum-v1", sampler, frames_per_batch=20) as collector:
+        collector.next()
+        sampler[1].distribution_kwargs["low"] = old.clone()
+        old.fill_(-1)
+        assert (collector.next()["action"] == 0).all()
+
+
+def test_nothing_is_recorded_while_another_thread_may_draw():
+    class Buffer(list):
+        extend = list.append
+
+    buffer, sampler = Buffer(), policy()
+    with Collector("Pendulum-v1", sampler, frames_per_batch=20, replay_buffer=buffer) as collector:
+        collector.start()
+        while not buffer:
+            time.sleep(0.001)
+        stats = collector.stats()
+    assert stats["distribution_path_reason"] == "another thread may draw random numbers"

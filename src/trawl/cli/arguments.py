@@ -119,6 +119,10 @@ class CollectArguments:
 
     envs: NumEnvs = 1
 
+    env_processes: Annotated[int, _number("(default: 0, in this process)")] = 0
+    """Number of processes that the environments of --envs are divided among.
+    The policy acts for all of them in this process."""
+
     workers: Annotated[int, _number("(default: 0, in this process)")] = 0
     """Number of worker processes to collect in."""
 

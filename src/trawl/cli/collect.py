@@ -262,5 +262,15 @@ def _check(args: CollectArguments) -> None:
     env_kwargs(args)
     if args.deterministic and args.policy == "random":
         raise CliError("--deterministic needs a policy, but the actions are random: pass --policy")
+    if args.env_processes < 0 or (args.env_processes and args.envs % args.env_processes):
+        raise CliError(
+            "--env-processes must divide the number of environments (--envs), which is "
+            f"{args.envs}, but it is {args.env_processes}"
+        )
+    if args.env_processes and args.workers:
+        raise CliError(
+            "--env-processes can't be used with --workers, which step their environments "
+            "themselves: leave one of them out"
+        )
     if args.asynchronous and not args.workers:
         raise CliError("--async needs worker processes: pass --workers")

@@ -16,6 +16,7 @@ from trawl.cli.errors import CliError, describe, message_of
 from trawl.cli.references import find, load_module, split
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
+from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
 from trawl.keys import show_key
 
@@ -127,6 +128,9 @@ def build_unchecked(args: CollectArguments | EvaluateArguments, source: Any) -> 
         CliError: if the environments can't be made.
     """
     try:
+        if isinstance(args, CollectArguments) and args.env_processes:
+            each = args.envs // args.env_processes
+            return ParallelEnv(args.envs, source, envs_per_worker=each)
         return build_env([source] * args.envs if args.envs > 1 else source, name="ENV")
     except CliError:
         raise

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from trawl.collectors.weight_control import POLICY
 from trawl.weight_update.layout import Slot
 from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.store import Version
+from trawl.weight_update.tensors import Weights, unpacked_extra
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,12 @@ class Outgoing:
     Attributes:
         updates: for each model, its scheme and its updates.
         version: the version.
+        told: workers that get only the version.
     """
 
     updates: Mapping[str, tuple[WeightSyncScheme, Sequence[PreparedUpdate]]]
     version: Version
+    told: frozenset[int] = frozenset()
 
     def workers(self, model_id: str) -> set[int]:
         """Returns the workers that get weights of a model."""
@@ -39,33 +40,37 @@ class _Held:
 
     Attributes:
         outgoing: the update.
-        copies: for each model, the workers of each copy, and the slot that holds it.
+        copies: for each model, each update, and the slot that holds a copy of its weights.
     """
 
     outgoing: Outgoing
-    copies: Mapping[str, Sequence[tuple[tuple[int, ...], Slot]]]
+    copies: Mapping[str, Sequence[tuple[PreparedUpdate, Slot]]]
 
     @classmethod
     def of(cls, outgoing: Outgoing) -> _Held:
-        updates, copies = {}, {}
-        for model_id, (scheme, prepared) in outgoing.updates.items():
-            pairs = [update.copy() for update in prepared]
-            updates[model_id] = scheme, [update for update, _ in pairs]
-            copies[model_id] = [(update.workers, slot) for update, slot in pairs]
-        return cls(Outgoing(updates, outgoing.version), copies)
+        copies = {
+            model_id: [update.copy() for update in prepared]
+            for model_id, (_, prepared) in outgoing.updates.items()
+        }
+        updates = {
+            model_id: (scheme, [update for update, _ in copies[model_id]])
+            for model_id, (scheme, _) in outgoing.updates.items()
+        }
+        return cls(Outgoing(updates, outgoing.version, outgoing.told), copies)
 
     def replaces(self, other: _Held) -> bool:
         """Returns True if nothing is left of an earlier update once this update is loaded."""
-        complete = all(slot.complete for own in self.copies.values() for _, slot in own)
-        return complete and self.reach() == other.reach()
+        mine, theirs = self.contents(), other.contents()
+        return mine.keys() == theirs.keys() and all(mine[key] >= theirs[key] for key in theirs)
 
-    def reach(self) -> set[tuple[str, tuple[int, ...], bool]]:
-        """Returns the models and workers of the update, and whether there is extra state."""
-        return {
-            (model_id, update.workers, bool(update.extra))
-            for model_id, (_, updates) in self.outgoing.updates.items()
-            for update in updates
+    def contents(self) -> dict[tuple[str, tuple[int, ...]], set[str]]:
+        """Returns the names of the weights, by model and by the workers that get them."""
+        found = {
+            (model_id, update.workers): {*slot.named(), *(["extra state"] if update.extra else [])}
+            for model_id, own in self.copies.items()
+            for update, slot in own
         }
+        return found | {("", tuple(sorted(self.outgoing.told))): set()}
 
 
 @dataclass
@@ -73,12 +78,8 @@ class HeldUpdates:
     """Updates that wait until :meth:`pop`, in the order in which they were made.
 
     An update is dropped if a later update replaces all its weights.
-
-    Attributes:
-        late: workers that wait for the current version.
     """
 
-    late: set[int] = field(default_factory=set)
     _updates: list[_Held] = field(default_factory=list)
     _counts: Counter[int] = field(default_factory=Counter)
 
@@ -98,12 +99,12 @@ class HeldUpdates:
         """Returns the number of times that a worker's policy was updated, dropped updates too."""
         return self._counts[worker]
 
-    def newest(self, model_id: str, worker: int) -> dict[str, Tensor]:
-        """Returns copies of a model's newest tensors for a worker, by name."""
-        return {
-            name: tensor.clone()
-            for held in self._updates
-            for workers, slot in held.copies.get(model_id, ())
-            if worker in workers
-            for name, tensor in slot.named().items()
-        }
+    def newest(self, model_id: str, worker: int) -> Weights:
+        """Returns copies of a model's newest weights for a worker, as far as they wait."""
+        found = Weights({})
+        for held in self._updates:
+            for update, slot in held.copies.get(model_id, ()):
+                if worker in update.workers:
+                    found.tensors.update({k: one.clone() for k, one in slot.named().items()})
+                    found.extra.update(unpacked_extra(update.extra))
+        return found

@@ -137,7 +137,8 @@ class MultiSyncCollector(MultiCollector):
     memory of the delivered batch, so usually nothing is copied.
 
     Workers wait until the next batch is requested. If the policy is updated in between, the whole
-    next batch is collected with the new weights.
+    next batch is collected with the new weights. With ``prefetch=1``, the next batch is requested
+    when a batch is delivered, so it has the weights of that moment.
 
     Args:
         create_env_fn: a list with the environment of each worker, in any form that

@@ -11,6 +11,7 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (
+    WHOLE,
     at_least,
     check_callable,
     did_you_mean,
@@ -82,7 +83,7 @@ class MultiConfig(CollectorConfig):
     collector_class: Callable[..., Any] | None = option(None, check_callable)
     cat_results: Literal["stack", 0, -1] | None = option(None, one_of("stack", 0, -1, None))
     preemptive_threshold: float | None = option(None, _share)
-    prefetch: Literal[0, 1] = option(0, one_of(0, 1))
+    prefetch: Literal[0, 1] = option(0, one_of(0, 1), WHOLE)
     update_at_each_batch: bool = False
     max_policy_lag: int | None = option(None, at_least(0))
     num_threads: int | None = option(None, at_least(1))
@@ -127,12 +128,17 @@ class MultiConfig(CollectorConfig):
         if sync and self.max_policy_lag is not None:
             raise ValueError(
                 f"max_policy_lag={self.max_policy_lag} needs sync=False: with sync=True all "
-                "workers wait for the next batch, which is collected with the newest weights"
+                "workers wait for the next request, which comes after the newest weights"
             )
         if not sync and self.prefetch:
             raise ValueError(
                 f"prefetch={self.prefetch} needs sync=True: with sync=False workers always collect "
                 "ahead"
+            )
+        if self.prefetch and self.weight_updater is not None:
+            raise ValueError(
+                f"prefetch={self.prefetch} can't be used with a weight_updater, whose updates may "
+                "reach workers in the middle of a batch: leave weight_updater out"
             )
         if self.use_buffers is False and self.cat_results not in (None, "stack"):
             raise RuntimeError("cat_results=0 or -1 can't be used with use_buffers=False")

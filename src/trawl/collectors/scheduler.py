@@ -111,7 +111,7 @@ class SyncScheduler(Scheduler):
         # Parts of the next batch that have arrived, and the workers that were asked for a part.
         self._made: list[WorkerBatch] = []
         self._fresh: set[int] = set()
-        self._random = False
+        self._random, self._began = False, 0.0
         self._threshold = 1.0 if threshold is None else threshold
         # Workers that did not deliver in time for the last batch.
         self._slow: set[int] = set()
@@ -127,7 +127,7 @@ class SyncScheduler(Scheduler):
 
     @override
     def request_ahead(self, random: bool) -> None:
-        self._random = random
+        self._random, self._began = random, time.monotonic()
         self._fresh = self._request_all(random)
         self.requested = True
 
@@ -141,6 +141,8 @@ class SyncScheduler(Scheduler):
     @override
     def pop_finished(self) -> list[WorkerBatch]:
         parts, self._made = [*self._made, *super().pop_finished()], []
+        if not any(self._requested):
+            self.requested = False
         return parts
 
     def _request_all(self, random: bool) -> set[int]:
@@ -156,7 +158,6 @@ class SyncScheduler(Scheduler):
 
     def _gather(self, fresh: set[int]) -> None:
         """Waits for the batches of all workers, or of as many workers as the threshold requires."""
-        began = time.monotonic()
         count = len(self.frames)
         parts = self._made
         # Parts of the last batch that arrive late don't count towards the threshold.
@@ -173,7 +174,7 @@ class SyncScheduler(Scheduler):
             self.pool.interrupt(index)
         now = time.monotonic()
         # Workers that were too slow the last time are not waited for.
-        deadline = now + (_GRACE * (now - began) if missing - self._slow else 0.0)
+        deadline = now + (_GRACE * (now - self._began) if missing - self._slow else 0.0)
         while missing:
             part = self._next(max(0.0, deadline - time.monotonic()))
             if part is not None:

@@ -161,6 +161,13 @@ class Collector(RolloutCollector):
         )
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
+        parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
+        grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
+        if grouped and not self._rollout.writer.in_groups:
+            warn(
+                "groups of a ParallelEnv have no effect here: they need a collector whose only "
+                "environment is the ParallelEnv, and a policy that writes tensors"
+            )
         if self._adds_steps and self.env.batch_size and not hasattr(config.replay_buffer, "extend"):
             raise TypeError(
                 "replay_buffer must have a method extend() to take the steps of a batch of "

@@ -179,10 +179,6 @@ class WeightSender:
         """Returns the number of updates of the policy that were sent to a worker."""
         return self.policy_scheme.count(worker)
 
-    def newest_count(self, worker: int) -> int:
-        """Returns the number of updates of the policy for a worker, with those that wait."""
-        return self.count(worker) + self.held.count(worker)
-
     def check_growth(self) -> None:
         """Raises an error if workers can't be added, because a scheme can't have more receivers.
 
@@ -297,9 +293,16 @@ class WeightSender:
             self.versions[index] = outgoing.version
         # Workers that received only other models still need the new version.
         reached = (outgoing.workers(model_id) for model_id in outgoing.updates)
-        self._send_version(set().union(*reached) - acting, outgoing.version)
+        told = outgoing.told.union(*reached) - acting
+        late = [index for index in told if self.versions[index] != outgoing.version]
+        self._send_version(late, outgoing.version)
 
     # --- updates that wait for a batch
+
+    def hold(self) -> None:
+        """Makes updates wait until :meth:`release`."""
+        with self._lock:
+            self.holding = True
 
     def release(self) -> None:
         """Sends the updates that wait."""
@@ -307,9 +310,6 @@ class WeightSender:
             self.holding = False
             for outgoing in self.held.pop():
                 self._send(outgoing)
-            late = {i for i in self.held.late if self.versions[i] != self._version}
-            self.held.late.clear()
-            self._send_version(late, self._version)
 
     def _check_updatable(self, chosen: Sequence[int]) -> None:
         """Raises a ``TypeError`` if a chosen worker's policy has no weights."""
@@ -344,15 +344,14 @@ class WeightSender:
 
     def newest(self, model_id: str) -> TensorDictBase | None:
         """Returns a copy of the first worker's newest weights; None if none were sent to it."""
-        if model_id == POLICY and 0 in self._handed:
+        held = self.held.newest(model_id, 0)
+        if model_id == POLICY and 0 in self._handed and not held.tensors:
             handed: TensorDictBase = self._handed[0].clone()
             return handed
         scheme = self._to_workers.get(model_id)
-        sent = None if scheme is None else scheme.last_sent(0)
-        held = self.held.newest(model_id, 0)
-        if held:
-            sent = Weights(held) if sent is None else Weights(sent.tensors | held, sent.extra)
-        return None if sent is None else in_form(sent, "tensordict")
+        sent = (None if scheme is None else scheme.last_sent(0)) or Weights({})
+        newest = Weights(sent.tensors | held.tensors, sent.extra | held.extra)
+        return in_form(newest, "tensordict") if newest.tensors or newest.extra else None
 
     # --- versions
 
@@ -361,13 +360,10 @@ class WeightSender:
         self._announced = self._version
         nobody = isinstance(worker_ids, Sequence) and not worker_ids
         chosen = [] if nobody else self.chosen(worker_ids)
-        if self.holding:
-            self.held.late.update(chosen)
-            return
         late = [i for i in chosen if self.versions[i] != self._version]
-        if late:
+        if late or self.holding:
             with self._host.in_bounds(late), self._lock:
-                self._send_version(late, self._version)
+                self._send_or_hold(Outgoing({}, self._version, frozenset(chosen)))
 
     def announce_changes(self) -> None:
         """Sends the version to all workers if the user has advanced the counter directly."""

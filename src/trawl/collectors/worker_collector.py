@@ -293,7 +293,7 @@ class WorkerCollector(WorkerControl):
         parts = self._scheduler.collect(self._wanted, self._is_random)
         self._count(parts)
         if self.config.prefetch:
-            self._request_ahead()
+            self._request_ahead(parts)
         if self._whole is not None:
             self._whole.add(
                 (part.index, part.answer.number, self._frames_of(part)) for part in parts
@@ -309,13 +309,14 @@ class WorkerCollector(WorkerControl):
         self._record(delivered)
         return delivered
 
-    def _request_ahead(self) -> None:
-        """Requests the next batch, which workers collect while the learner uses the last one."""
+    def _request_ahead(self, parts: Sequence[WorkerBatch]) -> None:
+        """Requests the next batch, which workers collect while the learner uses these parts."""
         self._sender.release()
         self._before_request()
-        if self._wanted():
+        # The buffer does not have these frames yet.
+        if self._wanted(sum(part.answer.frames for part in parts)):
             # Later updates wait for the batch, so the weights don't depend on the workers' speed.
-            self._sender.holding = True
+            self._sender.hold()
             self._scheduler.request_ahead(self._is_random())
 
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
@@ -324,8 +325,8 @@ class WorkerCollector(WorkerControl):
         for part in parts:
             # After the collector is closed, the number of updates is unknown.
             if not part.answer.random and not self.closed:
-                lag = self._sender.newest_count(part.index) - part.answer.weights
-                self._lags.add(lag, part.answer.frames)
+                newest = self._sender.count(part.index) + self._sender.held.count(part.index)
+                self._lags.add(newest - part.answer.weights, part.answer.frames)
         self._note_parts(parts)
 
     def _count_written(self) -> None:
@@ -347,11 +348,12 @@ class WorkerCollector(WorkerControl):
             self._delivery.write(batch)
             self._record(batch)
 
-    def _wanted(self) -> bool:
+    def _wanted(self, counted: int = 0) -> bool:
+        """Returns True if more frames are wanted than are under way, or ``counted`` already."""
         under_way = self._scheduler.frames_under_way
-        if self._limiter is not None and self.is_running() and not self._limiter.room(under_way):
-            return False
-        return self._has_budget(under_way)
+        limiter = self._limiter if self.is_running() else None
+        room = limiter is None or limiter.room(under_way + counted)
+        return room and self._has_budget(under_way)
 
     @property
     @override

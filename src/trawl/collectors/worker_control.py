@@ -276,7 +276,7 @@ class WorkerControl(WorkerWeights):
         - ``env_time_share``, the environment's share of the loop's time.
         - ``batches_held``, the number of batches that are still referred to, and
           ``memory_bytes``, the memory of these batches and of spare blocks.
-        - For asynchronous collectors, and with ``preemptive_threshold`` below 1,
+        - For asynchronous collectors, with ``preemptive_threshold`` below 1 and with ``prefetch``,
           ``policy_lag_mean``, ``policy_lag_max``, and the number of frames with each lag, as
           ``policy_lag_0``, ``policy_lag_1`` and so on. The lag of a batch is the number of weight
           updates that were sent to its worker between the beginning of the batch and its delivery.

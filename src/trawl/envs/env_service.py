@@ -1,7 +1,8 @@
-"""Service that runs an environment in its own process.
+"""Service that runs the environments of a process.
 
-Infrequent requests come as messages. A step is requested with one byte in a pipe, and its actions
-and results are in shared memory. A step therefore costs the process one read and one write.
+Infrequent requests come as messages. A step of all environments is requested with one byte in a
+pipe, and its actions and results are in shared memory. A step therefore costs the process one read
+and one write.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class ParallelEnv(BatchedEnv):
         # of the reset have been read.
         self._last_bits: Array | None = None
         self._autoresets: Tensor | None = None
-        # Action masks by process, if steps are exchanged as messages.
+        # Action masks by environment, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
 
     def _buffer_spec(self) -> StepBufferSpec:

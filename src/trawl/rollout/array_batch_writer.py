@@ -213,6 +213,16 @@ class ArrayBatchWriter(BatchWriter):
         step = self.stepper.bind(self._view, self.episodes, start, stop)
         return self._binder.bind(self._block, start, stop, random), step
 
+    @property
+    @override
+    def waited(self) -> float:
+        return 0.0 if self._in_turn is None else self._in_turn.waited
+
+    @property
+    @override
+    def in_groups(self) -> bool:
+        return bool(self._group_binders)
+
     def _bind_groups(self, block: Block, start: int, stop: int) -> tuple[ActFn, StepFn]:
         assert isinstance(self.stepper, ParallelStepper)
         count = len(self._group_binders)
@@ -235,6 +245,8 @@ class ArrayBatchWriter(BatchWriter):
         if filled < self.options.steps:
             self._carry_on_from(block, filled)
             block.clear_from(filled, but=TRAJ_IDS)
+        if filled:
+            self.policy.check_samples(lambda key: block.tensor(key, filled))
         actions = {as_key(key): block.flat_rows[as_key(key)] for key in self.env.action_keys}
         check_rewards(block.flat_rows[REWARD][:filled, :, 0], lambda: actions)
         if self._given:

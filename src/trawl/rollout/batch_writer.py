@@ -15,6 +15,7 @@ from trawl.rollout.block import Block
 from trawl.rollout.env_restarts import EnvRestarts
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout
+from trawl.rollout.policy import Policy
 
 ActFn = Callable[[int], None]
 StepFn = Callable[[int], None]
@@ -54,15 +55,27 @@ class BatchWriter(Protocol):
 
     Attributes:
         env: the environment, which may be replaced after a failure.
+        policy: the policy.
         num_envs: number of environments.
         episodes: position of each environment in its episode.
         warnings: warnings to the user about the environment and the policy.
     """
 
     env: Any
+    policy: Policy
     num_envs: int
     episodes: EpisodeTracker
     warnings: Sequence[str]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the policy's part of the current chunk has waited for environments."""
+        return 0.0
+
+    @property
+    def in_groups(self) -> bool:
+        """True if the policy acts for one group of environments while the others step."""
+        return False
 
     @property
     def layout(self) -> Layout | None:

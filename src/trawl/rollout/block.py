@@ -59,6 +59,11 @@ class Block:
         apart = bool(self.lease.layout.batch) and key not in self._staged
         return tensor[start:stop].unbind(0), not apart
 
+    def tensor(self, key: Key, steps: int) -> Tensor | None:
+        """Returns the first rows of an entry, ``(steps, *batch, *leaf)``; None if there is none."""
+        found = self._tensors.get(key)
+        return None if found is None else found[:steps]
+
     def part(self, first: int, stop: int) -> BlockPart:
         """Returns the rows of some environments: a range along the first batch dimension."""
         chosen = slice(first, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from trawl.rollout.batch_writer import ActFn, StepFn
 
@@ -38,12 +39,16 @@ class GroupsInTurn:
         self._groups, self._last = groups, count - 1
         # The step that all groups have begun, and that they have not ended yet.
         self._begun: int | None = None
+        #: Seconds that :meth:`act` has waited for environments.
+        self.waited = 0.0
 
     def act(self, t: int) -> None:
         """For each group in turn, ends step ``t - 1``, acts, and begins step ``t``."""
         for group in self._groups:
             if self._begun is not None:
+                before = perf_counter()
                 group.receive(self._begun)
+                self.waited += perf_counter() - before
             group.act(t)
             group.send(t)
         self._begun = t

@@ -121,6 +121,7 @@ class Rollout:
     ) -> TensorDictBase | None:
         if self.options.restarts is not None:
             self.options.restarts.steps_done = self.steps_done
+        self.writer.policy.alone = alone
         turn = self.stream.turn() if alone and self.stream is not None else nullcontext()
         with turn, torch.no_grad(), set_interaction_type(self.exploration):
             self.writer.begin(block)
@@ -198,14 +199,15 @@ class Rollout:
         return count
 
     def _timed(self, act: ActFn | None, step: StepFn, t: int, counts: bool) -> None:
-        before = perf_counter()
+        waited, before = self.writer.waited, perf_counter()
         if act is not None:
             act(t)
         between = perf_counter()
         step(t)
         if counts:
-            self._act_time += between - before
-            self._step_time += perf_counter() - between
+            waited = self.writer.waited - waited
+            self._act_time += between - before - waited
+            self._step_time += perf_counter() - between + waited
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""

@@ -55,7 +55,9 @@ class NotPlannable(Exception):
     """Raised with the reason why a policy can't be called on tensors directly."""
 
 
-def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) -> Plan:
+def make_plan(
+    module: Any, exploration: InteractionType, unrolled: bool = True, alone: bool = False
+) -> Plan:
     """Returns the plan of a policy.
 
     Args:
@@ -63,6 +65,7 @@ def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) 
         exploration: exploration type of probabilistic modules.
         unrolled: True to replace inner modules with the functions that they currently run. If
             False, the plan calls the modules, and stays valid when they change.
+        alone: True if no other thread draws random numbers.
 
     Raises:
         NotPlannable: if the policy needs a TensorDict; the message says why.
@@ -81,7 +84,7 @@ def make_plan(module: Any, exploration: InteractionType, unrolled: bool = True) 
             if key not in writes and key not in reads:
                 reads.append(key)
         if isinstance(step, ProbabilisticTensorDictModule):
-            drawn = sampling(step, exploration)
+            drawn = sampling(step, exploration, alone)
             if isinstance(drawn, str):
                 raise NotPlannable(drawn)
             if unrolled:

@@ -36,6 +36,7 @@ class Policy:
 
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
+        alone: True if no other thread draws random numbers while the policy is called.
         why_not_direct: reason why the policy is called with a TensorDict, or None if it is called
             on tensors.
     """
@@ -51,6 +52,7 @@ class Policy:
         self.exploration = exploration
         self.device = device
         self.transform = transform
+        self.alone = True
         self.writes: tuple[Key, ...] = ()
         self.why_not_direct: str | None = None
         self._samplings: tuple[Sampling, ...] = ()
@@ -124,6 +126,21 @@ class Policy:
             if reasons:
                 facts["distribution_path_reason"] = reasons[0]
         return facts
+
+    def check_samples(self, rows: Callable[[Key], Tensor | None]) -> None:
+        """Checks the parameters of the distributions of many calls at once.
+
+        Args:
+            rows: function that returns the rows of an entry, or None if there is no such entry.
+
+        Raises:
+            ValueError: the error that a distribution raises for invalid parameters.
+        """
+        for drawn in self._samplings:
+            found = map(rows, drawn.in_keys)
+            parameters = [values for values in found if values is not None]
+            if len(parameters) == len(drawn.in_keys):
+                drawn.check(parameters)
 
     def discover(self, root: TensorDictBase) -> dict[Key, Any]:
         """Calls the policy once to find out what it writes.
@@ -224,7 +241,7 @@ class Policy:
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         try:
-            plan = make_plan(self.module, self.exploration, self.transform is None)
+            plan = make_plan(self.module, self.exploration, self.transform is None, self.alone)
             missing = set(plan.reads) - available
             if missing:
                 raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")

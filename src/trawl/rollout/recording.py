@@ -154,6 +154,9 @@ class _Recorder(TorchFunctionMode):
         number = self.number(value)
         if number is not None:
             return _Variable(number)
+        if isinstance(value, Tensor):
+            # A tensor that the user passed to the function may change later.
+            return value.clone()
         if type(value) in (tuple, list):
             return type(value)(map(self._replaced, value))
         if type(value) is dict:
@@ -164,7 +167,8 @@ class _Recorder(TorchFunctionMode):
 def record(function: Function, arguments: Sequence[Tensor]) -> Function:
     """Returns a function that repeats the tensor operations of ``function``.
 
-    The state of the random generators is the same afterwards.
+    The state of the random generators is the same afterwards. Meanwhile, no other thread may draw
+    random numbers.
 
     Args:
         function: function of tensors that returns a tuple of tensors.

@@ -45,6 +45,7 @@ class Sampling:
     Args:
         module: the module.
         exploration: exploration type of the module.
+        alone: True if no other thread draws random numbers. Only then a call can be recorded.
 
     Attributes:
         in_keys: keys of the distribution's parameters.
@@ -54,8 +55,11 @@ class Sampling:
             were no calls yet.
     """
 
-    def __init__(self, module: ProbabilisticTensorDictModule, exploration: InteractionType) -> None:
-        self._module, self._exploration = module, exploration
+    def __init__(
+        self, module: ProbabilisticTensorDictModule, exploration: InteractionType, alone: bool
+    ) -> None:
+        self._module, self._exploration, self._alone = module, exploration, alone
+        self._stock = type(module).forward is ProbabilisticTensorDictModule.forward
         self._class = module.distribution_class
         self._fixed = dict(module.distribution_kwargs)
         self._names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
@@ -81,7 +85,7 @@ class Sampling:
         return self._sample(parameters, self._fixed)
 
     def _sample(self, parameters: Sequence[Tensor], fixed: dict[str, Any]) -> tuple[Tensor, ...]:
-        if type(self._module).forward is not ProbabilisticTensorDictModule.forward:
+        if not self._stock:
             return self._call_module(parameters)
         dist = self._class(**dict(zip(self._names, parameters, strict=True)), **fixed)
         if self._exploration is InteractionType.RANDOM:
@@ -101,6 +105,15 @@ class Sampling:
             results = self._module(values)
         return tuple(results.get(key) for key in self.out_keys)
 
+    def check(self, parameters: Sequence[Tensor]) -> None:
+        """Checks the parameters of many calls at once, if calls were drawn without objects.
+
+        Raises:
+            ValueError: the error that the distribution raises for invalid parameters.
+        """
+        if self.draw not in (self._first, self.draw_objects):
+            self._class(**dict(zip(self._names, parameters, strict=True)), **self._fixed)
+
     # --- recorded functions
 
     def _recorded(self, parameters: Sequence[Tensor]) -> Function | NotRecordable:
@@ -109,6 +122,8 @@ class Sampling:
         except NotRecordable as why:
             return why
         known = _recorded.setdefault(self._module, {})
+        if circumstances not in known and not self._alone:
+            return NotRecordable("another thread may draw random numbers")
         if circumstances not in known:
             if len(known) >= _MOST_RECORDED:
                 known.clear()
@@ -151,7 +166,9 @@ def is_known_sampler(module: Any) -> bool:
     return stock or kind.__module__.startswith("torchrl.modules.")
 
 
-def sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType) -> Sampling | str:
+def sampling(
+    module: ProbabilisticTensorDictModule, exploration: InteractionType, alone: bool
+) -> Sampling | str:
     """Returns the sampling of a module, or the reason why it samples in a special way."""
     kind, stock, cls = type(module), ProbabilisticTensorDictModule, module.distribution_class
     special = (
@@ -164,7 +181,9 @@ def sampling(module: ProbabilisticTensorDictModule, exploration: InteractionType
         or issubclass(cls, CompositeDistribution)
         or len(module.dist_sample_keys) != 1
     )
-    return f"{kind.__name__} samples in a special way" if special else Sampling(module, exploration)
+    if special:
+        return f"{kind.__name__} samples in a special way"
+    return Sampling(module, exploration, alone)
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.multi_config import NOT_HERE
+from trawl.collectors.multi_config import NOT_HERE, MultiConfig
 from trawl.collectors.options import EACH, LIST, WHOLE, tagged
 from trawl.envs.types import is_list
 
 # Arguments that the collector divides among its workers, or uses to send weights.
-OF_ALL = tagged(CollectorConfig, WHOLE) | {"create_env_fn", "policy", "num_workers"}
+OF_ALL = tagged(MultiConfig, WHOLE) | {"create_env_fn", "policy", "num_workers"}
 # Options that each worker applies by itself, so that their values may differ between workers.
 OF_EACH = tagged(CollectorConfig, EACH)
 _DEFAULTS = {one.name: one.default for one in fields(CollectorConfig) if one.name not in OF_ALL}
