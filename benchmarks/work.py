@@ -135,27 +135,37 @@ class WaitingPendulum(gymnasium.Wrapper[Any, Any, Any, Any]):
         seed: seed of the times, which are log-normal.
     """
 
-    mean, spread = 0.002, 0.5
-
     def __init__(self, seed: int) -> None:
         super().__init__(pendulum())
         self._random = np.random.default_rng(seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        middle = np.log(self.mean) - self.spread**2 / 2
-        time.sleep(self._random.lognormal(middle, self.spread))
+        time.sleep(waiting_seconds(self._random, 1)[0])
         return super().step(action)
 
 
-class SlowPolicy(nn.Module):
-    """A policy that waits for 3 ms in each call, as for a device."""
+def waiting_seconds(random: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Log-normal waiting times with a mean of 2 ms."""
+    mean, spread = 0.002, 0.5
+    return random.lognormal(np.log(mean) - spread**2 / 2, spread, count)
 
-    def __init__(self) -> None:
+
+POLICY_SECONDS = 0.003
+
+
+class SlowPolicy(nn.Module):
+    """A policy that takes 3 ms for all environments, and less for some of them.
+
+    Args:
+        count: number of all environments.
+    """
+
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.net = mlp(3, 1)
+        self.net, self.count = mlp(3, 1), count
 
     def forward(self, observation: Tensor) -> Tensor:
-        time.sleep(0.003)
+        time.sleep(POLICY_SECONDS * observation.shape[:-1].numel() / self.count)
         action: Tensor = self.net(observation)
         return action
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import peers
+import work
 from harness import tidy
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
@@ -46,6 +47,34 @@ class Stepping:
 
     def close(self) -> None:
         self._end()
+
+
+class Schedule:
+    """What groups of `work.WaitingPendulum` come to if nothing but waiting takes time.
+
+    Args:
+        count: number of environments.
+        groups: number of groups, for which `work.SlowPolicy` acts in turn.
+    """
+
+    def __init__(self, count: int, groups: int) -> None:
+        self._count, self._groups = count, groups
+        self._random = np.random.default_rng(0)
+        self.facts: dict[str, float] = {}
+        self.layout: dict[str, str] = {}
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        """Frames per second."""
+        steps, each, now = 2_000, self._count // self._groups, 0.0
+        ready = [0.0] * self._groups
+        for _ in range(steps):
+            for group in range(self._groups):
+                now = max(now, ready[group]) + work.POLICY_SECONDS / self._groups
+                ready[group] = now + work.waiting_seconds(self._random, each).max()
+        return {"speed": steps * self._count / now}
+
+    def close(self) -> None:
+        pass
 
 
 def open_trawl(make: Make, count: int, **options: Any) -> Opened:
