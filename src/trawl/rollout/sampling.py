@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,7 +59,9 @@ class Sampling:
     def __init__(
         self, module: ProbabilisticTensorDictModule, exploration: InteractionType, alone: bool
     ) -> None:
-        self._module, self._exploration, self._alone = module, exploration, alone
+        self._module, self._exploration = module, exploration
+        # A thread may also have random generators of its own, which a recording would advance.
+        self._alone = alone and threading.current_thread() is threading.main_thread()
         self._stock = type(module).forward is ProbabilisticTensorDictModule.forward
         self._class = module.distribution_class
         self._fixed = dict(module.distribution_kwargs)
