@@ -812,8 +812,8 @@ def test_an_error_in_a_group_comes_through_a_collector(opened):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"groups": 3}, r"groups=3 doesn't divide 4 environments in 4 processes: each group"),
-        ({"groups": 2, "envs_per_worker": 4}, "4 environments in 1 processes, each with 4"),
+        ({"groups": 3}, r"groups=3 can't be formed from 4 environments .* groups may be 1, 2, 4"),
+        ({"groups": 2, "envs_per_worker": 4}, "envs_per_worker=4, .* groups may be 1$"),
         ({"groups": 0}, "groups"),
     ],
 )

@@ -120,13 +120,13 @@ def test_what_does_not_depend_on_the_arguments_is_computed_once():
 
 
 REFUSED = {
-    "reads a number": (lambda x: (x * x.sum().item(),), "item, which reads"),
-    "branches": (lambda x: (x if x.sum() > 0 else -x,), "__bool__, which reads"),
-    "leaves torch": (lambda x: (torch.from_numpy(x.numpy() * 2) + x,), "numpy, which reads"),
+    "reads a number": (lambda x: (x * x.sum().item(),), "item, which uses"),
+    "branches": (lambda x: (x if x.sum() > 0 else -x,), "__bool__, which uses"),
+    "leaves torch": (lambda x: (torch.from_numpy(x.numpy() * 2) + x,), "numpy, which uses"),
     "changes an argument": (lambda x: (x.mul_(2),), "in place with mul_"),
     "writes elsewhere": (lambda x: (torch.add(x, 1, out=torch.empty(2)),), "out="),
     "returns a constant": (lambda x: (x, torch.ones(2)), "does not depend"),
-    "assigns": (lambda x: (x.clone().__setitem__(0, x[1]) or x,), "__setitem__, which reads"),
+    "assigns": (lambda x: (x.clone().__setitem__(0, x[1]) or x,), "__setitem__, which uses"),
 }
 
 

@@ -83,7 +83,7 @@ def test_a_distribution_of_the_users_own_is_used_as_it_is():
 
 def test_a_distribution_that_reads_its_parameters_is_used_as_it_is():
     stats = assert_same(lambda: policy(d.VonMises, ("loc", "concentration")), "objects")
-    assert "reads a tensor's values" in stats["distribution_path_reason"]
+    assert "uses a tensor's values" in stats["distribution_path_reason"]
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -135,8 +135,10 @@ def test_parameters_of_later_steps_are_checked_with_the_batch(scale, monkeypatch
     sampler = policy()
     sampler[0].module = Fails(scale)
     collector = Collector("Pendulum-v1", sampler, frames_per_batch=20)
-    with collector, pytest.raises(ValueError, match="Expected parameter scale"):
+    with collector, pytest.raises(ValueError, match="Expected parameter scale") as raised:
         collector.next()
+    assert "in its step 7" in "".join(raised.value.__notes__)
+    assert "Tensor of shape (1,)" in str(raised.value)
 
 
 def test_a_tensor_of_the_users_may_change_after_it_was_replaced():

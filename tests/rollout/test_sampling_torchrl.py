@@ -41,4 +41,4 @@ def test_an_independent_gaussian_gives_the_same(scored):
 
 def test_a_truncated_gaussian_is_used_as_it_is():
     stats = assert_same(lambda: actor(modules.TruncatedNormal, **BOUNDED), "objects")
-    assert "reads a tensor's values" in stats["distribution_path_reason"]
+    assert "uses a tensor's values" in stats["distribution_path_reason"]

@@ -229,7 +229,7 @@ class BaseCollector(
             self._failed = True
             if not isinstance(error, CollectorClosed):
                 # Only the first line: the text of a worker's error contains a traceback.
-                self._cause = f" after {type(error).__name__}: {error}".splitlines()[0]
+                self._cause = f" after {type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
             # The user sees this error, even if closing fails as well.
             self.shutdown(raise_on_error=False)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from trawl.collectors.dispatch import (
     chosen_backend,
     elsewhere,
 )
+from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.placing import compiler, on_device, resolve_devices, tensors_of
 from trawl.collectors.rollouts import RolloutCollector
@@ -98,9 +100,11 @@ class Collector(RolloutCollector):
         chosen_backend(backend_arguments(options, type(self) is Collector))
         unknown = sorted(set(options) - set(option_names()))
         if unknown:
+            workers = {one.name for one in fields(MultiConfig)} & set(unknown)
+            hint = f"; {', '.join(sorted(workers))}: an option of MultiSyncCollector and others"
             raise TypeError(
                 f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}"
-                f"{did_you_mean(unknown, option_names())}"
+                f"{hint if workers else did_you_mean(unknown, option_names())}"
             )
         if "frames_per_batch" not in options:
             raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")

@@ -294,6 +294,7 @@ class WorkerCollector(WorkerControl):
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
+        self._count_lags(parts)
         if self._whole is not None:
             self._whole.add(
                 (part.index, part.answer.number, self._frames_of(part)) for part in parts
@@ -322,11 +323,6 @@ class WorkerCollector(WorkerControl):
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
-        for part in parts:
-            # After the collector is closed, the number of updates is unknown.
-            if not part.answer.random and not self.closed:
-                newest = self._sender.count(part.index) + self._sender.held.count(part.index)
-                self._lags.add(newest - part.answer.weights, part.answer.frames)
         self._note_parts(parts)
 
     def _count_written(self) -> None:
@@ -335,6 +331,7 @@ class WorkerCollector(WorkerControl):
             rest = self._scheduler.pop_finished()
             if self._workers_write:
                 self._count(rest)
+                self._count_lags(rest)
                 self._batches += len(rest)
 
     def _frames_of(self, part: WorkerBatch) -> TensorDictBase:

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
-from trawl.collectors.lag import Lags
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
 from trawl.collectors.worker_weights import WorkerWeights
@@ -36,7 +35,6 @@ class WorkerControl(WorkerWeights):
 
     sync: bool
     _assembler: BatchAssembler
-    _lags: Lags
 
     def _all(self, function: Any, *arguments: Any) -> list[Any]:
         """Calls a function with each worker's collector, and returns the results."""

@@ -12,7 +12,9 @@ from tensordict import TensorDictBase
 from torch import nn
 from typing_extensions import override
 
+from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.base import BaseCollector
+from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.pool import WorkerPool
@@ -51,6 +53,7 @@ class WorkerWeights(BaseCollector, OptionAttributes):
     _sender: WeightSender
     _scheduler: Scheduler
     _unsent: UnsentWeights | None
+    _lags: Lags
 
     def _new_sender(self) -> WeightSender:
         """Makes the weight sender, which has no strong reference to this collector."""
@@ -78,6 +81,14 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         self._sender.announce_changes()
         if self.config.update_at_each_batch:
             self.update_policy_weights_()
+
+    def _count_lags(self, parts: Sequence[WorkerBatch]) -> None:
+        """Counts the updates since these batches began, with those that their delivery brought."""
+        for part in parts:
+            # After the collector is closed, the number of updates is unknown.
+            if not part.answer.random and not self.closed:
+                newest = self._sender.count(part.index) + self._sender.held.count(part.index)
+                self._lags.add(newest - part.answer.weights, part.answer.frames)
 
     def _deliver_message(self, index: int, message: NewWeights) -> None:
         """Sends a message to a worker. Any thread may call this."""

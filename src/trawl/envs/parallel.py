@@ -378,9 +378,10 @@ def _check_groups(groups: Any, envs: int, envs_per_worker: int) -> int:
     """Returns the number of groups; raises an error if the environments can't be grouped."""
     count = int(check_number("groups", groups, 1))
     if count > 1 and (envs % count or envs // count % envs_per_worker):
-        each = f", each with {envs_per_worker} of them" if envs_per_worker > 1 else ""
+        fits = [n for n in range(2, envs + 1) if not (envs % n or envs // n % envs_per_worker)]
         raise ValueError(
-            f"groups={groups} doesn't divide {envs} environments in {-(-envs // envs_per_worker)} "
-            f"processes{each}: each group must have the same number of processes"
+            f"groups={count} can't be formed from {envs} environments with envs_per_worker="
+            f"{envs_per_worker}, because each group must have the same number of full processes: "
+            f"groups may be {', '.join(map(str, [1, *fits]))}"
         )
     return count

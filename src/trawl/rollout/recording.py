@@ -113,7 +113,7 @@ class _Recorder(TorchFunctionMode):
             if variable or name in _RANDOM or name in _EMPTY:
                 self._add(func, given, list(found), isinstance(result, Tensor), args)
         elif variable and name not in _DESCRIPTIONS:
-            raise NotRecordable(f"it calls {name}, which reads a tensor's values")
+            raise NotRecordable(f"it calls {name}, which uses a tensor's values")
         return result
 
     def _add(

@@ -18,6 +18,7 @@ from tensordict.nn import (
 from torch import Tensor
 from torch.distributions import Distribution
 
+from trawl.errors import add_note
 from trawl.keys import as_key
 from trawl.rollout.recording import Function, NotRecordable, record
 
@@ -114,8 +115,22 @@ class Sampling:
         Raises:
             ValueError: the error that the distribution raises for invalid parameters.
         """
-        if self.draw not in (self._first, self.draw_objects):
-            self._class(**dict(zip(self._names, parameters, strict=True)), **self._fixed)
+        if self.draw in (self._first, self.draw_objects):
+            return
+        try:
+            self._construct(parameters)
+        except ValueError:
+            # The error of the first wrong row is easier to read than that of all rows.
+            for t, row in enumerate(zip(*parameters, strict=True)):
+                try:
+                    self._construct(row)
+                except ValueError as error:
+                    add_note(error, f"found when the batch was finished, in its step {t}")
+                    raise error from None
+            raise
+
+    def _construct(self, parameters: Sequence[Tensor]) -> Any:
+        return self._class(**dict(zip(self._names, parameters, strict=True)), **self._fixed)
 
     # --- recorded functions
 
