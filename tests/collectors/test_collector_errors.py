@@ -388,7 +388,8 @@ def test_after_an_error_the_collector_is_closed(fault):
         next(iter(collector))
     assert collector.closed
     assert env.closed == 1
-    why = rf"failed because the collector was shut down after {type(fault).__name__}: {fault}"
+    text = f"{type(fault).__name__}: {fault}" if str(fault) else f"{type(fault).__name__}$"
+    why = f"failed because the collector was shut down after {text}"
     with pytest.raises(RuntimeError, match=rf"iteration {why}"):
         iter(collector)
     with pytest.raises(RuntimeError, match=rf"next\(\) {why}"):
