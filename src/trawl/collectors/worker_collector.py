@@ -18,7 +18,7 @@ from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, warn
 from trawl.collectors.delivery import BatchDelivery, experience
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.lag import LagBound, Lags
+from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
@@ -228,10 +228,6 @@ class WorkerCollector(WorkerControl):
             self._sender.grow(policy)
         self.num_workers = self._setups.count
         self._start_workers(len(found))
-
-    def _lag_bound(self) -> LagBound | None:
-        most = self.config.max_policy_lag
-        return None if most is None else LagBound(most, self._sender.count)
 
     def _buffer_of_workers(self) -> Any:
         """Returns the replay buffer in the form that is sent to workers.

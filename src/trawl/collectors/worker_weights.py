@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.base import BaseCollector
-from trawl.collectors.lag import Lags
+from trawl.collectors.lag import LagBound, Lags
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.policy_version import next_version
 from trawl.collectors.pool import WorkerPool
@@ -117,6 +117,10 @@ class WorkerWeights(BaseCollector, OptionAttributes):
         new_version: bool = True,
     ) -> Callable[[], None]:
         return self._sender.prepare(by_model, worker_ids, new_version)
+
+    def _lag_bound(self) -> LagBound | None:
+        most = self.config.max_policy_lag
+        return None if most is None else LagBound(most, self._sender.count)
 
     def _in_bounds(self, chosen: Sequence[int]) -> AbstractContextManager[None]:
         """Returns a context that waits until an update would not exceed ``max_policy_lag``."""

@@ -128,10 +128,7 @@ class Policy:
         return facts
 
     def check_samples(self, rows: Callable[[Key], Tensor | None]) -> None:
-        """Checks the parameters of the distributions of many calls at once.
-
-        Args:
-            rows: function that returns the rows of an entry, or None if there is no such entry.
+        """Checks the parameters of distributions; ``rows`` returns the rows of an entry, or None.
 
         Raises:
             ValueError: the error that a distribution raises for invalid parameters.
