@@ -158,14 +158,5 @@ def torchrl_env() -> Case:
 
 
 CASES = {
-    case.__name__: case
-    for case in (
-        pendulum,
-        batch8,
-        envpool,
-        envpool_short,
-        images,
-        *stochastic.CASES,
-        torchrl_env,
-    )
-}
+    case.__name__: case for case in (pendulum, batch8, envpool, envpool_short, images, torchrl_env)
+} | stochastic.CASES

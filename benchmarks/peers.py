@@ -60,7 +60,7 @@ def torchrl_single(make: Callable[[], Any]) -> Any:
 
 
 def torchrl_indexed(make: Callable[[], Any]) -> Any:
-    """The same, with actions that are indices."""
+    """A Gymnasium environment as TorchRL wraps it, with actions that are indices."""
     from torchrl.envs import GymWrapper
 
     return GymWrapper(make(), categorical_action_encoding=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,17 +35,16 @@ NORMAL = ("loc", "scale")
 LIMIT = 2.0
 
 
-def normal(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A sample, its log-probability, and the squared error that it is computed from."""
+def normal(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """A sample and its log-probability."""
     sample = loc + torch.randn(loc.shape) * scale
-    squared = (sample - loc) ** 2
-    return sample, -squared / (2 * scale**2) - scale.log() - LOG_SQRT_TAU, squared
+    return sample, -((sample - loc) ** 2) / (2 * scale**2) - scale.log() - LOG_SQRT_TAU
 
 
 def gaussian(head: nn.Module) -> hand.Act:
     def act(observation: Tensor) -> tuple[Tensor, ...]:
         loc, scale = head(observation)
-        action, log_prob, _ = normal(loc, scale)
+        action, log_prob = normal(loc, scale)
         return action, log_prob, loc, scale
 
     return act
@@ -63,7 +63,7 @@ def gaussian_objects(head: nn.Module) -> hand.Act:
 def squashed(head: nn.Module) -> hand.Act:
     def act(observation: Tensor) -> tuple[Tensor, ...]:
         loc, scale = head(observation)
-        raw, log_prob, _ = normal(loc, scale)
+        raw, log_prob = normal(loc, scale)
         slope = 2 * (math.log(2) - raw - softplus(-2 * raw)) + math.log(LIMIT)
         return raw.tanh() * LIMIT, (log_prob - slope).sum(-1), loc, scale
 
@@ -105,7 +105,7 @@ def categorical_objects(head: nn.Module) -> hand.Act:
 def policy(
     head: nn.Module, cls: Any, names: Sequence[str], **fixed: Any
 ) -> ProbabilisticTensorDictSequential:
-    """The same as a policy of TensorDict modules."""
+    """A policy of TensorDict modules, with a network and a distribution."""
     return ProbabilisticTensorDictSequential(
         TensorDictModule(head, ["observation"], list(names)),
         ProbabilisticTensorDictModule(
@@ -118,127 +118,103 @@ def policy(
     )
 
 
-def _case(
-    name: str,
-    title: str,
-    count: int,
-    loops: tuple[Callable[..., hand.Act], Callable[..., hand.Act]],
-    made: Callable[..., Any],
-    head: nn.Module,
-    params: Sequence[str],
-    make: Callable[[], Any] = work.pendulum,
-    indexed: bool = False,
-) -> Case:
-    names = ("action", "action_log_prob", *params)
-
-    def loop(kind: Callable[..., hand.Act]) -> Source:
-        if count == 1:
-            return hand.single(make(), kind(head), FRAMES, names)
-        envs = [make() for _ in range(count)]
-        return hand.several(envs, kind(head), FRAMES // count, names)
-
-    def trawl() -> Source:
-        own = partial(peers.trawl_indexed, make) if indexed else make
-        return peers.trawl(own if count == 1 else [own] * count, made(head), FRAMES)
-
-    def torchrl() -> Source:
-        wrap = partial(peers.torchrl_indexed if indexed else peers.torchrl_single, make)
-        env = wrap() if count == 1 else peers.torchrl_serial(make, count, True, wrap)
-        return peers.torchrl(env, made(head), FRAMES)
-
-    formulas, objects = loops
-    return Case(
-        name,
-        title,
-        (
-            Contender(TRAWL, trawl),
-            Contender(HAND, partial(loop, formulas), 0.95, "bare formulas"),
-            Contender(OBJECTS, partial(loop, objects), 1.4),
-            Contender("TorchRL", torchrl, 4.0, "trust_policy=True"),
-        ),
-    )
-
-
-def stochastic() -> Case:
-    return _case(
-        "stochastic",
-        "1 Pendulum, Gaussian policy with log-probability",
-        1,
-        (gaussian, gaussian_objects),
-        partial(policy, cls=Normal, names=NORMAL),
-        work.gaussian_head(),
-        NORMAL,
-    )
-
-
-def stochastic8() -> Case:
-    return _case(
-        "stochastic8",
-        f"{ENVS} Pendulums, Gaussian policy with log-probability",
-        ENVS,
-        (gaussian, gaussian_objects),
-        partial(policy, cls=Normal, names=NORMAL),
-        work.gaussian_head(),
-        NORMAL,
-    )
-
-
-def _tanh_normal(head: nn.Module) -> Any:
+def tanh_normal(head: nn.Module) -> ProbabilisticTensorDictSequential:
     from torchrl.modules import TanhNormal
 
     return policy(head, TanhNormal, NORMAL, low=-LIMIT, high=LIMIT)
 
 
-def tanh_normal() -> Case:
-    return _case(
-        "tanh_normal",
-        "1 Pendulum, TanhNormal policy with log-probability",
-        1,
-        (squashed, squashed_objects),
-        _tanh_normal,
-        work.gaussian_head(),
-        NORMAL,
+@dataclass(frozen=True)
+class Kind:
+    """A kind of policy, and the environment that it acts in.
+
+    Attributes:
+        title: Shown in the report.
+        formulas: Makes the policy of the hand-written loop.
+        objects: Makes the policy of the loop with distribution objects.
+        modules: Makes the policy of the collectors.
+        head: Makes the network.
+        params: Keys of the distribution's parameters.
+        make: Makes the environment.
+        env: Name of the environment.
+        indexed: Whether actions are indices.
+    """
+
+    title: str
+    formulas: Callable[[nn.Module], hand.Act]
+    objects: Callable[[nn.Module], hand.Act]
+    modules: Callable[[nn.Module], Any]
+    head: Callable[[], nn.Module]
+    params: Sequence[str]
+    make: Callable[[], Any] = work.pendulum
+    env: str = "Pendulum"
+    indexed: bool = False
+
+
+GAUSSIAN = Kind(
+    "Gaussian",
+    gaussian,
+    gaussian_objects,
+    partial(policy, cls=Normal, names=NORMAL),
+    work.gaussian_head,
+    NORMAL,
+)
+TANH_NORMAL = Kind(
+    "TanhNormal", squashed, squashed_objects, tanh_normal, work.gaussian_head, NORMAL
+)
+CATEGORICAL = Kind(
+    "Categorical",
+    categorical,
+    categorical_objects,
+    partial(policy, cls=Categorical, names=("logits",)),
+    partial(work.mlp, 4, 2),
+    ("logits",),
+    work.cartpole,
+    "CartPole",
+    indexed=True,
+)
+
+
+def case(name: str, kind: Kind, count: int) -> Case:
+    """The case of a kind of policy for some environments."""
+    names, head, make = ("action", "action_log_prob", *kind.params), kind.head(), kind.make
+
+    def loop(acting: Callable[[nn.Module], hand.Act]) -> Source:
+        if count == 1:
+            return hand.single(make(), acting(head), FRAMES, names)
+        envs = [make() for _ in range(count)]
+        return hand.several(envs, acting(head), FRAMES // count, names)
+
+    def trawl() -> Source:
+        own = partial(peers.trawl_indexed, make) if kind.indexed else make
+        return peers.trawl(own if count == 1 else [own] * count, kind.modules(head), FRAMES)
+
+    def torchrl() -> Source:
+        wrap = partial(peers.torchrl_indexed if kind.indexed else peers.torchrl_single, make)
+        env = wrap() if count == 1 else peers.torchrl_serial(make, count, True, wrap)
+        return peers.torchrl(env, kind.modules(head), FRAMES)
+
+    environments = f"{count} {kind.env}{'s' if count > 1 else ''}"
+    return Case(
+        name,
+        f"{environments}, {kind.title} policy with log-probability",
+        (
+            Contender(TRAWL, trawl),
+            Contender(HAND, partial(loop, kind.formulas), 0.95, "bare formulas"),
+            Contender(OBJECTS, partial(loop, kind.objects), 1.4),
+            Contender("TorchRL", torchrl, 4.0, "trust_policy=True"),
+        ),
     )
 
 
-def tanh_normal8() -> Case:
-    return _case(
-        "tanh_normal8",
-        f"{ENVS} Pendulums, TanhNormal policy with log-probability",
-        ENVS,
-        (squashed, squashed_objects),
-        _tanh_normal,
-        work.gaussian_head(),
-        NORMAL,
+CASES: dict[str, Callable[[], Case]] = {
+    name: partial(case, name, kind, count)
+    for name, kind, count in (
+        ("stochastic", GAUSSIAN, 1),
+        ("stochastic8", GAUSSIAN, ENVS),
+        ("tanh_normal", TANH_NORMAL, 1),
+        ("tanh_normal8", TANH_NORMAL, ENVS),
+        ("categorical1", CATEGORICAL, 1),
+        ("categorical8", CATEGORICAL, ENVS),
     )
-
-
-def categorical1() -> Case:
-    return _case(
-        "categorical1",
-        "1 CartPole, Categorical policy with log-probability",
-        1,
-        (categorical, categorical_objects),
-        partial(policy, cls=Categorical, names=("logits",)),
-        work.mlp(4, 2),
-        ("logits",),
-        work.cartpole,
-        indexed=True,
-    )
-
-
-def categorical8() -> Case:
-    return _case(
-        "categorical8",
-        f"{ENVS} CartPoles, Categorical policy with log-probability",
-        ENVS,
-        (categorical, categorical_objects),
-        partial(policy, cls=Categorical, names=("logits",)),
-        work.mlp(4, 2),
-        ("logits",),
-        work.cartpole,
-        indexed=True,
-    )
-
-
-CASES = (stochastic, stochastic8, tanh_normal, tanh_normal8, categorical1, categorical8)
+}

@@ -134,25 +134,32 @@ def frames_of(batch: TensorDictBase) -> int:
     return batch.numel() if mask is None else int(mask.sum())
 
 
-class SideBySide:
+class Loops:
     """Hand-written loops, each in a process of its own, all at the same time.
 
     Nothing is exchanged: each has its own batch, which never leaves it. That is the limit.
 
     Args:
+        serve: Runs one loop, and answers what is sent to its connection.
         loop: Makes one loop.
         count: How many run.
         stacked: The batches of all of them together are what a collector delivers.
     """
 
-    def __init__(self, loop: Callable[[], Source], count: int, stacked: bool = True) -> None:
+    def __init__(
+        self,
+        serve: Callable[[Source, Connection], None],
+        loop: Callable[[], Source],
+        count: int,
+        stacked: bool = True,
+    ) -> None:
         # Forked, which is quickest: there is one thread, and nobody else to get in the way.
         context = multiprocessing.get_context("fork")
         self._connections: list[Connection] = []
         self._processes = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_loop, args=(loop, theirs), daemon=True)
+            process = context.Process(target=_begin, args=(serve, loop, theirs), daemon=True)
             process.start()
             theirs.close()
             self._connections.append(ours)
@@ -162,11 +169,14 @@ class SideBySide:
         self.layout = {key: lead + leaf[1:] for key, leaf in layouts[0].items()}
         self.facts: dict[str, float] = {}
 
-    def turn(self, seconds: float) -> dict[str, float]:
-        """The sum of their speeds."""
+    def send(self, order: Any) -> None:
+        """Sends an order to all loops."""
         for connection in self._connections:
-            connection.send(seconds)
-        return {"speed": sum(connection.recv() for connection in self._connections)}
+            connection.send(order)
+
+    def receive(self) -> list[Any]:
+        """Waits for the answers of all loops."""
+        return [connection.recv() for connection in self._connections]
 
     def close(self) -> None:
         for connection in self._connections:
@@ -176,9 +186,33 @@ class SideBySide:
             process.join()
 
 
-def _loop(loop: Callable[[], Source], connection: Connection) -> None:
+def _begin(
+    serve: Callable[[Source, Connection], None], loop: Callable[[], Source], connection: Connection
+) -> None:
     source = loop()
     _, batch = next(source)
     connection.send({} if batch is None else layout_of(batch))
+    serve(source, connection)
+
+
+class SideBySide(Loops):
+    """Hand-written loops whose speeds are added up.
+
+    Args:
+        loop: Makes one loop.
+        count: How many run.
+        stacked: The batches of all of them together are what a collector delivers.
+    """
+
+    def __init__(self, loop: Callable[[], Source], count: int, stacked: bool = True) -> None:
+        super().__init__(_measure, loop, count, stacked)
+
+    def turn(self, seconds: float) -> dict[str, float]:
+        """The sum of their speeds."""
+        self.send(seconds)
+        return {"speed": sum(self.receive())}
+
+
+def _measure(source: Source, connection: Connection) -> None:
     while True:
         connection.send(speed(source, connection.recv(), "wall"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import work
 from harness import Source, layout_of, tidy
-from multi.collecting import Prepare, frames_of
+from multi.collecting import Loops, Prepare, frames_of
 
 MINIBATCH = 64
 TIMED = 5
@@ -65,12 +64,7 @@ class CollectingAndLearning:
         self._batches = iter(self._collector)
         self._learner = Learner(net)
         self.layout = layout_of(next(self._batches))
-        times = []
-        for _ in range(TIMED):
-            start = time.perf_counter()
-            next(self._batches)
-            times.append(time.perf_counter() - start)
-        self._seconds = statistics.median(times)
+        self._seconds = timed(lambda: next(self._batches))
         self.facts = {"learning": 1e3 * self._seconds}
 
     def turn(self, seconds: float) -> dict[str, float]:
@@ -95,10 +89,8 @@ class CollectingAndLearning:
         self._collector.shutdown()
 
 
-class SideBySideAndLearning:
-    """Hand-written loops in processes, each of which makes a batch while this process learns.
-
-    Nothing is exchanged but the order to begin: that is the limit.
+class SideBySideAndLearning(Loops):
+    """Hand-written loops, each of which makes a batch while this process learns.
 
     Args:
         loop: makes one loop.
@@ -107,61 +99,40 @@ class SideBySideAndLearning:
     """
 
     def __init__(self, loop: Callable[[], Source], count: int, frames: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self._connections: list[Connection] = []
-        self._processes = []
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_loop, args=(loop, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
-        layouts = [connection.recv() for connection in self._connections]
-        self.layout = {key: f"[{count}, {leaf[1:]}" for key, leaf in layouts[0].items()}
+        super().__init__(_make_batches, loop, count)
         self._frames, self._learner = frames, Learner(work.mlp(3, 1))
         self._data = torch.randn(frames, 3), torch.randn(frames, 1), torch.randn(frames, 1)
-        times = []
-        for _ in range(TIMED):
-            start = time.perf_counter()
-            self._begin()
-            self._wait()
-            times.append(time.perf_counter() - start)
-        self._seconds = statistics.median(times)
-        self.facts: dict[str, float] = {"learning": 1e3 * self._seconds}
+        self._seconds = timed(self._collect)
+        self.facts = {"learning": 1e3 * self._seconds}
 
     def turn(self, seconds: float) -> dict[str, float]:
         """Frames per second of collecting and learning together."""
         tidy()
         batches, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds:
-            self._begin()
+            self.send(None)
             self._learner.learn(*self._data, self._seconds)
-            self._wait()
+            self.receive()
             batches += 1
         return {"speed": batches * self._frames / elapsed}
 
-    def _begin(self) -> None:
-        for connection in self._connections:
-            connection.send(None)
-
-    def _wait(self) -> None:
-        for connection in self._connections:
-            connection.recv()
-
-    def close(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.terminate()
-            process.join()
+    def _collect(self) -> None:
+        self.send(None)
+        self.receive()
 
 
-def _loop(loop: Callable[[], Source], connection: Connection) -> Any:
-    source = loop()
-    _, batch = next(source)
-    connection.send({} if batch is None else layout_of(batch))
+def _make_batches(source: Source, connection: Connection) -> None:
     while True:
         connection.recv()
         next(source)
         connection.send(None)
+
+
+def timed(collect: Callable[[], Any]) -> float:
+    """Seconds that it takes to collect a batch: the median of a few."""
+    times = []
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        collect()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -50,7 +50,7 @@ class Stepping:
 
 
 class Schedule:
-    """What groups of `work.WaitingPendulum` come to if nothing but waiting takes time.
+    """The speed of groups of `work.WaitingPendulum` if nothing but waiting takes time.
 
     Args:
         count: number of environments.

@@ -62,25 +62,15 @@ def torchrl(
     )
 
 
-def trawl_parallel(make: Make, count: int, policy: Any, frames: int) -> Callable[[], Any]:
+def trawl_parallel(
+    make: Make | Sequence[Make], count: int, policy: Any, frames: int, **options: Any
+) -> Callable[[], Any]:
     """Trawl's collector of one process, whose environments have processes of their own."""
     from trawl.collectors import Collector
     from trawl.envs import ParallelEnv
 
     def construct() -> Any:
-        env = ParallelEnv(count, make)
-        return Collector(env, policy, frames_per_batch=frames, total_frames=-1)
-
-    return construct
-
-
-def trawl_groups(makes: Sequence[Make], policy: Any, frames: int, groups: int) -> Callable[[], Any]:
-    """The same, with groups of environments that take turns."""
-    from trawl.collectors import Collector
-    from trawl.envs import ParallelEnv
-
-    def construct() -> Any:
-        env = ParallelEnv(len(makes), makes, groups=groups)
+        env = ParallelEnv(count, make, **options)
         return Collector(env, policy, frames_per_batch=frames, total_frames=-1)
 
     return construct

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import select
@@ -121,8 +122,9 @@ class Lives:
         self.path = str(path)
 
     def begin(self) -> int:
-        """Begins another life, and returns its number, from 0."""
+        """Begins another life, and returns its number, from 0; each number is given once."""
         with open(self.path, "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             number = len(file.readlines())
             file.write(f"{os.getpid()}\n")

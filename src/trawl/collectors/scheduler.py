@@ -120,7 +120,7 @@ class SyncScheduler(Scheduler):
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
         if not self.requested:
             self.request_ahead(random())
-        self._gather(self._fresh)
+        self._gather()
         self.requested = False
         parts, self._made = self._made, []
         return sorted(parts, key=lambda part: part.index)
@@ -156,9 +156,9 @@ class SyncScheduler(Scheduler):
             self._request(index, place, random, breakable=self._threshold < 1)
         return set(fresh)
 
-    def _gather(self, fresh: set[int]) -> None:
+    def _gather(self) -> None:
         """Waits for the batches of all workers, or of as many workers as the threshold requires."""
-        count = len(self.frames)
+        count, fresh = len(self.frames), self._fresh
         parts = self._made
         # Parts of the last batch that arrive late don't count towards the threshold.
         least = max(1, int(count * self._threshold))

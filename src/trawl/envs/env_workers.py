@@ -192,7 +192,7 @@ class EnvWorkers:
 
     def step(self, eager: bool) -> None:
         """Takes a step of all environments; see :meth:`stepper`."""
-        if self._pending:
+        if self.step_pending:
             self.finish_step()
         begin, wait = self._whole
         begin(eager)

@@ -29,7 +29,8 @@ Function = Callable[..., Any]
 # Modules of these packages only compute, and do not keep their inputs.
 _STOCK = ("torch.nn.", "tensordict.nn.")
 _SEQUENCES = (TensorDictSequential, ProbabilisticTensorDictSequential)
-_DISTRIBUTIONS = ("torch.distributions.", "tensordict.nn.")
+#: Packages whose distributions only compute, and do not keep their arguments.
+DISTRIBUTIONS = ("torch.distributions.", "tensordict.nn.")
 
 _SIMPLE: dict[type[nn.Module], Function] = {
     nn.Tanh: torch.tanh,
@@ -117,6 +118,6 @@ def _is_harmless(part: nn.Module) -> bool:
         return not getattr(part, "inplace", False)
     if kind is ProbabilisticTensorDictModule:
         made_by = part.distribution_class
-        return isinstance(made_by, type) and made_by.__module__.startswith(_DISTRIBUTIONS)
+        return isinstance(made_by, type) and made_by.__module__.startswith(DISTRIBUTIONS)
     # A plain function is not among the checked modules, and may do anything.
     return kind in _SEQUENCES or (kind is TensorDictModule and isinstance(part.module, nn.Module))

@@ -20,7 +20,7 @@ from trawl.rollout.episodes import EpisodeTracker, StepArrays
 
 
 class ParallelStepper(ArrayStepper):
-    """Steps environments in other processes, all of them at once.
+    """Steps environments in other processes, all of them at once or in groups.
 
     A process resets its environment in the step that ends an episode or reaches the limit on
     steps. The step then also returns the first observation of the next episode.

@@ -89,7 +89,9 @@ def make_plan(
                 raise NotPlannable(drawn)
             if unrolled:
                 samplings.append(drawn)
-            operations.append(_draw(drawn, unrolled))
+            else:
+                drawn.draw = drawn.draw_objects
+            operations.append(_draw(drawn))
         else:
             operations.append(_operation(step, unrolled))
         writes += [key for key in _out_keys(step) if key not in writes]
@@ -244,12 +246,11 @@ def _by_key(outputs: Any, out_keys: list[Key]) -> Iterable[tuple[Key, Any]]:
     return zip(out_keys, outputs, strict=True)
 
 
-def _draw(drawn: Sampling, unrolled: bool) -> Operation:
+def _draw(drawn: Sampling) -> Operation:
     in_keys, out_keys = drawn.in_keys, drawn.out_keys
 
     def operate(values: Values) -> None:
-        draw = drawn.draw if unrolled else drawn.draw_objects
-        results = draw(*[values[key] for key in in_keys])
+        results = drawn.draw(*[values[key] for key in in_keys])
         values.update(zip(out_keys, results, strict=True))
 
     return operate

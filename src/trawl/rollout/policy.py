@@ -248,6 +248,8 @@ class Policy:
             self.why_not_direct = str(why)
             return None
         self.why_not_direct = None
+        for new, old in zip(plan.samplings, self._samplings, strict=False):
+            new.why_objects = old.why_objects
         self._samplings = plan.samplings
         return self._transformed(plan)
 

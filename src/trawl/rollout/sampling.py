@@ -20,10 +20,12 @@ from torch.distributions import Distribution
 
 from trawl.errors import add_note
 from trawl.keys import as_key
+from trawl.rollout.modules import DISTRIBUTIONS
 from trawl.rollout.recording import Function, NotRecordable, record
 
 # Only distributions of these packages are recorded. Others may depend on more than their arguments.
-_PACKAGES = ("torch.distributions.", "tensordict.nn.", "torchrl.modules.")
+_TORCHRL = "torchrl.modules."
+_PACKAGES = (*DISTRIBUTIONS, _TORCHRL)
 
 # Maximum number of elements of a tensor among a distribution's fixed arguments.
 _MOST_NUMBERS = 1024
@@ -53,8 +55,8 @@ class Sampling:
         in_keys: keys of the distribution's parameters.
         out_keys: keys of the sample and, if the module returns it, of its log-probability.
         draw: function that returns the sample and its log-probability for the parameters.
-        why_objects: reason why all calls use distribution objects; None if they don't, or if there
-            were no calls yet.
+        why_objects: reason why all calls use distribution objects, or None if they don't. It is
+            settled by the first call; a policy sets what held in its last binding before.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Sampling:
         self._module, self._exploration = module, exploration
         # A thread may also have random generators of its own, which a recording would advance.
         self._alone = alone and threading.current_thread() is threading.main_thread()
-        self._stock = type(module).forward is ProbabilisticTensorDictModule.forward
+        self._stock = _has_stock_forward(module)
         self._class = module.distribution_class
         self._fixed = dict(module.distribution_kwargs)
         self._names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
@@ -81,6 +83,7 @@ class Sampling:
             self.why_objects = str(found)
             self.draw = self.draw_objects
         else:
+            self.why_objects = None
             self.draw = found
         return results
 
@@ -91,7 +94,7 @@ class Sampling:
     def _sample(self, parameters: Sequence[Tensor], fixed: dict[str, Any]) -> tuple[Tensor, ...]:
         if not self._stock:
             return self._call_module(parameters)
-        dist = self._class(**dict(zip(self._names, parameters, strict=True)), **fixed)
+        dist = self._distribution(parameters, fixed)
         if self._exploration is InteractionType.RANDOM:
             # Without autograd, `sample` and `rsample` draw the same values. The module itself
             # prefers `rsample`.
@@ -118,19 +121,19 @@ class Sampling:
         if self.draw in (self._first, self.draw_objects):
             return
         try:
-            self._construct(parameters)
+            self._distribution(parameters, self._fixed)
         except ValueError:
             # The error of the first wrong row is easier to read than that of all rows.
             for t, row in enumerate(zip(*parameters, strict=True)):
                 try:
-                    self._construct(row)
+                    self._distribution(row, self._fixed)
                 except ValueError as error:
                     add_note(error, f"found when the batch was finished, in its step {t}")
                     raise error from None
             raise
 
-    def _construct(self, parameters: Sequence[Tensor]) -> Any:
-        return self._class(**dict(zip(self._names, parameters, strict=True)), **self._fixed)
+    def _distribution(self, parameters: Sequence[Tensor], fixed: dict[str, Any]) -> Any:
+        return self._class(**dict(zip(self._names, parameters, strict=True)), **fixed)
 
     # --- recorded functions
 
@@ -177,11 +180,13 @@ _DIST_SAMPLE = "_dist_sample"
 
 def is_known_sampler(module: Any) -> bool:
     """Returns True if a module only writes samples, and maybe their log-probabilities."""
-    kind = type(module)
     if not isinstance(module, ProbabilisticTensorDictModule):
         return False
-    stock = kind.forward is ProbabilisticTensorDictModule.forward
-    return stock or kind.__module__.startswith("torchrl.modules.")
+    return _has_stock_forward(module) or type(module).__module__.startswith(_TORCHRL)
+
+
+def _has_stock_forward(module: ProbabilisticTensorDictModule) -> bool:
+    return type(module).forward is ProbabilisticTensorDictModule.forward
 
 
 def sampling(
