@@ -27,9 +27,11 @@ from trawl.weight_update import (
 )
 
 if TYPE_CHECKING:
+    from trawl.collectors.async_batched import AsyncBatchedCollector
     from trawl.collectors.evaluation import Comparison, EvaluationResult, Evaluator
 
 __all__ = [
+    "AsyncBatchedCollector",
     "AsyncCollector",
     "BaseCollector",
     "Collector",
@@ -54,13 +56,14 @@ __all__ = [
 
 
 # Imported on first use: workers import this package too, but don't need these classes.
-_EVALUATION = ("Comparison", "EvaluationResult", "Evaluator")
+_LATER = dict.fromkeys(("Comparison", "EvaluationResult", "Evaluator"), "evaluation")
+_LATER["AsyncBatchedCollector"] = "async_batched"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EVALUATION:
+    if name not in _LATER:
         return _lookup(name)
-    module = importlib.import_module("trawl.collectors.evaluation")
+    module = importlib.import_module(f"trawl.collectors.{_LATER[name]}")
     value = globals()[name] = getattr(module, name)
     return value
 

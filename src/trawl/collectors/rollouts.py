@@ -61,7 +61,8 @@ class RolloutCollector(DirectWeights):
                 return self._collect_steps()
             batch = self._run()
             if self._whole is not None and not self._in_turn:
-                self._whole.miss(batch)
+                for source, frames in self._by_source(batch):
+                    self._whole.miss(frames, source)
             return batch
 
     def _turn(self) -> TensorDictBase | None:
@@ -132,6 +133,10 @@ class RolloutCollector(DirectWeights):
             return self._rollout.run(random, stopped)
         return self._rollout.run_into(block, random, stopped)
 
+    def _by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+        """Returns frames in which the last dimension is time, each with the number of a source."""
+        return [(0, frames)]
+
     def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
         if version is not None:
             stamp(batch, version, after=not self.config.compact_obs)
@@ -158,7 +163,8 @@ class RolloutCollector(DirectWeights):
         filled = self._rollout.filled
         delivered = count_frames(batch, filled)
         if self._whole is not None:
-            self._whole.add([(0, math.inf, self._delivery.frames(batch, filled))])
+            frames = self._by_source(self._delivery.frames(batch, filled))
+            self._whole.add((source, math.inf, part) for source, part in frames)
             self._frames += delivered
             return None
         batch = self._delivery.deliver(batch, filled)

@@ -149,9 +149,7 @@ class Collector(RolloutCollector):
         each = self._set_frames_per_batch(num_envs)
         self.frames_per_batch = each
         self.n_env = num_envs
-        self._rollout = Rollout(
-            self.env,
-            self._resolved,
+        self._rollout = self._new_rollout(
             BatchOptions(
                 steps=1 if self._adds_steps else each,
                 limit=config.max_frames_per_traj or None,
@@ -160,8 +158,7 @@ class Collector(RolloutCollector):
                 recycle=config.use_buffers is not False,
                 is_init=config.auto_register_policy_transforms,
                 restarts=self._restarts,
-            ),
-            config.exploration_type,
+            )
         )
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
@@ -184,6 +181,10 @@ class Collector(RolloutCollector):
             )
 
     # --- construction
+
+    def _new_rollout(self, options: BatchOptions) -> Rollout:
+        """Returns the inner loop of this collector."""
+        return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 
     def _build_policy(self, policy: Any) -> None:
         config = self.config

@@ -58,12 +58,12 @@ class TrajectoryBatcher:
             (self._source(worker, order), batch) for worker, order, batch in parts
         )
 
-    def miss(self, batch: TensorDictBase) -> None:
-        """Marks the trajectories of a batch as incomplete.
+    def miss(self, batch: TensorDictBase, worker: int = 0) -> None:
+        """Marks the trajectories of a worker's batch as incomplete.
 
         The batch was returned to a caller of ``rollout()``, so its frames are not added.
         """
-        self._assembler.miss(batch, self._source(0, math.inf))
+        self._assembler.miss(batch, self._source(worker, math.inf))
 
     def _source(self, worker: int, order: float) -> Hashable:
         return worker, bisect_left(self._loads, order)

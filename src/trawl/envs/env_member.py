@@ -45,6 +45,9 @@ class EnvMember:
         self.index = index
         self.env = env
         self._buffers: SharedStepBuffers | None = None
+        # What the last reset or step of another library's environment returned. Its transforms
+        # read it in the next step.
+        self.root: TensorDictBase | None = None
 
     def close(self) -> None:
         """Closes the environment."""
@@ -55,8 +58,10 @@ class EnvMember:
         """Prepares steps that use the shared memory."""
         self._buffers = buffers
         single = type(self.env) is GymEnv and self.env.vector is None
-        bind = _single if single else _nested
-        self.step_buffers = bind(self.env, buffers, buffers.rows(self.index))
+        rows = buffers.rows(self.index)
+        self.step_buffers = (
+            _single(self.env, buffers, rows) if single else _nested(self, buffers, rows)
+        )
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""
@@ -92,9 +97,11 @@ class EnvMember:
         part = None
         if mask is not None and not mask.all():
             flags = torch.from_numpy(mask).reshape(*self.env.batch_size, 1)
-            part = self.env.fake_tensordict().set("_reset", flags)
+            before = self.env.fake_tensordict() if self.root is None else self.root.copy()
+            part = before.set("_reset", flags)
         with resetting(self.env):
-            return self.env.reset(part, **kwargs), self._masks()
+            self.root = self.env.reset(part, **kwargs)
+        return self.root, self._masks()
 
     def step(
         self, tensordict: TensorDictBase
@@ -105,7 +112,10 @@ class EnvMember:
             The results of the step, a mask of the rows in which the step was only a reset, and the
             action masks from ``info``.
         """
+        if self.root is not None and not isinstance(self.env, TensorDictEnv):
+            tensordict = self.root.copy().update(tensordict)
         following = self.env.step(tensordict).get("next")
+        self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, autoresets, self._masks()
 
@@ -222,21 +232,23 @@ def _action_reader(codec: SpaceCodec, buffers: SharedStepBuffers, row: int) -> C
     return lambda: decode(parts)
 
 
-def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
-    """Returns the function that steps an environment that is itself a batch."""
+def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Callable[[bool], None]:
+    """Returns the function that steps a batch of environments, or one of another library."""
+    env, own = member.env, isinstance(member.env, TensorDictEnv)
     actions = {key: array[rows] for key, array in buffers.actions.items()}
     rewards, flags, cut = buffers.rewards[rows], buffers.flags[rows], buffers.cut[rows]
     observed = {key: array[rows] for key, array in buffers.observed.items()}
     begun = {key: array[rows] for key, array in buffers.reset_observed.items()}
     batch = env.batch_size
-    show_masks = _mask_writer(env, buffers, rows)
+    show_masks = _mask_writer(env, buffers, rows) if own else None
 
     def write(arrays: dict[Key, Array], tensordict: TensorDictBase, mask: Any = ...) -> None:
         for key, array in arrays.items():
             array[mask] = _numbers(tensordict.get(key)).reshape(array.shape)[mask]
 
     def step(eager: bool) -> None:
-        tensordict = TensorDict({}, batch, device=env.device)
+        tensordict = TensorDict({}, batch, device=env.device) if own else member.root
+        assert tensordict is not None
         for key, array in actions.items():
             value = torch.from_numpy(array.copy()).reshape(*batch, *array.shape[1:])
             tensordict.set(key, value)
@@ -247,14 +259,17 @@ def _nested(env: TensorDictEnv, buffers: SharedStepBuffers, rows: slice) -> Call
             _numbers(following.get(key)).ravel() for key in ("terminated", "truncated")
         )
         bits = terminated * TERMINATED | truncated * TRUNCATED
-        autoresets = env.autoreset_mask()
+        autoresets = env.autoreset_mask() if own else None
         if autoresets is not None:
             bits |= _numbers(autoresets).ravel() * AUTORESET
+        following = following.exclude("reward")
         ended = terminated | truncated | cut
         if eager and ended.any():
             mask = torch.from_numpy(ended).reshape(*batch, 1)
-            write(begun, env.reset(following.exclude("reward").set("_reset", mask)), ended)
+            following = env.reset(following.set("_reset", mask))
+            write(begun, following, ended)
             bits |= ended * RESET
+        member.root = following
         flags[:] = bits
         if show_masks is not None:
             show_masks()

@@ -31,7 +31,7 @@ from trawl.envs.step_buffers import (
     StepBufferSpec,
 )
 from trawl.errors import add_note
-from trawl.keys import Key
+from trawl.keys import DONE_KEYS, Key, as_key
 
 STEP, MESSAGE = b"s", b"m"
 BUFFERS = 1
@@ -48,6 +48,15 @@ class WakeupHandles:
     def __init__(self, steps: int, answers: int) -> None:
         self.steps = steps
         self.answers = answers
+
+    def duplicate(self) -> WakeupHandles:
+        """Returns duplicates of the descriptors, for a thread, which closes them itself."""
+        return WakeupHandles(os.dup(self.steps), os.dup(self.answers))
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        os.close(self.steps)
+        os.close(self.answers)
 
     def __reduce__(self) -> Any:
         """Passes the descriptors to the process that is being started."""
@@ -67,6 +76,8 @@ class EnvInfo:
             shared memory.
         cannot_restart: names of the vector environments that can't restart on demand.
         autoresets: True if some of the environment's steps are only resets.
+        carried: keys of observations that are also inputs of the environment's next step. A policy
+            may write them under ``"next"``.
         fake: a frame of zeros, or None if ``fixed_layout`` is True.
     """
 
@@ -79,6 +90,7 @@ class EnvInfo:
     fixed_layout: bool
     cannot_restart: tuple[str, ...]
     autoresets: bool
+    carried: frozenset[Key]
     fake: TensorDictBase | None
 
     def __repr__(self) -> str:
@@ -136,14 +148,16 @@ class EnvServiceFactory:
             arguments.
         wakeups: descriptors with which the process and its owner wake each other.
         registry: environments that the owner has registered with Gymnasium. The process registers
-            them too.
+            them too. None if the service runs in a thread of the owner.
+        cores: CPU cores on which the process may run; None for all.
     """
 
     index: int
     first: int
     sources: Sequence[tuple[Any, Mapping[str, Any]]]
     wakeups: WakeupHandles
-    registry: Mapping[str, Any]
+    registry: Mapping[str, Any] | None
+    cores: Sequence[int] | None = None
 
     def __call__(self, port: Port) -> EnvService:
         """Makes the service and its environments; called in the new process."""
@@ -168,7 +182,11 @@ class EnvService(Service):
         self._buffers: SharedStepBuffers | None = None
         # The process runs only environments, so it needs one torch thread. It draws its own
         # random numbers.
-        prepare_process(1, factory.registry)
+        if factory.cores is not None:
+            # Before the environments are made, so that their memory is near these cores.
+            os.sched_setaffinity(0, factory.cores)
+        if factory.registry is not None:
+            prepare_process(1, factory.registry)
         try:
             for index, (source, kwargs) in enumerate(factory.sources, factory.first):
                 self._members[index] = EnvMember(index, build_env(source, kwargs))
@@ -227,6 +245,7 @@ class EnvService(Service):
     @override
     def close(self) -> None:
         with ExitStack() as stack:
+            stack.callback(self._wakeups.close)
             for member in self._members.values():
                 stack.callback(member.close)
 
@@ -250,7 +269,7 @@ class EnvService(Service):
 
 def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
-    fixed = bool(getattr(env, "fixed_layout", False))
+    fixed = bool(env.fixed_layout) if own and hasattr(env, "fixed_layout") else _is_fixed(env)
     cannot = [v for v in env.vectors if not v.can_restart] if own else []
     return EnvInfo(
         name=getattr(env, "name", repr(env)),
@@ -262,5 +281,31 @@ def _info_of(env: Any) -> EnvInfo:
         fixed_layout=fixed,
         cannot_restart=tuple(type(vector.env).__name__ for vector in cannot),
         autoresets=own and env.autoreset_mask() is not None,
+        carried=frozenset(map(as_key, env.full_state_spec.keys(True, True))),
         fake=None if fixed else env.fake_tensordict(),
+    )
+
+
+def _is_fixed(env: Any) -> bool:
+    """Returns True if all data of another library's environment has a fixed layout."""
+    if isinstance(env, TensorDictEnv):
+        return False
+    single = torch.Size([*env.batch_size, 1])
+    plain = (
+        {as_key(key) for key in env.done_keys} == {(key,) for key in DONE_KEYS}
+        and [as_key(key) for key in env.reward_keys] == [("reward",)]
+        and env.reward_spec.shape == single
+        and env.reward_spec.dtype is torch.float32
+        # What transforms read again in the next step is among the observations.
+        and set(env.full_state_spec.keys(True, True))
+        <= set(env.full_observation_spec.keys(True, True))
+    )
+    specs = (env.full_observation_spec, env.full_action_spec)
+    return plain and all(
+        isinstance(leaf.dtype, torch.dtype)
+        and leaf.dtype is not torch.bfloat16
+        and all(size >= 0 for size in leaf.shape)
+        and "NonTensor" not in type(leaf).__name__
+        for spec in specs
+        for leaf in spec.values(True, True)
     )

@@ -8,12 +8,13 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 from trawl.backends.base import Death, Event, Failed, Message, Worker
 from trawl.backends.process import ProcessBackend
+from trawl.backends.thread import ThreadBackend
 from trawl.envs.env_service import (
     BUFFERS,
     MESSAGE,
@@ -35,7 +36,7 @@ _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
 class EnvWorkers:
-    """Processes that run environments, which step together.
+    """Processes that run environments, which step together or each at its own pace.
 
     Each step of a process has a number. When the process has taken the step, it writes the number
     to shared memory, and only this number counts as its answer. A wake-up merely ends the other
@@ -44,7 +45,9 @@ class EnvWorkers:
     Args:
         sources: for each environment, a pair of its source and the source's keyword arguments.
         envs_per_worker: number of environments in each process. The last process may have fewer.
-        start_method: start method of the processes.
+        start_method: start method of the processes; None to run the environments in threads of
+            this process instead.
+        affinity: function that returns the CPU cores of a process, or None for all cores.
 
     Attributes:
         infos: description of each environment, sent by its process.
@@ -56,12 +59,15 @@ class EnvWorkers:
         self,
         sources: Sequence[tuple[Any, Mapping[str, Any]]],
         envs_per_worker: int,
-        start_method: str,
+        start_method: str | None,
+        affinity: Callable[[int], Sequence[int] | None] = lambda _: None,
     ) -> None:
         self._each = envs_per_worker
         self._envs = len(sources)
         self.count = -(-self._envs // envs_per_worker)
-        self._backend = ProcessBackend(start_method)
+        self._backend: ProcessBackend | ThreadBackend = (
+            ThreadBackend() if start_method is None else ProcessBackend(start_method)
+        )
         self._workers: list[Worker] = []
         self._living: set[int] = set()
         self._wakeups: list[int] = []
@@ -81,13 +87,18 @@ class EnvWorkers:
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
         self._poll.register(self._backend.fileno(), select.EPOLLIN)
         try:
-            self.infos = self._start(sources)
+            self.infos = self._start(sources, affinity)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, sources: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[EnvInfo]:
-        registry = parent_registry()
+    def _start(
+        self,
+        sources: Sequence[tuple[Any, Mapping[str, Any]]],
+        affinity: Callable[[int], Sequence[int] | None],
+    ) -> list[EnvInfo]:
+        # A thread finds the registry of this process, and must not change its settings.
+        registry = parent_registry() if self._backend.isolated else None
         for index in range(self.count):
             first = index * self._each
             own = sources[first : first + self._each]
@@ -95,7 +106,9 @@ class EnvWorkers:
             self._wakeups.append(ours)
             try:
                 wakeups = WakeupHandles(theirs, self._answers)
-                factory = EnvServiceFactory(index, first, own, wakeups, registry)
+                if not self._backend.isolated:
+                    wakeups = wakeups.duplicate()
+                factory = EnvServiceFactory(index, first, own, wakeups, registry, affinity(index))
                 self._workers.append(self._backend.launch(index, factory))
             finally:
                 # Only the new process keeps the reading end, so the owner's writes fail once that
@@ -247,6 +260,34 @@ class EnvWorkers:
             self._pending.discard(first)
 
         return begin, wait
+
+    def begin_step(self, workers: Iterable[int]) -> None:
+        """Begins a step of some processes, which reset rows in the step that ends their episode.
+
+        The step uses the actions in the shared memory. Other processes may be stepping.
+        """
+        buffers = self.buffers
+        assert buffers is not None
+        if self._lost is not None or self.closed:
+            self._check_running()
+        buffers.eager[0] = True
+        self._step += 1
+        for worker in workers:
+            self._pending.add(worker)
+            buffers.numbers[worker] = self._step
+            self._wake(worker, STEP)
+
+    def wait_for_answers(self, timeout: float | None = None) -> None:
+        """Waits until a process may have finished its step, or for ``timeout`` seconds.
+
+        Raises:
+            WorkerError: if an environment failed; it is also an instance of the original
+                exception's type.
+            WorkerDied: if a process has died.
+        """
+        for descriptor, _ in self._poll.poll(timeout):
+            if descriptor != self._answers:
+                self._handle_events()
 
     def _handle_events(self, ignored: bool = False) -> None:
         """Handles events of the processes; failed steps raise an error, unless they are ignored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
 from trawl.checks import check_number
+from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
@@ -62,6 +63,13 @@ class ParallelEnv(BatchedEnv):
             data.
         device: device of the returned TensorDicts. With None, the TensorDicts have no device, and
             their tensors are on the CPU.
+        backend: ``"process"`` runs the environments in processes, and ``"thread"`` in threads of
+            this process. Threads suit environments that can't be pickled or that spend their time
+            outside Python. They share this process's random generators and settings. A thread whose
+            environment does not return can't be ended.
+        worker_affinity: CPU cores of each process: a sequence with one sequence of core numbers for
+            each process, or a function of the process's number that returns one. None leaves the
+            choice to the operating system.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
             modules they need; ``"spawn"`` starts a fresh interpreter for each process, which
             takes seconds.
@@ -93,6 +101,8 @@ class ParallelEnv(BatchedEnv):
         envs_per_worker: int = 1,
         groups: int = 1,
         device: torch.device | str | None = None,
+        backend: Literal["process", "thread"] = "process",
+        worker_affinity: Affinity | None = None,
         start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)
@@ -101,12 +111,16 @@ class ParallelEnv(BatchedEnv):
             raise ValueError(
                 f"start_method must be one of {START_METHODS}, but it is {start_method!r}"
             )
+        if backend not in ("process", "thread"):
+            raise ValueError(f"backend must be 'process' or 'thread', but it is {backend!r}")
         self.device = None if device is None else torch.device(device)
         self.num_workers = num_workers
         self.envs_per_worker = check_number("envs_per_worker", envs_per_worker, 1)
         self.groups = _check_groups(groups, num_workers, self.envs_per_worker)
         sources = list(zip(factories, arguments, strict=True))
-        self._workers = EnvWorkers(sources, self.envs_per_worker, start_method)
+        method = start_method if backend == "process" else None
+        affinity = affinity_of(worker_affinity, -(-num_workers // self.envs_per_worker))
+        self._workers = EnvWorkers(sources, self.envs_per_worker, method, affinity)
         self._finalizer = weakref.finalize(self, self._workers.close)
         try:
             self._set_members(self._workers.infos)
@@ -193,6 +207,12 @@ class ParallelEnv(BatchedEnv):
             for name in info.cannot_restart
         ]
 
+    @property
+    def carried(self) -> frozenset[Key]:
+        """Keys of observations that a policy may write under ``"next"`` for the next step."""
+        found: frozenset[Key] = self.members[0].carried
+        return found
+
     @override
     def autoreset_mask(self) -> Tensor | None:
         if not self._has_autoresets:
@@ -248,6 +268,17 @@ class ParallelEnv(BatchedEnv):
             for count in (self.batch_size.numel(), self._workers.count)
         )
         return rows, *self._workers.stepper(workers.start, workers.stop)
+
+    def begin_step(self, processes: Iterable[int]) -> None:
+        """Begins a step of some processes, with the actions in the shared memory.
+
+        Environments are reset in the step that ends their episode.
+        """
+        self._workers.begin_step(processes)
+
+    def wait_for_answers(self, timeout: float | None = None) -> None:
+        """Waits until a process may have finished its step, or for ``timeout`` seconds."""
+        self._workers.wait_for_answers(timeout)
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""

@@ -84,7 +84,7 @@ class ArrayBatchWriter(BatchWriter):
         )
         self._group_binders = self._bind_parts()
         self._in_turn: GroupsInTurn | None = None
-        layout = Layout(self._all_leaves(), self.batch, options.steps)
+        layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
@@ -129,6 +129,9 @@ class ArrayBatchWriter(BatchWriter):
             leaves[MASK] = Leaf((), torch.bool)
         return leaves
 
+    def _new_layout(self) -> Layout:
+        return Layout(self._all_leaves(), self.batch, self.options.steps)
+
     def _new_row(self, leaf: Leaf) -> Array:
         return zeros((self.num_envs, *leaf.shape), leaf.dtype)
 
@@ -136,7 +139,8 @@ class ArrayBatchWriter(BatchWriter):
         """Calls the policy once to find out what it writes."""
         with torch.no_grad():
             found = self.policy.discover(self._first_root())
-        given = set(map(next_of, self._roots))
+        carried = self.env.carried if isinstance(self.env, ParallelEnv) else frozenset()
+        given = {next_of(key) for key in self._roots if key not in carried}
         found = {key: value for key, value in found.items() if key not in given}
         self.policy.writes = tuple(found)
         check_actions(self.env, self.policy.module, found)
@@ -149,7 +153,13 @@ class ArrayBatchWriter(BatchWriter):
         memories = [
             key for key in self.policy.remembered(written) if key not in known and key[0] != "next"
         ]
+        if isinstance(self.stepper, ParallelStepper):
+            self.stepper.written = frozenset(known.intersection(states, self._observed))
         for key in states:
+            if key in self._observed:
+                if written[next_of(key)] != self._observed[key]:
+                    raise NoFixedLayout(f"the policy writes {show_key(key)} with another layout")
+                continue
             self._next_obs[key] = self._new_row(written[next_of(key)])
         for key in memories:
             self._next_obs[key] = self._new_row(written[key])

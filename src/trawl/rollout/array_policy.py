@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,34 @@ class PolicyLeaves:
     states: list[Key]
     memories: list[Key]
     convert: dict[Key, Callable[[Any], Array]]
+
+
+def output_checker(
+    leaves: PolicyLeaves, key: Key, dtype: np.dtype[Any]
+) -> Callable[[Any, tuple[int, ...]], Array]:
+    """Returns a function that converts what the policy wrote to an array.
+
+    The function's arguments are the value and the shape that it must have.
+
+    Args:
+        leaves: entries that the policy writes.
+        key: key of the entry.
+        dtype: dtype of the array.
+    """
+    leaf, convert = leaves.written[key], leaves.convert[key]
+
+    def checked(value: Any, shape: tuple[int, ...]) -> Array:
+        try:
+            array = convert(value)
+        except (TypeError, RuntimeError):
+            array = _unusual(value, key, leaf.dtype)
+        if array.dtype is not dtype:
+            array = _unusual(value, key, leaf.dtype)
+        if array.shape != shape:
+            raise _wrong_shape(key, array.shape, shape)
+        return array
+
+    return checked
 
 
 class PolicyBinder:
@@ -186,29 +215,17 @@ class PolicyBinder:
     ) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
-        leaf, convert = self.leaves.written[key], self.leaves.convert[key]
-        dtype = block.rows[key].dtype
+        checked = output_checker(self.leaves, key, block.rows[key].dtype)
         also = self._also(block, key, shape, start, stop)
 
-        def checked(value: Any) -> Array:
-            try:
-                array = convert(value)
-            except (TypeError, RuntimeError):
-                array = _unusual(value, key, leaf.dtype)
-            if array.dtype is not dtype:
-                array = _unusual(value, key, leaf.dtype)
-            if array.shape != shape:
-                raise _wrong_shape(key, array.shape, shape)
-            return array
-
         def write(t: int, value: Any) -> None:
-            rows[t][...] = checked(value)
+            rows[t][...] = checked(value, shape)
 
         if also is None:
             return write
 
         def write_both(t: int, value: Any) -> None:
-            rows[t][...] = also[t][...] = checked(value)
+            rows[t][...] = also[t][...] = checked(value, shape)
 
         return write_both
 

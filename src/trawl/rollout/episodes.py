@@ -105,6 +105,7 @@ class EpisodeTracker:
     Attributes:
         next_id: id of the next new trajectory.
         stride: difference between consecutive ids.
+        ids: id of each environment's current trajectory.
         counts_ahead: True if steps are numbered before they are taken, for a policy that reads
             the count. Otherwise they are numbered when the episode or the batch ends, which costs
             less.
@@ -115,7 +116,7 @@ class EpisodeTracker:
         self.counts_ahead = False
         self.next_id = num_envs
         self.stride = 1
-        self._ids = list(range(num_envs))
+        self.ids = list(range(num_envs))
         self._began = [0] * num_envs  # first row of this batch that is not yet numbered
         self._steps = [0] * num_envs  # steps of the episode before that row
         self._traj_ids: Array | None = None
@@ -137,7 +138,7 @@ class EpisodeTracker:
                 batch.arrays[STEP_COUNT][..., 0],
                 batch.arrays[next_of(STEP_COUNT)][..., 0],
             )
-        for index in range(len(self._ids)):
+        for index in range(len(self.ids)):
             self._count_ahead(index, 0)
 
     def cutoff(self, index: int) -> int:
@@ -209,18 +210,18 @@ class EpisodeTracker:
         """
         self.next_id = next_id
         self.stride = self.stride if stride is None else stride
-        for index in range(len(self._ids)):
+        for index in range(len(self.ids)):
             self._renew(index)
 
     def _renew(self, index: int) -> None:
-        self._ids[index] = self.next_id
+        self.ids[index] = self.next_id
         self._steps[index] = 0
         self.next_id += self.stride
 
     def _write(self, index: int, stop: int) -> None:
         began = self._began[index]
         if self._traj_ids is not None:
-            self._traj_ids[began:stop, index] = self._ids[index]
+            self._traj_ids[began:stop, index] = self.ids[index]
         if not self.counts_ahead:
             self._count(index, began, stop)
 

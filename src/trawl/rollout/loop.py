@@ -64,11 +64,15 @@ class Rollout:
         # The first call of the policy, which finds out what the policy writes, must use the same
         # exploration type as later calls.
         with set_interaction_type(exploration):
-            self.writer = _choose(env, policy, options)
+            self.writer = self._new_writer(env, policy)
         self.steps_done = 0
         self.filled = 0
         self.stream: RandomStream | None = None
         self._act_time = self._step_time = 0.0
+
+    def _new_writer(self, env: Any, policy: Policy) -> BatchWriter:
+        """Returns the faster batch writer that the environment and the policy allow."""
+        return _choose(env, policy, self.options)
 
     @property
     def env(self) -> Any:
@@ -217,7 +221,6 @@ class Rollout:
 
 
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:
-    """Returns the faster batch writer that the environment and the policy allow."""
     if not isinstance(env, TensorDictEnv):
         name = type(env).__name__
         why = f"{name} is not a Gymnasium environment: its own step takes and returns TensorDicts"

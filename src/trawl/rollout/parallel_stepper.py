@@ -32,6 +32,8 @@ class ParallelStepper(ArrayStepper):
     def __init__(self, env: ParallelEnv) -> None:
         self.env = env
         self.num_envs = env.batch_size.numel()
+        #: Observations that the policy writes, under ``"next"``. Only resets give others.
+        self.written: frozenset[Key] = frozenset()
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:
@@ -91,10 +93,16 @@ class ParallelStepper(ArrayStepper):
         observed = [
             (array[chosen], view.rows(next_of(key), start, stop))
             for key, array in buffers.observed.items()
+            if key not in self.written
         ]
         roots = [
-            (array[chosen], buffers.reset_observed[key][chosen], view.following(key, start, stop))
+            (array[chosen], view.following(key, start, stop))
             for key, array in buffers.observed.items()
+            if key not in self.written
+        ]
+        begun_roots = [
+            (array[chosen], view.following(key, start, stop))
+            for key, array in buffers.reset_observed.items()
         ]
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, :, 0]
@@ -125,7 +133,7 @@ class ParallelStepper(ArrayStepper):
             dones[t] = done = (bits & RESET).astype(np.bool_)
             for index in np.flatnonzero(done):
                 episodes.end(first + int(index), start + t)
-            for _, begun, rows in roots:
+            for begun, rows in begun_roots:
                 rows[t][done] = begun[done]
             limits = cutoffs()
             nearest = min(limits)
@@ -144,7 +152,7 @@ class ParallelStepper(ArrayStepper):
             rewards[t] = given
             for source, rows in observed:
                 rows[t][...] = source
-            for source, _, rows in roots:
+            for source, rows in roots:
                 rows[t][...] = source
             if flags.tobytes() != nothing:
                 note(t)

@@ -56,7 +56,11 @@ class NotPlannable(Exception):
 
 
 def make_plan(
-    module: Any, exploration: InteractionType, unrolled: bool = True, alone: bool = False
+    module: Any,
+    exploration: InteractionType,
+    unrolled: bool = True,
+    alone: bool = False,
+    varies: bool = False,
 ) -> Plan:
     """Returns the plan of a policy.
 
@@ -66,6 +70,7 @@ def make_plan(
         unrolled: True to replace inner modules with the functions that they currently run. If
             False, the plan calls the modules, and stays valid when they change.
         alone: True if no other thread draws random numbers.
+        varies: True if calls have batches of different sizes.
 
     Raises:
         NotPlannable: if the policy needs a TensorDict; the message says why.
@@ -89,7 +94,9 @@ def make_plan(
                 raise NotPlannable(drawn)
             if unrolled:
                 samplings.append(drawn)
-            else:
+            if varies:
+                drawn.why_objects = "the sizes of the policy's batches vary"
+            if varies or not unrolled:
                 drawn.draw = drawn.draw_objects
             operations.append(_draw(drawn))
         else:

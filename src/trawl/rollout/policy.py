@@ -37,6 +37,7 @@ class Policy:
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
         alone: True if no other thread draws random numbers while the policy is called.
+        varies: True if the policy is called with batches of different sizes.
         why_not_direct: reason why the policy is called with a TensorDict, or None if it is called
             on tensors.
     """
@@ -53,6 +54,7 @@ class Policy:
         self.device = device
         self.transform = transform
         self.alone = True
+        self.varies = False
         self.writes: tuple[Key, ...] = ()
         self.why_not_direct: str | None = None
         self._samplings: tuple[Sampling, ...] = ()
@@ -238,7 +240,8 @@ class Policy:
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
         try:
-            plan = make_plan(self.module, self.exploration, self.transform is None, self.alone)
+            unrolled = self.transform is None
+            plan = make_plan(self.module, self.exploration, unrolled, self.alone, self.varies)
             missing = set(plan.reads) - available
             if missing:
                 raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")
@@ -249,7 +252,7 @@ class Policy:
             return None
         self.why_not_direct = None
         for new, old in zip(plan.samplings, self._samplings, strict=False):
-            new.why_objects = old.why_objects
+            new.why_objects = new.why_objects or old.why_objects
         self._samplings = plan.samplings
         return self._transformed(plan)
 

@@ -1,0 +1,74 @@
+"""The inner loop for environments that step each at its own pace.
+
+while the batch is not full:
+    wait for ready environments
+    record their frames, and begin their next steps with the policy's actions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from tensordict.nn import InteractionType
+from typing_extensions import override
+
+from trawl.errors import add_note
+from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.loop import Rollout
+from trawl.rollout.policy import Policy
+from trawl.rollout.ready_writer import ReadyBatchWriter, ServingOptions
+
+
+class ReadyRollout(Rollout):
+    """Fills batches with the frames of environments that are ready.
+
+    Args:
+        env: a :class:`~trawl.envs.ParallelEnv`.
+        policy: the resolved policy.
+        options: options of the batches.
+        exploration: exploration type of probabilistic policies.
+        serving: options for acting in environments that are ready.
+
+    Attributes:
+        most: maximum number of frames in the next batch.
+    """
+
+    writer: ReadyBatchWriter
+
+    def __init__(
+        self,
+        env: Any,
+        policy: Policy,
+        options: BatchOptions,
+        exploration: InteractionType,
+        serving: ServingOptions,
+    ) -> None:
+        self._serving = serving
+        self.most = options.steps
+        super().__init__(env, policy, options, exploration)
+
+    @override
+    def _new_writer(self, env: Any, policy: Policy) -> ReadyBatchWriter:
+        return ReadyBatchWriter(env, policy, self.options, self._serving)
+
+    @override
+    def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
+        writer, most, filled = self.writer, min(self.most, self.options.steps), 0
+        began, waited = perf_counter(), writer.record.waited
+        try:
+            writer.bind_policy(random)
+            while filled < most and not (stopped is not None and filled and stopped()):
+                filled = writer.advance(filled, most)
+        except Exception as error:
+            note = f"while collecting from {self.env!r}"
+            if isinstance(error, StopIteration):
+                # StopIteration would end the user's loop as if all frames had been collected.
+                raise RuntimeError(f"the policy raised StopIteration {note}") from error
+            add_note(error, note)
+            raise
+        waited = writer.record.waited - waited
+        self._step_time += waited
+        self._act_time += perf_counter() - began - waited
+        return filled

@@ -1,0 +1,392 @@
+"""Batches of frames from environments that step each at its own pace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+from torch import Tensor
+from typing_extensions import override
+
+from trawl import keys
+from trawl.envs.masks import rand_actions
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.ready import ReadyEnvs, Rows
+from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
+from trawl.errors import add_note
+from trawl.keys import DONE, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of
+from trawl.memory import Array
+from trawl.rollout.array_batch_writer import ArrayBatchWriter
+from trawl.rollout.array_policy import output_checker
+from trawl.rollout.array_stepper import from_bfloat16
+from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.block import Block
+from trawl.rollout.checks import check_rewards
+from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.plan import Plan
+from trawl.rollout.policy import Policy
+from trawl.rollout.serving import ServingRecord
+
+ENV_INDEX: Key = ("env_index",)
+# Number of random actions that are drawn at once for each environment.
+_DRAWN = 64
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """Options for acting in environments that are ready.
+
+    Attributes:
+        least: number of ready environments that the policy waits for.
+        most: maximum number of environments for which the policy acts at once.
+        patience: seconds after the first ready environment in which the others are waited for.
+        size: number of rows in each batch that the policy gets, filled up with copies of the last
+            row; None for no filling.
+        version_key: key of the policy version in the frames; None to leave it out.
+        version: function that returns the policy's current version.
+    """
+
+    least: int
+    most: int
+    patience: float
+    size: int | None
+    version_key: Key | None
+    version: Callable[[], int]
+
+
+class ReadyBatchWriter(ArrayBatchWriter):
+    """Fills batches with the frames of environments, in the order in which they are completed.
+
+    A batch has a single dimension. A frame is kept in arrays with one row for each environment
+    until the environment has taken its step, and is then copied to the next row of the batch.
+
+    Args:
+        env: the environments, in other processes or threads; the constructor resets them.
+        policy: the policy; the constructor calls it once to find out what it writes.
+        options: options of the batches.
+        serving: options for acting in environments that are ready.
+
+    Attributes:
+        record: record of the policy's calls.
+    """
+
+    env: ParallelEnv
+
+    def __init__(
+        self, env: ParallelEnv, policy: Policy, options: BatchOptions, serving: ServingOptions
+    ) -> None:
+        self._serving = serving
+        policy.varies = serving.size is None
+        super().__init__(env, policy, options)
+        self.record = ServingRecord()
+        self._envs = ReadyEnvs(env, serving.least, serving.most, serving.patience)
+        self._per_env = self.num_envs // env.num_workers
+        written = self._policy_leaves.written
+        # The part of each environment's frame that is known before its step. Entries of
+        # ``_next_obs`` are overwritten only once the frame is complete.
+        self._begun = dict(self._next_obs)
+        for key, leaf in written.items():
+            if key not in self._begun:
+                self._begun[key] = self._new_row(leaf)
+        if serving.version_key is not None:
+            self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
+        # Processes to act for that have no frame to record, and rows that wait to be recorded,
+        # with the process to act for afterwards.
+        self._idle = list(range(len(self._envs.rows)))
+        self._due: list[tuple[Rows, int]] = []
+        # Processes of ready environments whose frames are recorded.
+        self._recorded: list[int] = []
+        self._drawn: dict[Key, Array] = {}
+        self._drawn_next = 0
+
+    @override
+    def _new_layout(self) -> Layout:
+        # Steps that are no experience are left out, so there is nothing to mask.
+        self._masked = False
+        leaves = self._all_leaves()
+        leaves[ENV_INDEX] = Leaf((), torch.int64)
+        if self._serving.version_key is not None:
+            leaves[self._serving.version_key] = Leaf((), torch.int64)
+        return Layout(leaves, (), self.options.steps)
+
+    # --- filling
+
+    @override
+    def begin(self, block: Block | None = None) -> None:
+        self._given = block is not None
+        self._block = block = block or Block(self.pool.lease())
+        rows = {key: array[:, 0] for key, array in block.flat_rows.items()}
+        for key in (key for key in rows if key not in self._begun):
+            if rows[key].dtype == np.bool_:
+                rows[key][...] = False
+        buffers = self.env.buffers
+        assert buffers is not None
+        self._rows = rows
+        self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
+        states = self._policy_leaves.states
+        self._observed_rows = [
+            (array, rows[next_of(key)], self._next_obs[key])
+            for key, array in buffers.observed.items()
+            if key not in states
+        ]
+
+    def bind_policy(self, random: bool) -> None:
+        """Prepares the policy for the calls until the end of the batch."""
+        self._random = random or self.policy.draws_from(self.env)
+        readable = {*self._roots, *self._policy_leaves.states, *self._policy_leaves.memories}
+        self._readable = readable
+        self._plan = None if self._random else self.policy.direct(readable)
+        self._plans: dict[int, Plan] = {}
+        leaves, begun = self._policy_leaves, self._begun
+        self._checkers = {
+            key: output_checker(leaves, key, begun[key].dtype) for key in leaves.written
+        }
+        self._actions = self._action_targets()
+
+    def _action_targets(self) -> list[tuple[Array, Key]]:
+        """Returns each action's array in the shared memory, with its key."""
+        buffers = self.env.buffers
+        assert buffers is not None
+        dtypes = {
+            key: np.dtype(np.float32) if key in self._bfloat16 else self._begun[key].dtype
+            for key in buffers.action_dtypes
+        }
+        if buffers.action_dtypes != dtypes:
+            self._due += [(self._envs.rows[index], index) for index in self._envs.finish()]
+            self.env.set_action_dtypes(dtypes)
+        return [(buffers.actions[key], key) for key in dtypes]
+
+    def advance(self, filled: int, stop: int) -> int:
+        """Records frames that are complete, and begins the next steps of their environments.
+
+        Args:
+            filled: number of rows that are filled.
+            stop: number of rows to fill at most.
+
+        Returns:
+            The number of rows that are filled now.
+        """
+        most = max(1, self._serving.most // self.env.envs_per_worker)
+        while self._idle:
+            idle, self._idle = self._idle[:most], self._idle[most:]
+            self._act(idle)
+        if not self._due:
+            before = perf_counter()
+            self._due = [(self._envs.rows[index], index) for index in self._envs.wait()]
+            self.record.waited += perf_counter() - before
+        chosen, processes = self._take_due(stop - filled)
+        self._recorded += processes
+        filled = self._record_frames(chosen, filled)
+        if not self._due:
+            # All environments that became ready together get their actions together.
+            processes, self._recorded = self._recorded, []
+            self._act(processes)
+        return filled
+
+    def _take_due(self, most: int) -> tuple[Rows, list[int]]:
+        """Returns up to ``most`` rows to be recorded, and the processes to act for afterwards."""
+        taken: list[Rows] = []
+        processes: list[int] = []
+        while self._due and most:
+            rows, process = self._due[0]
+            if len(rows) > most:
+                self._due[0] = rows[most:], process
+                taken.append(rows[:most])
+                break
+            del self._due[0]
+            taken.append(rows)
+            processes.append(process)
+            most -= len(rows)
+        return np.concatenate(taken), processes
+
+    def _record_frames(self, chosen: Rows, start: int) -> int:
+        """Writes the frames of environments into the batch; returns the number of filled rows."""
+        buffers = self.env.buffers
+        assert buffers is not None
+        bits = buffers.flags[chosen]
+        if (bits & AUTORESET).any():
+            self._go_on(chosen[bits & AUTORESET != 0])
+            chosen, bits = chosen[bits & AUTORESET == 0], bits[bits & AUTORESET == 0]
+        stop = start + len(chosen)
+        for source, target in self._copied:
+            source.take(chosen, 0, target[start:stop], "clip")
+        rows = self._rows
+        rows[REWARD][start:stop, 0] = buffers.rewards[chosen]
+        rows[ENV_INDEX][start:stop] = chosen // self._per_env
+        if TRAJ_IDS in rows:
+            ids = self.episodes.ids
+            rows[TRAJ_IDS][start:stop] = [ids[index] for index in chosen]
+        for source, target, _ in self._observed_rows:
+            target[start:stop] = source[chosen]
+        ended = (bits & RESET).astype(np.bool_)
+        if ended.any():
+            rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED != 0
+            rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED != 0
+            rows[DONE][start:stop, 0] = ended
+        self._go_on(chosen)
+        if ended.any():
+            self._start_episodes(chosen[ended])
+        return stop
+
+    def _go_on(self, chosen: Rows) -> None:
+        """Makes the results of environments' steps the beginning of their next frames."""
+        for source, _, following in self._observed_rows:
+            following[chosen] = source[chosen]
+        for key in self._policy_leaves.states:
+            self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
+        if self._marks_starts:
+            self._next_obs[IS_INIT][chosen] = False
+
+    def _start_episodes(self, chosen: Rows) -> None:
+        """Begins new trajectories of environments that were reset by their step."""
+        self._forget(chosen)
+        self._copy_begun(chosen)
+
+    def _copy_begun(self, chosen: Any) -> None:
+        """Makes the observations of resets the beginning of the next frames."""
+        buffers = self.env.buffers
+        assert buffers is not None
+        for key, begun in buffers.reset_observed.items():
+            self._next_obs[key][chosen] = begun[chosen]
+
+    def _forget(self, chosen: Rows) -> None:
+        """Begins new trajectories, in which the policy remembers nothing."""
+        for key in (*self._policy_leaves.states, *self._policy_leaves.memories):
+            self._next_obs[key][chosen] = 0
+        if self._marks_starts:
+            self._next_obs[IS_INIT][chosen] = True
+        for index in chosen:
+            self.episodes.restart(int(index))
+
+    # --- acting
+
+    def _act(self, processes: list[int]) -> None:
+        """Acts for the environments of some processes, and begins their steps."""
+        before = perf_counter()
+        chosen = np.concatenate([self._envs.rows[index] for index in processes])
+        if self._serving.version_key is not None:
+            self._begun[self._serving.version_key][chosen] = self._serving.version()
+        if self._random:
+            self._act_randomly(chosen)
+        else:
+            self._call_policy(chosen)
+        for target, key in self._actions:
+            values = self._begun[key][chosen]
+            target[chosen] = from_bfloat16(values) if key in self._bfloat16 else values
+        self._envs.begin(processes)
+        self.record.add(len(chosen), perf_counter() - before)
+
+    def _call_policy(self, chosen: Rows) -> None:
+        size = self._serving.size
+        padded = chosen
+        if size is not None and len(chosen) < size:
+            padded = np.concatenate([chosen, np.repeat(chosen[-1:], size - len(chosen))])
+        plan = self._plan
+        if plan is None:
+            count = len(padded)
+            plan = self._plans.get(count)
+            if plan is None:
+                plan = self.policy.plan(self._readable, (count,), self.env.device)
+                self._plans[count] = plan
+        outputs = plan.call(*[self._input(key, padded) for key in plan.reads])
+        if len(plan.writes) == 1:
+            outputs = (outputs,)
+        for key, value in zip(plan.writes, outputs, strict=True):
+            target = self._begun[key]
+            array = self._checkers[key](value, (len(padded), *target.shape[1:]))
+            target[chosen] = array[: len(chosen)]
+
+    def _input(self, key: Key, chosen: Rows) -> Tensor:
+        """Returns a copy of an entry for the policy, on the policy's device."""
+        found = self._next_obs.get(key)
+        leaf = self._roots.get(key) or self._state_leaf(key)
+        if found is None:
+            # The flags before a step are always False.
+            value = torch.zeros((len(chosen), *leaf.shape), dtype=leaf.dtype)
+        else:
+            value = torch.from_numpy(found[chosen]).view(leaf.dtype)
+        device = self.policy.device or self.env.device
+        if device is None or device.type == "cpu":
+            return value
+        return value.pin_memory().to(device, non_blocking=True)
+
+    def _state_leaf(self, key: Key) -> Leaf:
+        written = self._policy_leaves.written
+        return written[next_of(key)] if key in self._policy_leaves.states else written[key]
+
+    def _act_randomly(self, chosen: Rows) -> None:
+        """Draws random actions, and sets the policy's other entries to zero."""
+        actions = {as_key(key) for key in self.env.action_keys}
+        for key in self._policy_leaves.written:
+            if key not in actions:
+                self._begun[key][chosen] = 0
+        if self.env.action_mask() is not None:
+            drawn = rand_actions(self.env.full_action_spec, None, self.env.action_mask())
+            for key in actions:
+                self._begun[key][chosen] = self._as_action(key, drawn.get(key))[chosen]
+            return
+        if not self._drawn or self._drawn_next + len(chosen) > _DRAWN * self.num_envs:
+            found = self.env.full_action_spec.rand((_DRAWN,))
+            self._drawn = {key: self._as_action(key, found.get(key)) for key in actions}
+            self._drawn_next = 0
+        first, self._drawn_next = self._drawn_next, self._drawn_next + len(chosen)
+        for key in actions:
+            self._begun[key][chosen] = self._drawn[key][first : self._drawn_next]
+
+    def _as_action(self, key: Key, drawn: Tensor) -> Array:
+        leaf = self._policy_leaves.written[key]
+        values = drawn.to(leaf.dtype).cpu().reshape(-1, *leaf.shape)
+        array: Array = values.view(torch.int16).numpy() if key in self._bfloat16 else values.numpy()
+        return array
+
+    # --- the end of a batch
+
+    @override
+    def finish(self, filled: int) -> TensorDictBase | None:
+        assert self._block is not None
+        block, self._block = self._block, None
+        block.clear_from(filled, but=TRAJ_IDS)
+        self._check_rewards(filled)
+        if self._given:
+            block.flush()
+            return None
+        return self._deliver(block)[:filled]
+
+    def _check_rewards(self, filled: int) -> None:
+        rewards = self._rows[REWARD][:filled]
+        try:
+            check_rewards(rewards)
+        except ValueError as error:
+            row = int(np.flatnonzero(np.isnan(rewards[:, 0]))[0])
+            add_note(error, f"row {row} is from environment {self._rows[ENV_INDEX][row]}")
+            raise
+
+    # --- between batches
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
+        waiting = [(self._envs.rows[index], index) for index in self._envs.finish()]
+        self._due = [*self._due, *waiting] if mask is not None else []
+        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
+        self.env.begin(mask, **kwargs)
+        self._forget(np.flatnonzero(chosen))
+        self._copy_begun(chosen)
+        # What a process has done since is dropped for the environments that were reset.
+        kept = [(rows[~chosen[rows]], index) for rows, index in self._due]
+        self._due = [(rows, index) for rows, index in kept if len(rows)]
+        self._recorded = []
+        waits = {index for _, index in self._due}
+        self._idle = [index for index in range(len(self._envs.rows)) if index not in waits]
+
+    @override
+    def _deliver(self, block: Block) -> TensorDictBase:
+        batch = super()._deliver(block)
+        # Rows next to each other are of different environments, so the dimension is not time.
+        batch.names = None
+        return batch

@@ -1,0 +1,55 @@
+"""Record of a policy's calls for environments that step each at its own pace."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+# Number of recent calls whose times are kept.
+_WINDOW = 1024
+
+
+class ServingRecord:
+    """Counts and times of a policy's calls.
+
+    Attributes:
+        calls: number of calls.
+        frames: number of environments for which the policy acted, in all calls.
+        waited: seconds in which no environment was ready.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a new record."""
+        self.calls = self.frames = 0
+        self.waited = self._acted = 0.0
+        self._times: deque[float] = deque(maxlen=_WINDOW)
+        self._began = perf_counter()
+
+    def add(self, frames: int, seconds: float) -> None:
+        """Adds a call for ``frames`` environments that took ``seconds``."""
+        self.calls += 1
+        self.frames += frames
+        self._acted += seconds
+        self._times.append(seconds)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the record, under the names that a collector's ``server_stats()`` uses."""
+        elapsed = max(perf_counter() - self._began, 1e-9)
+        middle, high = np.percentile(self._times, (50, 95)) * 1e3 if self._times else (0.0, 0.0)
+        return {
+            "requests": self.frames,
+            "batches": self.calls,
+            "requests_per_s": self.frames / elapsed,
+            "batches_per_s": self.calls / elapsed,
+            "avg_batch_size": self.frames / self.calls if self.calls else 0.0,
+            "p50_forward_ms": float(middle),
+            "p95_forward_ms": float(high),
+            "forward_share": self._acted / elapsed,
+            "wait_share": self.waited / elapsed,
+        }

@@ -1,0 +1,491 @@
+"""The collector whose policy acts for the environments that are ready."""
+
+import math
+import os
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import AsyncBatchedCollector, RandomPolicy
+from trawl.envs import GymEnv
+from trawl.errors import WorkerDied
+from trawl.testing import ImageEnv, Ledger, NestedEnv, NumberedEnv
+
+LENGTHS = (3, 1, 7)
+BACKENDS = pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
+
+
+def makers(count, cls=NumberedEnv):
+    return [partial(cls, number, lengths=LENGTHS) for number in range(count)]
+
+
+def ledger_of(count, cls=NumberedEnv):
+    return Ledger([cls(number, lengths=LENGTHS) for number in range(count)])
+
+
+class Chooses(nn.Module):
+    """Policy that takes the action that the sum of the observation names."""
+
+    def forward(self, observation):
+        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
+
+
+def numbered(count=4, frames=50, **options):
+    options.setdefault("policy", Chooses())
+    return AsyncBatchedCollector(makers(count), frames_per_batch=frames, **options)
+
+
+# --- frames
+
+
+@BACKENDS
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_each_step_is_delivered_once_and_in_order(backend, each):
+    ledger = ledger_of(5)
+    with numbered(5, total_frames=333, env_backend=backend, envs_per_worker=each) as collector:
+        for batch in collector:
+            ledger.add(batch)
+            assert (NumberedEnv.numbers(batch)[:, 0] == batch["env_index"]).all()
+    assert ledger.frames == 333
+
+
+@pytest.mark.parametrize("cls", [ImageEnv, NestedEnv])
+def test_observations_of_other_kinds(cls):
+    ledger = ledger_of(3, cls)
+    policy = RandomPolicy(GymEnv(cls(0)).full_action_spec.expand(3))
+    with AsyncBatchedCollector(
+        makers(3, cls), policy=policy, frames_per_batch=20, total_frames=60
+    ) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 60
+
+
+def test_batches_and_the_budget_are_exact():
+    with numbered(frames=50, total_frames=120) as collector:
+        assert [len(batch) for batch in collector] == [50, 50, 20]
+        assert collector.stats()["frames"] == 120
+
+
+def test_entries_and_their_dtypes():
+    with numbered(frames=8, total_frames=8) as collector:
+        batch = collector.next()
+    assert batch["env_index"].dtype == batch["policy_version"].dtype == torch.int64
+    assert batch["collector", "traj_ids"].shape == (8,)
+    assert batch["next", "reward"].shape == (8, 1)
+    assert batch.names == [None]
+
+
+def test_frames_continue_where_the_last_frame_of_their_environment_ended():
+    with numbered(frames=30, total_frames=300) as collector:
+        frames = torch.cat(list(collector))
+    for env in range(4):
+        own = frames[frames["env_index"] == env]
+        goes_on = ~own["next", "done"][:-1, 0]
+        assert (own["next", "observation"][:-1] == own["observation"][1:])[goes_on].all()
+
+
+def test_a_slow_environment_holds_nobody_up():
+    def slow():
+        return Gated(number=0)
+
+    with AsyncBatchedCollector(
+        [slow, *makers(4)[1:]], policy=Chooses(), frames_per_batch=60, env_backend="threading"
+    ) as collector:
+        batch = collector.next()
+        assert set(batch["env_index"].tolist()) == {1, 2, 3}
+        Gated.gate.set()
+
+
+class Gated(NumberedEnv):
+    """Environment whose steps wait until a gate is opened."""
+
+    gate = threading.Event()
+
+    def step(self, action):
+        self.gate.wait()
+        return super().step(action)
+
+
+# --- the policy
+
+
+def test_frames_have_the_version_that_chose_their_action():
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with numbered(frames=40, policy=policy, policy_version=7) as collector:
+        for version in range(7, 12):
+            batch = collector.next()
+            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1) - 7).all()
+            assert batch["policy_version"].max() == version
+            assert batch["policy_version"].min() >= version - 1
+            with torch.no_grad():
+                policy.module.value += 1
+            collector.update_policy_weights_()
+        assert collector.policy_version == collector.server_stats()["policy_version"] == 12
+
+
+class Constant(nn.Module):
+    """Policy that also writes its only weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation):
+        one = torch.ones(len(observation), 1)
+        return nn.functional.one_hot(one[:, 0].long(), 4), self.value * one
+
+
+def test_weights_can_be_passed():
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with numbered(frames=20, policy_factory=lambda: policy, policy=None) as collector:
+        collector.next()
+        collector.update_policy_weights_({"module.value": torch.full((1,), 5.0)})
+        collector.next()
+        assert (collector.next()["sent"] == 5).all()
+
+
+def test_the_policy_waits_for_the_least_number_of_environments():
+    with numbered(4, min_batch_size=4, server_timeout=math.inf, total_frames=200) as collector:
+        for batch in collector:
+            assert (batch["env_index"] == torch.arange(len(batch)) % 4).all() or len(batch) % 4
+        assert collector.server_stats()["avg_batch_size"] == 4
+
+
+def test_the_policy_acts_for_at_most_the_largest_number_of_environments():
+    sizes = []
+
+    def policy(observation):
+        sizes.append(len(observation))
+        return nn.functional.one_hot(torch.zeros(len(observation), dtype=torch.long), 4)
+
+    with numbered(6, policy=policy, max_batch_size=2) as collector:
+        del sizes[:]
+        collector.next()
+    assert max(sizes) == 2
+
+
+def test_batches_of_static_size_are_filled_up():
+    sizes = set()
+
+    def policy(observation):
+        sizes.add(len(observation))
+        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
+
+    ledger = ledger_of(3)
+    config = {"max_batch_size": 4, "static_batch_size": 8}
+    with numbered(3, policy=policy, server_config=config) as collector:
+        sizes.clear()
+        ledger.add(collector.next())
+    assert sizes == {8}
+
+
+class Counter(nn.Module):
+    """Policy that counts its calls in an episode."""
+
+    def forward(self, observation, count):
+        return Chooses()(observation), count + 1
+
+
+def test_recurrent_state_belongs_to_its_environment():
+    pytest.importorskip("torchrl")
+    from torchrl.data import Unbounded
+    from torchrl.envs import GymWrapper, TensorDictPrimer, TransformedEnv
+
+    policy = TensorDictModule(Counter(), ["observation", "count"], ["action", ("next", "count")])
+
+    def make(number):
+        primer = TensorDictPrimer(count=Unbounded((1,)), default_value=0.0, reset_key="_reset")
+        return TransformedEnv(GymWrapper(NumberedEnv(number, lengths=LENGTHS)), primer)
+
+    with AsyncBatchedCollector(
+        [partial(make, number) for number in range(3)], policy=policy, frames_per_batch=60
+    ) as collector:
+        batch = collector.next()
+    step = batch["observation"][:, 2]
+    assert (batch["count"][:, 0] == step).all()
+    assert (batch["next", "count"][:, 0] == step + 1).all()
+
+
+def test_starts_are_marked_for_a_policy_that_reads_them():
+    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
+    ledger = ledger_of(3)
+    with numbered(3, policy=seen) as collector:
+        batch = collector.next()
+        ledger.add(batch)
+    assert (batch["seen"] == batch["is_init"]).all()
+
+
+class Marked(nn.Module):
+    """Policy that writes the mark that it reads."""
+
+    def forward(self, observation, is_init):
+        return Chooses()(observation), is_init.clone()
+
+
+def test_samples_of_a_distribution():
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
+    from torch.distributions import OneHotCategorical
+
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"]),
+        ProbabilisticTensorDictModule(
+            ["logits"],
+            ["action"],
+            distribution_class=OneHotCategorical,
+            return_log_prob=True,
+            default_interaction_type="random",
+        ),
+    )
+    ledger = ledger_of(4)
+    with numbered(policy=policy) as collector:
+        batch = collector.next()
+        ledger.add(batch)
+        assert collector.stats()["distribution_path"] == "objects"
+    expected = OneHotCategorical(logits=batch["logits"]).log_prob(batch["action"])
+    torch.testing.assert_close(batch["action_log_prob"], expected)
+
+
+# --- seeds and resets
+
+
+def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all():
+    def collect():
+        with AsyncBatchedCollector(
+            ["CartPole-v1"] * 3,
+            policy=RandomPolicy(GymEnv("CartPole-v1").full_action_spec.expand(3)),
+            frames_per_batch=60,
+            total_frames=120,
+            min_batch_size=3,
+            server_timeout=math.inf,
+        ) as collector:
+            collector.set_seed(3)
+            return torch.cat(list(collector))
+
+    first, second = collect(), collect()
+    assert (first["observation"] == second["observation"]).all()
+    assert (first["action"] == second["action"]).all()
+
+
+def test_a_reset_drops_the_steps_under_way():
+    ledger = ledger_of(4)
+    with numbered() as collector:
+        ledger.add(collector.next())
+        collector.reset()
+        first = collector.next()
+    for env in range(4):
+        assert first["observation"][first["env_index"] == env][0, 2] == 0
+
+
+def test_a_reset_of_one_environment_leaves_the_others():
+    with numbered(frames=41) as collector:
+        before = collector.next()
+        collector.reset(2)
+        after = collector.next()
+    for env in range(4):
+        last = before["next", "observation"][before["env_index"] == env][-1]
+        ended = before["next", "done"][before["env_index"] == env][-1]
+        first = after["observation"][after["env_index"] == env][0]
+        if env == 2:
+            assert first[2] == 0
+        elif not ended:
+            assert (first == last).all()
+
+
+def test_environments_can_be_reset_before_each_batch():
+    with numbered(frames=40, reset_at_each_iter=True, total_frames=120) as collector:
+        for batch in collector:
+            for env in range(4):
+                assert batch["observation"][batch["env_index"] == env][0, 2] == 0
+
+
+def test_a_state_continues_the_counts():
+    with numbered(total_frames=100) as collector:
+        collector.next()
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+    with numbered(total_frames=100) as collector:
+        collector.load_state_dict(state)
+        assert collector.policy_version == 1
+        assert sum(len(batch) for batch in collector) == 50
+
+
+# --- delivery
+
+
+def test_whole_trajectories():
+    ledger = ledger_of(3)
+    with numbered(3, yield_completed_trajectories=True, total_frames=200) as collector:
+        for trajectory in collector:
+            assert trajectory["next", "done"][:, 0].tolist() == [
+                *[False] * (len(trajectory) - 1),
+                True,
+            ]
+            assert len(trajectory["env_index"].unique()) == 1
+            ledger.add(trajectory)
+    assert ledger.frames > 150
+
+
+def test_batches_are_written_to_a_replay_buffer():
+    data = pytest.importorskip("torchrl.data")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
+    with numbered(replay_buffer=buffer, total_frames=130) as collector:
+        assert set(collector) == {None}
+    ledger = ledger_of(4)
+    ledger.add(buffer[:])
+    assert ledger.frames == 130
+
+
+def test_collection_in_the_background():
+    data = pytest.importorskip("torchrl.data")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(500))
+    with numbered(replay_buffer=buffer, total_frames=200) as collector:
+        collector.start()
+        while collector.is_running():
+            time.sleep(0.001)
+        ledger = ledger_of(4)
+        ledger.add(buffer[:])
+    assert ledger.frames == 200
+
+
+def test_postproc_and_hook_get_each_batch():
+    seen = []
+    with numbered(
+        total_frames=100, postproc=lambda b: b.select("action"), post_collect_hook=seen.append
+    ) as collector:
+        assert [list(batch.keys()) for batch in collector] == [["action"]] * 2
+    assert len(seen) == 2
+
+
+def test_the_version_has_the_key_that_the_user_gives():
+    with numbered(policy_version_key=("a", "b"), policy_version=2) as collector:
+        assert (collector.next()["a", "b"] == 2).all()
+    with numbered(policy_version_key=None) as collector:
+        assert collector.next().get("policy_version", None) is None
+
+
+def test_figures_about_the_policys_calls():
+    with numbered(total_frames=100) as collector:
+        list(collector)
+        figures = collector.server_stats(reset=True)
+        assert figures["requests"] >= 100
+        assert figures["avg_batch_size"] == figures["requests"] / figures["batches"]
+        assert 0 < figures["forward_share"] + figures["wait_share"] <= 1
+        assert collector.server_stats()["requests"] == 0
+
+
+# --- failures
+
+
+@BACKENDS
+def test_an_error_in_an_environment_is_raised(backend):
+    from trawl.testing import FaultyEnv
+
+    makes = [NumberedEnv, partial(FaultyEnv, at=5, fault=ValueError("broken"))]
+    with (
+        AsyncBatchedCollector(
+            makes, policy=Chooses(), frames_per_batch=100, env_backend=backend
+        ) as collector,
+        pytest.raises(ValueError, match="in environment 1: ValueError: broken"),
+    ):
+        list(collector)
+
+
+class Dies(NumberedEnv):
+    """Environment whose process ends in its fifth step."""
+
+    def step(self, action):
+        if len(self.actions) == 4:
+            os._exit(3)
+        return super().step(action)
+
+
+def test_a_dead_process_is_an_error():
+    with (
+        AsyncBatchedCollector(
+            [NumberedEnv, Dies], policy=Chooses(), frames_per_batch=100
+        ) as collector,
+        pytest.raises(WorkerDied, match="environment 1: its process exited with status 3"),
+    ):
+        list(collector)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"min_batch_size": 5}, ValueError, "min_batch_size=5 is larger than the 4 environments"),
+        (
+            {"min_batch_size": 3, "max_batch_size": 2},
+            ValueError,
+            "min_batch_size=3 is larger than max_batch_size=2",
+        ),
+        ({"min_batch_size": 2, "server_timeout": 0}, ValueError, "has no effect"),
+        ({"server_timeout": -1}, ValueError, "must not be negative"),
+        ({"server_timeout": "1"}, TypeError, "number of seconds"),
+        ({"max_batch_size": 0}, ValueError, "max_batch_size"),
+        ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
+        ({"env_backend": "ray"}, ValueError, "env_backend must be one of"),
+        ({"policy_backend": "ray"}, ValueError, "policy_backend must be 'threading'"),
+        ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread'"),
+        (
+            {"server_config": {}, "max_batch_size": 3},
+            ValueError,
+            "server_config and max_batch_size can't both be given",
+        ),
+        ({"server_config": {"static_batch_size": 8}}, ValueError, "smaller than max_batch_size"),
+        ({"device": "cpu", "device_config": {}}, ValueError, "can't both be given"),
+        ({"device": "cuda:77"}, ValueError, "policy_device"),
+        ({"transport": object()}, TypeError, "transport can't be object"),
+        ({"transport": "slots"}, ValueError, "transport must be 'auto'"),
+        ({"env_exchange": "queue"}, ValueError, "env_exchange must be"),
+        ({"transition_chunk_size": 64}, ValueError, "transition_chunk_size must be"),
+        ({"policy": None}, TypeError, "exactly one of policy and policy_factory"),
+        ({"policy_factory": Chooses}, TypeError, "exactly one of policy and policy_factory"),
+        ({"driver_affinity": [9999]}, ValueError, "driver_affinity"),
+        ({"worker_affinity": [[0]]}, ValueError, "worker_affinity has 1 entries"),
+        ({"worker_affinity": 3}, TypeError, "worker_affinity must be a sequence"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        numbered(**options)
+
+
+def test_one_environment_is_not_a_list():
+    with pytest.raises(TypeError, match="create_env_fn must be a list"):
+        AsyncBatchedCollector(NumberedEnv, policy=Chooses(), frames_per_batch=10)
+
+
+# --- cores
+
+
+class Where(NumberedEnv):
+    """Environment whose reward is the number of a core on which it may run."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(min(os.sched_getaffinity(0))), *rest
+
+
+@BACKENDS
+def test_environments_run_on_the_cores_that_they_get(backend):
+    before = os.sched_getaffinity(0)
+    usable = sorted(before)
+    cores = [[usable[0]], [usable[-1]]]
+    with AsyncBatchedCollector(
+        [Where, Where],
+        policy=Chooses(),
+        frames_per_batch=20,
+        env_backend=backend,
+        worker_affinity=cores,
+        driver_affinity=[usable[0]],
+    ) as collector:
+        batch = collector.next()
+    for env, (core,) in enumerate(cores):
+        assert (batch["next", "reward"][batch["env_index"] == env] == core).all()
+    assert os.sched_getaffinity(0) == before
