@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
 
@@ -32,3 +33,17 @@ def check_number(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, but it is {number}")
     return number
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Returns a number of seconds as a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
+    return float(value)
+
+
+def seconds_above_zero(name: str, value: Any) -> Any:
+    """Returns the value, which must be None or a number of seconds above 0."""
+    if value is not None and not check_seconds(name, value) > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, but it is {value!r}")
+    return value

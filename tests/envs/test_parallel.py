@@ -452,12 +452,6 @@ def test_it_may_be_part_of_a_worker(opened):
     assert ledger.frames == 160
 
 
-def test_it_is_not_built_anew(parallel):
-    env = parallel()
-    with pytest.raises(ValueError, match="can't rebuild the processes of a ParallelEnv"):
-        Collector(lambda: env, frames_per_batch=3, on_env_error="restart")
-
-
 # --- what goes wrong
 
 

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from trawl.backends.process import START_METHODS
-from trawl.checks import check_number
+from trawl.checks import check_number, seconds_above_zero
 from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.options import (
     WHOLE,
@@ -17,7 +17,6 @@ from trawl.collectors.options import (
     did_you_mean,
     one_of,
     option,
-    seconds_above_zero,
 )
 from trawl.envs.build import distinct, refuse_policy
 from trawl.envs.types import is_list

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
 from difflib import get_close_matches
 from inspect import getattr_static, isfunction
-from numbers import Real
 from typing import Any, Final
 
 from trawl.checks import check_bool, check_number
@@ -69,13 +68,6 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
 # --- checks of one value
 
 
-def check_seconds(name: str, value: Any) -> float:
-    """Returns a number of seconds as a float."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
-    return float(value)
-
-
 def check_callable(name: str, value: Any) -> Any:
     """Returns the value; raises a ``TypeError`` if it is neither None nor callable."""
     if value is not None and not callable(value):
@@ -107,13 +99,6 @@ def check_switch(name: str, value: Any) -> Any:
 def at_least(least: int) -> Check:
     """Returns a check that accepts None, and integers that are at least ``least``."""
     return lambda name, value: None if value is None else check_number(name, value, least)
-
-
-def seconds_above_zero(name: str, value: Any) -> Any:
-    """Returns the value, which must be None or a number of seconds above 0."""
-    if value is not None and not check_seconds(name, value) > 0:
-        raise ValueError(f"{name} must be a number of seconds above 0, but it is {value!r}")
-    return value
 
 
 def one_of(*choices: Any) -> Check:

@@ -1,15 +1,35 @@
-"""Checks of the options that only an ``AsyncBatchedCollector`` has."""
+"""The arguments of an ``AsyncBatchedCollector``, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
 from trawl.checks import check_number
+from trawl.collectors.policy_version import PolicyVersion
+from trawl.collectors.types import PolicyLike
+from trawl.envs.affinity import Affinity, check_cores
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 _BACKENDS = ("threading", "multiprocessing")
+# Arguments that are options of a Collector, under the same names.
+_OF_COLLECTOR = (
+    "policy_factory",
+    "frames_per_batch",
+    "total_frames",
+    "reset_at_each_iter",
+    "postproc",
+    "exploration_type",
+    "replay_buffer",
+    "post_collect_hook",
+    "on_env_error",
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,142 @@ class Batching:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class AsyncBatchedArguments:
+    """The arguments of an :class:`~trawl.collectors.AsyncBatchedCollector`.
+
+    Attributes:
+        policy_factory: function without arguments that makes the policy; alternative to ``policy``.
+        frames_per_batch: number of frames in a batch.
+        total_frames: number of frames after which iteration ends; -1: no limit.
+        max_batch_size: maximum number of environments for which the policy acts at once. Default:
+            64.
+        min_batch_size: number of ready environments that the policy waits for. Default: 1.
+        server_timeout: seconds after the first ready environment, after which the policy acts even
+            if fewer than ``min_batch_size`` are ready. Default: 0.01.
+        transport: has no effect, because environments and policy share memory. ``None``,
+            ``"auto"`` and ``"driver"`` are accepted.
+        device: device of the policy; short for ``device_config`` with only this device.
+        backend: default for ``env_backend``.
+        env_backend: ``"multiprocessing"`` (the default) runs environments in processes, and
+            ``"threading"`` in threads of this process.
+        env_exchange: has no effect. ``"auto"`` and ``"shm"`` are accepted.
+        envs_per_worker: number of environments in each process. They become ready together.
+        transition_chunk_size: has no effect. ``"auto"`` and 1 are accepted.
+        policy_backend: ``"threading"``: the policy runs in the thread that collects.
+        reset_at_each_iter: True to reset all environments before each batch.
+        postproc: function called with each batch; its result is delivered instead.
+        exploration_type: way in which probabilistic policies choose actions.
+        replay_buffer: buffer to which batches are written; iteration then yields None.
+        post_collect_hook: function called with each batch when it is delivered.
+        yield_completed_trajectories: True to deliver whole trajectories, one at a time, instead of
+            batches.
+        weight_sync: scheme through which the policy gets new weights.
+        weight_sync_model_id: name of the model that ``weight_sync`` updates.
+        verbose: has no effect; ``server_stats()`` has the figures.
+        create_env_kwargs: keyword arguments for the functions: one mapping for all, or a list.
+        worker_affinity: CPU cores of each process, as in :class:`~trawl.envs.ParallelEnv`.
+        driver_affinity: CPU cores on which the thread that collects runs while it collects.
+        server_config: mapping, or object with attributes, that sets ``max_batch_size``,
+            ``min_batch_size``, ``timeout`` and ``static_batch_size``. With the latter, the policy
+            always gets a batch of this size, as CUDA graphs need it.
+        device_config: mapping, or object with attributes, that sets ``policy_device``,
+            ``env_device`` and ``storing_device``.
+        policy_version: version of the policy before the first update.
+        policy_version_key: key of the policy version; None to leave it out.
+        on_env_error: reaction to an exception in an environment, and to the death of its process.
+            ``"raise"`` raises an error. ``"restart"`` makes the environment anew while the others
+            go on. Its last frame is then marked as truncated, if it is in the same batch.
+        worker_timeout: seconds that a process may take for a step. If it takes longer, it is
+            killed, and counts as dead. None: no limit.
+    """
+
+    create_env_fn: Sequence[Any] = field(kw_only=False)
+    policy: PolicyLike | None = None
+    policy_factory: Callable[[], Any] | None = None
+    frames_per_batch: int = field()
+    total_frames: int = -1
+    max_batch_size: int | None = None
+    min_batch_size: int | None = None
+    server_timeout: float | None = None
+    transport: Literal["auto", "driver"] | None = None
+    device: DeviceLike | None = None
+    backend: Literal["threading", "multiprocessing"] | None = None
+    env_backend: Literal["threading", "multiprocessing"] | None = None
+    env_exchange: Literal["shm", "auto"] = "auto"
+    envs_per_worker: int = 1
+    transition_chunk_size: int | Literal["auto"] = "auto"
+    policy_backend: Literal["threading"] | None = None
+    reset_at_each_iter: bool = False
+    postproc: Callable[[TensorDictBase], Any] | None = None
+    exploration_type: Any = InteractionType.RANDOM
+    replay_buffer: Any = None
+    post_collect_hook: Callable[[Any], Any] | None = None
+    yield_completed_trajectories: bool = False
+    weight_sync: Any = None
+    weight_sync_model_id: str = "policy"
+    verbose: bool = False
+    create_env_kwargs: EnvKwargs | None = None
+    worker_affinity: Affinity | None = None
+    driver_affinity: Sequence[int] | None = None
+    server_config: Any = None
+    device_config: Any = None
+    policy_version: int = 0
+    policy_version_key: str | tuple[str, ...] | None = "policy_version"
+    on_env_error: Literal["raise", "restart"] = "raise"
+    worker_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not is_list(self.create_env_fn):
+            raise TypeError(
+                "create_env_fn must be a list with a function for each environment, but it is "
+                f"{self.create_env_fn!r}"
+            )
+        if (self.policy is None) == (self.policy_factory is None):
+            raise TypeError("exactly one of policy and policy_factory must be given")
+        check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
+        check_policy_backend(self.policy_backend, self.server_config)
+        self.batching.check_workers(check_number("envs_per_worker", self.envs_per_worker, 1))
+        if self.driver_affinity is not None:
+            check_cores(self.driver_affinity, "driver_affinity")
+
+    @property
+    def batching(self) -> Batching:
+        """Sizes of the batches for which the policy acts."""
+        return Batching.of(
+            len(self.create_env_fn),
+            self.max_batch_size,
+            self.min_batch_size,
+            self.server_timeout,
+            self.server_config,
+        )
+
+    def make_envs(self) -> ParallelEnv:
+        """Makes the environments."""
+        return ParallelEnv(
+            len(self.create_env_fn),
+            list(self.create_env_fn),
+            create_env_kwargs=self.create_env_kwargs,
+            envs_per_worker=self.envs_per_worker,
+            backend=env_backend_of(self.backend, self.env_backend),
+            worker_affinity=self.worker_affinity,
+            worker_timeout=self.worker_timeout,
+        )
+
+    def collector_options(self) -> dict[str, Any]:
+        """Returns the options of a :class:`~trawl.collectors.Collector`."""
+        version = PolicyVersion()
+        version.version = check_number("policy_version", self.policy_version, 0)
+        found = {name: getattr(self, name) for name in _OF_COLLECTOR}
+        if self.weight_sync is not None:
+            found["weight_sync_schemes"] = {self.weight_sync_model_id: self.weight_sync}
+        if self.yield_completed_trajectories:
+            found["trajs_per_batch"] = 1
+            found["traj_format"] = "cat" if self.replay_buffer is None else None
+        devices = device_options(self.device, self.device_config)
+        return {**found, **devices, "track_policy_version": version}
+
+
 def attribute(config: Any, name: str) -> Any:
     """Returns an entry of a mapping, or an attribute of an object; None if there is none."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
@@ -103,7 +259,7 @@ def env_backend_of(backend: Any, env_backend: Any) -> Literal["process", "thread
     return "thread" if chosen == "threading" else "process"
 
 
-def policy_backend_of(backend: Any, policy_backend: Any, config: Any) -> None:
+def check_policy_backend(policy_backend: Any, config: Any) -> None:
     """Checks the options that say where the policy runs.
 
     Raises:

@@ -163,6 +163,14 @@ class Collector(RolloutCollector):
         for doubt in self._rollout.writer.warnings:
             warn(doubt)
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else ()
+        if self._restarts is not None and any(part.has_processes for part in parts):
+            facts = self._rollout.writer.describe()
+            if facts["env_path"] != "array":
+                raise ValueError(
+                    "on_env_error='restart' can restart the environments of a ParallelEnv only if "
+                    f"frames have a fixed layout, but {facts['env_path_reason']}: use a list of "
+                    "environments"
+                )
         grouped = any(getattr(part, "groups", 1) > 1 for part in parts)
         if grouped and not self._rollout.writer.in_groups:
             warn(

@@ -77,21 +77,18 @@ def check_rebuildable(env: Any, source: Any) -> None:
         source: the argument from which the environment was built.
 
     Raises:
-        ValueError: if a part of the environment was passed as an environment object, or is a
-            :class:`ParallelEnv`; the message names that part.
+        ValueError: if a part of the environment was passed as an environment object; the message
+            names that part.
     """
     if isinstance(env, TensorDictEnv):
-        fixed = [getattr(part, "remake", None) is None for part in env.parts]
+        fixed = [
+            getattr(part, "remake", None) is None and not part.has_processes for part in env.parts
+        ]
         parts = env.parts
     else:
         parts = list(source) if is_list(source) else [source]
         fixed = [is_env(part) for part in parts]
     for index, (part, is_fixed) in enumerate(zip(parts, fixed, strict=True)):
-        if isinstance(part, TensorDictEnv) and part.has_processes:
-            raise ValueError(
-                "on_env_error='restart' can't rebuild the processes of a ParallelEnv, but got "
-                f"{part!r}: use SerialEnv, or a list"
-            )
         if is_fixed:
             which = f"environment {index} of the batch" if len(parts) > 1 else "create_env_fn"
             raise ValueError(

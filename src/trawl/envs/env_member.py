@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
+from trawl.envs.serial import build_env
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -62,6 +64,24 @@ class EnvMember:
         self.step_buffers = (
             _single(self.env, buffers, rows) if single else _nested(self, buffers, rows)
         )
+
+    def restart(self, source: Any, kwargs: Mapping[str, Any], seed: int | None) -> None:
+        """Makes the environment anew, after it has failed, and resets it.
+
+        Args:
+            source: source of the environment; None if it has just been made.
+            kwargs: keyword arguments of the source.
+            seed: seed of the environment, or None.
+        """
+        if source is not None:
+            with suppress(Exception):
+                self.close()
+            self.env, self.root = build_env(source, kwargs), None
+            if self._buffers is not None:
+                self.attach(self._buffers)
+        if seed is not None:
+            self.seed(seed, False)
+        self.begin(None, {})
 
     def seed(self, seed: int, static_seed: bool) -> Any:
         """Seeds the next reset, and returns the seed for the next environment."""

@@ -1,41 +1,25 @@
-"""Starts, steps and stops the processes of a :class:`~trawl.envs.ParallelEnv`."""
+"""Steps the environments of a :class:`~trawl.envs.ParallelEnv` in their processes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-from trawl.backends.base import Death, Event, Failed, Message, Worker
-from trawl.backends.process import ProcessBackend
-from trawl.backends.thread import ThreadBackend
-from trawl.envs.env_service import (
-    BUFFERS,
-    MESSAGE,
-    STEP,
-    CallFailed,
-    CallResult,
-    EnvCall,
-    EnvInfo,
-    EnvServiceFactory,
-    WakeupHandles,
-)
-from trawl.envs.own_process import parent_registry
-from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
-from trawl.errors import WorkerDied, WorkerError
+from typing_extensions import override
 
-# Seconds that processes have to close their environments before they are killed.
-_CLOSING = 5.0
+from trawl.backends.base import Death, Event, Failed, Message
+from trawl.envs.env_processes import EnvProcesses
+from trawl.envs.env_service import BUFFERS, STEP, CallFailed
+from trawl.errors import WorkerDied
+
 _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
-class EnvWorkers:
+class EnvWorkers(EnvProcesses):
     """Processes that run environments, which step together or each at its own pace.
 
     Each step of a process has a number. When the process has taken the step, it writes the number
@@ -48,11 +32,11 @@ class EnvWorkers:
         start_method: start method of the processes; None to run the environments in threads of
             this process instead.
         affinity: function that returns the CPU cores of a process, or None for all cores.
+        timeout: seconds that a process may take for a step before it is killed; None for no limit.
 
     Attributes:
-        infos: description of each environment, sent by its process.
-        count: number of processes.
-        buffers: the shared memory; None until :meth:`attach` is called.
+        tolerant: True to keep the failures of steps in ``failures``, instead of raising them.
+        failures: errors of the environments that have failed and are to be restarted, by number.
     """
 
     def __init__(
@@ -61,145 +45,43 @@ class EnvWorkers:
         envs_per_worker: int,
         start_method: str | None,
         affinity: Callable[[int], Sequence[int] | None] = lambda _: None,
+        timeout: float | None = None,
     ) -> None:
-        self._each = envs_per_worker
-        self._envs = len(sources)
-        self.count = -(-self._envs // envs_per_worker)
-        self._backend: ProcessBackend | ThreadBackend = (
-            ThreadBackend() if start_method is None else ProcessBackend(start_method)
-        )
-        self._workers: list[Worker] = []
-        self._living: set[int] = set()
-        self._wakeups: list[int] = []
-        self._answers = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._events: deque[Event] = deque()
-        self._results: dict[int, Any] = {}
-        self._calls = 0
-        self._lost: str | None = None
-        self._owner = os.getpid()
-        self.closed = False
-        self.buffers: SharedStepBuffers | None = None
-        # Number of the last step, and the first process of each group with a step in progress.
+        self.tolerant = False
+        self.failures: dict[int, Exception] = {}
+        self._timeout = timeout
+        # Number of the last step, and the processes that may be stepping; for a group of
+        # processes that step together, only the first one.
         self._step = 0
         self._pending: set[int] = set()
-        # Edge-triggered: each write to the eventfd is an edge, so the eventfd need not be read.
-        self._poll = select.epoll()
-        self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
-        self._poll.register(self._backend.fileno(), select.EPOLLIN)
-        try:
-            self.infos = self._start(sources, affinity)
-        except BaseException:
-            self.close()
-            raise
+        # Time at which each process began its step, and why processes were killed.
+        self._began: dict[int, float] = {}
+        self._killed: dict[int, str] = {}
+        # Environments that are being restarted, by number of the call that completes the restart.
+        self._restarting: dict[int, int] = {}
+        # Environments in new processes that were not reset yet.
+        self._made: set[int] = set()
+        self._last_errors: dict[int, Exception] = {}
+        self._dtypes: Mapping[Any, str] | None = None
+        super().__init__(sources, envs_per_worker, start_method, affinity)
 
-    def _start(
-        self,
-        sources: Sequence[tuple[Any, Mapping[str, Any]]],
-        affinity: Callable[[int], Sequence[int] | None],
-    ) -> list[EnvInfo]:
-        # A thread finds the registry of this process, and must not change its settings.
-        registry = parent_registry() if self._backend.isolated else None
-        for index in range(self.count):
-            first = index * self._each
-            own = sources[first : first + self._each]
-            theirs, ours = os.pipe()
-            self._wakeups.append(ours)
-            try:
-                wakeups = WakeupHandles(theirs, self._answers)
-                if not self._backend.isolated:
-                    wakeups = wakeups.duplicate()
-                factory = EnvServiceFactory(index, first, own, wakeups, registry, affinity(index))
-                self._workers.append(self._backend.launch(index, factory))
-            finally:
-                # Only the new process keeps the reading end, so the owner's writes fail once that
-                # process is gone.
-                os.close(theirs)
-            self._living.add(index)
-        found: dict[int, tuple[EnvInfo, ...]] = {}
-        while len(found) < self.count:
-            event = self._next_event()
-            if isinstance(event, Message) and isinstance(event.content, tuple):
-                found[event.worker.index] = event.content
-        return [info for index in sorted(found) for info in found[index]]
-
-    def attach(self, spec: StepBufferSpec) -> SharedStepBuffers:
-        """Allocates the shared memory that steps use from now on."""
-        memory = self._backend.allocate(spec.nbytes)
-        for worker in self._workers:
-            worker.share(BUFFERS, memory)
-        self.call_all("attach", spec)
-        self.buffers = buffers = SharedStepBuffers(spec, memory.buffer)
-        return buffers
-
-    # --- calls
-
-    def call_all(self, name: str, *args: Any) -> None:
-        """Calls a method of the service in all processes."""
-        self._call([(index, None, name, args) for index in range(self.count)])
-
-    def call(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls methods of environments.
-
-        Args:
-            calls: name of the method and its arguments, by number of the environment.
-
-        Returns:
-            The results, by number of the environment.
-
-        Raises:
-            WorkerError: if a call raised an exception; the error is also an instance of the
-                exception's type.
-            WorkerDied: if a process has died.
-        """
-        sent = [(env // self._each, env, name, args) for env, (name, *args) in calls.items()]
-        return dict(zip(calls, self._call(sent), strict=True))
-
+    @override
     def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
         self._check_running()
         if self.step_pending:
             self.finish_step()
-        self._results.clear()
-        numbers = []
-        for worker, env, name, args in calls:
-            self._calls += 1
-            numbers.append(self._calls)
-            self._workers[worker].send(EnvCall(self._calls, env, name, args))
-            if self.buffers is not None:
-                self._wake(worker, MESSAGE)
-        while not self._results.keys() >= set(numbers):
-            self._handle(self._next_event(), set(numbers))
-        return [self._results[number] for number in numbers]
+        self.wait_for_restarts()
+        # A call can't do without an answer.
+        tolerant, self.tolerant = self.tolerant, False
+        try:
+            return super()._call(calls)
+        finally:
+            self.tolerant = tolerant
 
-    def _handle(self, event: Event, awaited: set[int]) -> None:
-        """Handles a message from a process; ignores results whose number is not in ``awaited``."""
-        if not isinstance(event, Message) or event.content.number not in awaited:
-            return
-        if isinstance(event.content, CallFailed):
-            raise self._error(event.content, event.worker.index)
-        if isinstance(event.content, CallResult):
-            self._results[event.content.number] = event.content.value
-
-    def _next_event(self) -> Event:
-        """Waits for the next event.
-
-        Raises:
-            WorkerError: if the event is the failure or the death of a process.
-        """
-        while not self._events:
-            self._events.extend(self._backend.wait())
-        event = self._events.popleft()
-        index = event.worker.index
-        if isinstance(event, Failed):
-            error = event.failure.error(self.name_of(index))
-            self._lost = self._lost or (
-                f"{self.name_of(index)} has ended because of {event.failure.summary}"
-            )
-            raise error
-        if isinstance(event, Death):
-            self._living.discard(index)
-            self._lost = self._lost or f"{self.name_of(index)}: its process {event.reason}"
-            raise WorkerDied(self._lost)
-        return event
+    def retype(self, dtypes: Mapping[Any, str]) -> None:
+        """Changes the dtypes of the actions in all processes."""
+        self._dtypes = dtypes
+        self.call_all("retype", dtypes)
 
     # --- steps
 
@@ -222,7 +104,8 @@ class EnvWorkers:
         function's argument is True to also reset rows in the step that ends their episode. The
         second function waits until all processes of the group have taken the step. It raises a
         ``WorkerError`` (also an instance of the original exception's type) if an environment
-        failed, and a ``WorkerDied`` if a process has died.
+        failed, and a ``WorkerDied`` if a process has died. If :attr:`tolerant` is True, it records
+        them in :attr:`failures` instead.
 
         Args:
             first: number of the group's first process.
@@ -231,8 +114,8 @@ class EnvWorkers:
         buffers = self.buffers
         assert buffers is not None
         numbers, answers, eagerness = buffers.numbers, buffers.answers[first:stop], buffers.eager
-        workers, wakeups = range(first, stop), self._wakeups[first:stop]
-        poll = self._poll.poll
+        workers, wakeups = range(first, stop), self._wakeups
+        timeout = self._timeout
         expected = b""
 
         def begin(eager: bool) -> None:
@@ -245,23 +128,43 @@ class EnvWorkers:
             eagerness[0] = eager
             for worker in workers:
                 numbers[worker] = number
+            if self.tolerant:
+                self._fail_dead(workers)
+            if timeout is not None:
+                self._began.update(dict.fromkeys(workers, time.monotonic()))
             try:
-                for wakeup in wakeups:
-                    os.write(wakeup, STEP)
+                for worker in workers:
+                    os.write(wakeups[worker], STEP)
             except BrokenPipeError:
                 # A process is dead: the step fails, and the other processes need not begin it.
-                pass
+                self._wake_all(workers)
 
         def wait() -> None:
             while answers.tobytes() != expected:
-                for descriptor, _ in poll():
-                    if descriptor != self._answers:
-                        self._handle_events()
+                if self.tolerant and not self._late(workers):
+                    # An error was sent before the answer that says that the step has failed.
+                    self._handle_events()
+                    break
+                self.wait_for_answers()
             self._pending.discard(first)
 
         return begin, wait
 
-    def begin_step(self, workers: Iterable[int]) -> None:
+    def _fail_dead(self, workers: Iterable[int]) -> None:
+        """Lets the steps of dead processes fail."""
+        buffers = self.buffers
+        assert buffers is not None
+        for worker in workers:
+            if worker not in self._living:
+                buffers.answers[worker] = -buffers.numbers[worker]
+
+    def _wake_all(self, workers: Iterable[int]) -> None:
+        """Wakes the living processes for a step, if the step can succeed without the dead ones."""
+        if self.tolerant:
+            for worker in workers:
+                self._wake(worker, STEP)
+
+    def begin_step(self, workers: Sequence[int]) -> None:
         """Begins a step of some processes, which reset rows in the step that ends their episode.
 
         The step uses the actions in the shared memory. Other processes may be stepping.
@@ -272,10 +175,14 @@ class EnvWorkers:
             self._check_running()
         buffers.eager[0] = True
         self._step += 1
+        now = 0.0 if self._timeout is None else time.monotonic()
         for worker in workers:
             self._pending.add(worker)
+            self._began[worker] = now
             buffers.numbers[worker] = self._step
             self._wake(worker, STEP)
+        if self.tolerant:
+            self._fail_dead(workers)
 
     def wait_for_answers(self, timeout: float | None = None) -> None:
         """Waits until a process may have finished its step, or for ``timeout`` seconds.
@@ -285,31 +192,136 @@ class EnvWorkers:
                 exception's type.
             WorkerDied: if a process has died.
         """
+        if self._timeout is not None:
+            timeout = self._timeout if timeout is None else min(timeout, self._timeout)
         for descriptor, _ in self._poll.poll(timeout):
             if descriptor != self._answers:
                 self._handle_events()
+        if self._timeout is not None:
+            self._kill_late(self._timeout)
 
-    def _handle_events(self, ignored: bool = False) -> None:
+    def _kill_late(self, timeout: float) -> None:
+        """Kills the processes that have taken too long for their step."""
+        now = time.monotonic()
+        for index in self._late():
+            if now - self._began.get(index, now) >= timeout and index not in self._killed:
+                self._killed[index] = f"took more than {timeout:g} s for a step, and was killed"
+                self._workers[index].kill()
+
+    # --- failures
+
+    def _handle_events(self, ignored: bool = False, timeout: float | None = 0) -> None:
         """Handles events of the processes; failed steps raise an error, unless they are ignored."""
         if not self._events:
-            self._events.extend(self._backend.wait(0))
+            self._events.extend(self._backend.wait(timeout))
         while self._events:
             event = self._next_event()
-            if not ignored:
+            if self.tolerant:
+                self._note(event)
+            elif not ignored:
                 self._raise_failed_step(event)
+
+    @override
+    def _next_event(self) -> Event:
+        if not self.tolerant or self.buffers is None:
+            return super()._next_event()
+        while not self._events:
+            self._events.extend(self._backend.wait())
+        return self._events.popleft()
+
+    @override
+    def _death(self, event: Death) -> str:
+        killed = self._killed.get(event.worker.index)
+        if killed is not None:
+            return f"{self.name_of(event.worker.index)}: its process {killed}"
+        return super()._death(event)
 
     def _raise_failed_step(self, event: Event) -> None:
         """Raises the error of a step that is still waited for."""
+        failed = self._failed_step(event)
+        if failed is not None:
+            raise self._error(failed, event.worker.index)
+
+    def _failed_step(self, event: Event) -> CallFailed | None:
+        """Returns the failure of a step that is still waited for; None for other events."""
         buffers = self.buffers
         assert buffers is not None
-        if isinstance(event, Message) and isinstance(event.content, CallFailed):
-            number = buffers.numbers[event.worker.index]
-            if event.content.number == -number:
-                raise self._error(event.content, event.worker.index)
+        if not isinstance(event, Message) or not isinstance(event.content, CallFailed):
+            return None
+        awaited = event.content.number == -buffers.numbers[event.worker.index]
+        return event.content if awaited else None
 
-    def _error(self, failed: CallFailed, worker: int) -> WorkerError:
-        name = self.name_of(worker) if failed.env is None else f"environment {failed.env}"
-        return failed.failure.error(name)
+    def _note(self, event: Event) -> None:
+        """Records a failure, or the end of a restart."""
+        buffers, index = self.buffers, event.worker.index
+        assert buffers is not None
+        if isinstance(event, Failed):
+            self._last_errors[index] = event.failure.error(self.name_of(index))
+        elif isinstance(event, Death):
+            self._living.discard(index)
+            error = self._last_errors.pop(index, None) or WorkerDied(self._death(event))
+            self._killed.pop(index, None)
+            envs = self.envs_of(index)
+            found = self._restarting.items()
+            self._restarting = {number: env for number, env in found if env not in envs}
+            self.failures.update(dict.fromkeys(envs, error))
+            buffers.answers[index] = -buffers.numbers[index]
+        elif isinstance(event, Message) and not isinstance(event.content, tuple):
+            content = event.content
+            env = self._restarting.pop(content.number, None)
+            awaited = env is not None or self._failed_step(event) is not None
+            if awaited and isinstance(content, CallFailed) and content.env is not None:
+                self.failures[content.env] = self._error(content, index)
+
+    # --- restarts
+
+    def take_failures(self) -> dict[int, Exception]:
+        """Returns the errors of environments that have failed, by number, and forgets them."""
+        found, self.failures = self.failures, {}
+        return found
+
+    def begin_restart(self, env: int, seed: int | None) -> None:
+        """Begins to make an environment anew, and to reset it.
+
+        If its process is dead, another one is started.
+
+        Args:
+            env: number of the environment.
+            seed: its seed, or None.
+        """
+        index, buffers = env // self._each, self.buffers
+        assert buffers is not None
+        source, kwargs = self._sources[env]
+        if index not in self._living:
+            self._launch(index)
+            buffers.answers[index] = buffers.numbers[index]
+            self._workers[index].share(BUFFERS, self._shared)
+            self._post(index, None, "attach", (self._spec,))
+            if self._dtypes is not None:
+                self._post(index, None, "retype", (self._dtypes,))
+            self._made.update(self.envs_of(index))
+        if env in self._made:
+            self._made.discard(env)
+            source = None
+        self._restarting[self._post(index, env, "restart", (source, kwargs, seed))] = env
+
+    @property
+    def restarting(self) -> set[int]:
+        """Numbers of the environments whose restart has not ended."""
+        return set(self._restarting.values())
+
+    def wait_for_restarts(self) -> None:
+        """Waits until all restarts have ended."""
+        while self._restarting:
+            self._handle_events(timeout=None)
+
+    # --- between steps
+
+    @override
+    def close(self) -> list[Failed]:
+        # The functions refer to this object, which would keep the shared memory for a while.
+        self.__dict__.pop("_whole", None)
+        return super().close()
 
     def finish_step(self) -> None:
         """Waits until all processes have finished the pending step, even if some of them fail.
@@ -323,82 +335,22 @@ class EnvWorkers:
         for index in self._late():
             self._wake(index, STEP)
         while self._late():
-            for descriptor, _ in self._poll.poll():
+            for descriptor, _ in self._poll.poll(self._timeout):
                 if descriptor != self._answers:
                     self._handle_events(ignored=True)
+            if self._timeout is not None:
+                self._kill_late(self._timeout)
         self._pending.clear()
 
-    def _late(self) -> list[int]:
+    def _late(self, workers: Iterable[int] | None = None) -> list[int]:
         """Returns the processes that have not finished their steps."""
         buffers = self.buffers
         assert buffers is not None
-        pairs = enumerate(zip(buffers.numbers, buffers.answers, strict=True))
-        return [index for index, (number, answer) in pairs if abs(answer) != number]
+        numbers, answers = buffers.numbers, buffers.answers
+        chosen = range(self.count) if workers is None else workers
+        return [index for index in chosen if abs(answers[index]) != numbers[index]]
 
     @property
     def step_pending(self) -> bool:
         """True if a step may still run in other processes, and nobody waits for its end."""
         return bool(self._pending)
-
-    def _wake(self, index: int, what: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._wakeups[index], what)
-
-    # --- the end
-
-    def _check_running(self) -> None:
-        """Checks that the environments are open, and that no process has died.
-
-        Raises:
-            RuntimeError: if the environments are closed.
-            WorkerDied: if a process has died.
-        """
-        if self.closed:
-            raise RuntimeError("the environments are already closed")
-        if self._lost is not None:
-            raise WorkerDied(self._lost)
-
-    def close(self) -> list[Failed]:
-        """Ends all processes.
-
-        The processes close their environments. A process that takes too long is killed.
-
-        Returns:
-            The failures that the processes reported.
-        """
-        if self.closed:
-            return []
-        self.closed = True
-        failures: list[Failed] = []
-        if self._owner == os.getpid():
-            failures = self._end()
-        self._poll.close()
-        for descriptor in (*self._wakeups, self._answers):
-            os.close(descriptor)
-        return failures
-
-    def _end(self) -> list[Failed]:
-        failures = []
-        deadline = time.monotonic() + _CLOSING
-        self._living -= {event.worker.index for event in self._events if isinstance(event, Death)}
-        try:
-            for index in self._living:
-                self._workers[index].stop()
-                # stop() sends a signal. In case the process catches the signal, it also sends a
-                # message, and the wake-up makes the process read this message.
-                self._wake(index, MESSAGE)
-            while self._living and (left := deadline - time.monotonic()) > 0:
-                for event in self._backend.wait(left):
-                    if isinstance(event, Death):
-                        self._living.discard(event.worker.index)
-                    elif isinstance(event, Failed):
-                        failures.append(event)
-        finally:
-            self._backend.close()
-        return failures
-
-    def name_of(self, worker: int) -> str:
-        """Returns the name of a process's environments."""
-        first = worker * self._each
-        last = min(first + self._each, self._envs) - 1
-        return f"environment {first}" if first == last else f"environments {first} to {last}"

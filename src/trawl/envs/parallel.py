@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
-from trawl.checks import check_number
+from trawl.checks import check_number, seconds_above_zero
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
-from trawl.envs.seeding import next_kwargs
+from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
@@ -70,6 +70,8 @@ class ParallelEnv(BatchedEnv):
         worker_affinity: CPU cores of each process: a sequence with one sequence of core numbers for
             each process, or a function of the process's number that returns one. None leaves the
             choice to the operating system.
+        worker_timeout: seconds that a process may take for a step. If it takes longer, it is
+            killed, and counts as dead. None: no limit.
         start_method: ``"forkserver"`` forks the processes from a server that has imported the
             modules they need; ``"spawn"`` starts a fresh interpreter for each process, which
             takes seconds.
@@ -103,6 +105,7 @@ class ParallelEnv(BatchedEnv):
         device: torch.device | str | None = None,
         backend: Literal["process", "thread"] = "process",
         worker_affinity: Affinity | None = None,
+        worker_timeout: float | None = None,
         start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)
@@ -119,8 +122,14 @@ class ParallelEnv(BatchedEnv):
         self.groups = _check_groups(groups, num_workers, self.envs_per_worker)
         sources = list(zip(factories, arguments, strict=True))
         method = start_method if backend == "process" else None
+        timeout = seconds_above_zero("worker_timeout", worker_timeout)
+        if timeout is not None and backend == "thread":
+            raise ValueError(
+                f"worker_timeout={worker_timeout!r} needs backend='process', because a thread "
+                "can't be killed"
+            )
         affinity = affinity_of(worker_affinity, -(-num_workers // self.envs_per_worker))
-        self._workers = EnvWorkers(sources, self.envs_per_worker, method, affinity)
+        self._workers = EnvWorkers(sources, self.envs_per_worker, method, affinity, timeout)
         self._finalizer = weakref.finalize(self, self._workers.close)
         try:
             self._set_members(self._workers.infos)
@@ -141,6 +150,9 @@ class ParallelEnv(BatchedEnv):
         self._acted = [
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
+        # The last seed, and the number of restarts since.
+        self._seed: int | None = None
+        self._restarts = 0
         self._eager = False
         # Flags of the last step, if it could also reset environments; None once the observations
         # of the reset have been read.
@@ -180,6 +192,11 @@ class ParallelEnv(BatchedEnv):
         )
         self._no_flags = np.zeros(self._flags.shape, np.bool_)
         self._nothing = self._no_flags.tobytes()
+
+    @override
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        self._seed, self._restarts = check_seed(seed), 0
+        return super().set_seed(seed, static_seed)
 
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
@@ -247,7 +264,7 @@ class ParallelEnv(BatchedEnv):
         """Changes the dtypes of the actions in the shared memory."""
         assert self.buffers is not None
         if self.buffers.action_dtypes != dtypes:
-            self._workers.call_all("retype", {key: dtype.str for key, dtype in dtypes.items()})
+            self._workers.retype({key: dtype.str for key, dtype in dtypes.items()})
             self.buffers.set_action_dtypes(dtypes)
 
     def stepper(
@@ -269,7 +286,7 @@ class ParallelEnv(BatchedEnv):
         )
         return rows, *self._workers.stepper(workers.start, workers.stop)
 
-    def begin_step(self, processes: Iterable[int]) -> None:
+    def begin_step(self, processes: Sequence[int]) -> None:
         """Begins a step of some processes, with the actions in the shared memory.
 
         Environments are reset in the step that ends their episode.
@@ -279,6 +296,33 @@ class ParallelEnv(BatchedEnv):
     def wait_for_answers(self, timeout: float | None = None) -> None:
         """Waits until a process may have finished its step, or for ``timeout`` seconds."""
         self._workers.wait_for_answers(timeout)
+
+    # --- failures, for collectors that restart environments
+
+    def tolerate_failures(self) -> None:
+        """Records failures of steps from now on, instead of raising them."""
+        self._workers.tolerant = True
+
+    def take_failures(self) -> dict[int, Exception]:
+        """Returns the errors of environments that have failed, by number, and forgets them."""
+        return self._workers.take_failures()
+
+    def begin_restart(self, env: int) -> None:
+        """Begins to make an environment anew, and to reset it."""
+        seed = None
+        if self._seed is not None:
+            self._restarts += 1
+            seed = derive(self._seed, "rebuild", self._restarts)
+        self._workers.begin_restart(env, seed)
+
+    @property
+    def restarting(self) -> set[int]:
+        """Numbers of the environments whose restart has not ended."""
+        return self._workers.restarting
+
+    def wait_for_restarts(self) -> None:
+        """Waits until all restarts have ended; their first observations are in shared memory."""
+        self._workers.wait_for_restarts()
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""

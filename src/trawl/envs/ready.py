@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,22 @@ from numpy.typing import NDArray
 from trawl.envs.parallel import ParallelEnv
 
 Rows = NDArray[np.int64]
+#: Function that begins to restart an environment, or raises the error that it is given.
+Restart = Callable[[int, Exception], None]
+
+
+class Ready(NamedTuple):
+    """Process whose environments wait for actions.
+
+    Attributes:
+        process: number of the process.
+        rows: rows of the environments that have taken a step.
+        restarted: rows of the environments that were restarted instead.
+    """
+
+    process: int
+    rows: Rows
+    restarted: Rows
 
 
 class ReadyEnvs:
@@ -24,34 +41,52 @@ class ReadyEnvs:
         least: number of environments to wait for.
         most: maximum number of environments that are returned at once.
         patience: seconds after the first ready environment in which the others are waited for.
+        restart: function that is called if an environment fails; None to raise the error.
+        succeeded: function that is called with the environments of a process that have taken a
+            step.
 
     Attributes:
         rows: the rows of each process's environments.
+        broken: rows of the environments that have failed. The user of the object clears it.
     """
 
-    def __init__(self, env: ParallelEnv, least: int, most: int, patience: float) -> None:
+    def __init__(
+        self,
+        env: ParallelEnv,
+        least: int,
+        most: int,
+        patience: float,
+        restart: Restart | None = None,
+        succeeded: Callable[[range], None] = lambda _: None,
+    ) -> None:
         assert env.buffers is not None
         self._env = env
-        per_env = env.batch_size.numel() // env.num_workers
+        self._restart, self._succeeded = restart, succeeded
+        self._per_env = env.batch_size.numel() // env.num_workers
         self._least, self._patience = least, patience
         self._most = max(1, most // env.envs_per_worker)
-        size = env.envs_per_worker * per_env
-        count = env.batch_size.numel()
-        self.rows: list[Rows] = [
-            np.arange(first, min(first + size, count)) for first in range(0, count, size)
-        ]
-        self._envs_of = [len(rows) // per_env for rows in self.rows]
+        each, count = env.envs_per_worker, env.num_workers
+        self._envs = [range(first, min(first + each, count)) for first in range(0, count, each)]
+        self.rows: list[Rows] = [self._rows_of(envs) for envs in self._envs]
+        self.broken: list[int] = []
         # The numbers of the steps that processes take, and that they have taken.
         self._numbers, self._answers = map(np.asarray, (env.buffers.numbers, env.buffers.answers))
         self._stepping = np.zeros(len(self.rows), np.bool_)
-        self._ready: list[int] = []
+        self._ready: list[Ready] = []
+        # Environments that have failed since their process became ready, by process.
+        self._failed: dict[int, set[int]] = {}
+
+    def _rows_of(self, envs: range | set[int]) -> Rows:
+        """Returns the rows of environments, in order."""
+        starts = np.array(sorted(envs), np.int64) * self._per_env
+        return (starts[:, None] + np.arange(self._per_env)).ravel()
 
     def begin(self, processes: Sequence[int]) -> None:
         """Begins a step of some processes, with the actions in the shared memory."""
         self._stepping[processes] = True
         self._env.begin_step(processes)
 
-    def wait(self) -> list[int]:
+    def wait(self) -> list[Ready]:
         """Waits until environments are ready, and returns their processes, in order.
 
         If more than ``most`` environments are ready, those that became ready first are returned.
@@ -73,26 +108,55 @@ class ReadyEnvs:
                 self._env.wait_for_answers(None if left == math.inf else left)
                 self._look()
         chosen, self._ready = self._ready[: self._most], self._ready[self._most :]
-        return sorted(chosen)
+        return sorted(chosen, key=lambda ready: ready.process)
 
-    def finish(self) -> list[int]:
+    def finish(self) -> list[Ready]:
         """Waits until no process is stepping, and returns those that are ready."""
-        self._env.finish_step()
-        self._look()
+        while self._stepping.any() or self._failed:
+            self._env.finish_step()
+            self._env.wait_for_restarts()
+            self._look()
         chosen, self._ready = self._ready, []
         return chosen
 
     def _lacks(self) -> bool:
         """Returns True if more environments have to be waited for, and may become ready."""
-        ready = sum(self._envs_of[index] for index in self._ready)
+        ready = sum(len(self._envs[ready.process]) for ready in self._ready)
         return ready < self._least and bool(self._stepping.any())
 
     def _look(self) -> None:
-        """Notes the processes that have become ready."""
-        found = np.flatnonzero(self._stepping & (self._answers == self._numbers))
-        self._stepping[found] = False
-        self._ready += found.tolist()
+        """Notes the processes that have become ready, and the environments that have failed."""
+        if self._restart is not None:
+            self._look_for_failures(self._restart)
+        answered = np.abs(self._answers) == self._numbers
+        for process in np.flatnonzero(self._stepping & answered).tolist():
+            if self._answers[process] < 0 and process not in self._failed:
+                # The message with the error is there, but was not read yet.
+                self._env.wait_for_answers(0)
+                assert self._restart is not None
+                self._look_for_failures(self._restart)
+            if process in self._failed and not self._is_restarted(process):
+                continue
+            self._stepping[process] = False
+            failed = self._failed.pop(process, set())
+            if failed:
+                kept = set(self._envs[process]) - failed
+                self._ready.append(Ready(process, self._rows_of(kept), self._rows_of(failed)))
+            else:
+                self._succeeded(self._envs[process])
+                self._ready.append(Ready(process, self.rows[process], self.rows[process][:0]))
 
-    def envs(self, processes: Iterable[int]) -> int:
-        """Returns the number of environments in some processes."""
-        return sum(self._envs_of[index] for index in processes)
+    def _is_restarted(self, process: int) -> bool:
+        return self._env.restarting.isdisjoint(self._envs[process])
+
+    def _look_for_failures(self, restart: Restart) -> None:
+        """Begins to restart the environments that have failed."""
+        for env, error in self._env.take_failures().items():
+            process = env // len(self._envs[0])
+            # A process that was ready may have died since. Its frames are still in shared memory,
+            # but its environments have to begin anew.
+            self._stepping[process] = True
+            self._ready = [ready for ready in self._ready if ready.process != process]
+            self._failed.setdefault(process, set()).add(env)
+            self.broken += self._rows_of({env}).tolist()
+            restart(env, error)

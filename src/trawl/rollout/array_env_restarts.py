@@ -11,7 +11,7 @@ from typing_extensions import override
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
-from trawl.keys import DONE, MASK, TRUNCATED
+from trawl.keys import DONE, MASK
 from trawl.rollout.array_stepper import (
     ArrayStepper,
     SerialStepper,
@@ -20,7 +20,7 @@ from trawl.rollout.array_stepper import (
 )
 from trawl.rollout.batch_writer import StepFn
 from trawl.rollout.env_restarts import EnvRestarts, FailureCounter
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.episodes import EpisodeTracker, StepArrays, discard_step, truncate
 from trawl.rollout.parallel_stepper import ParallelStepper
 
 
@@ -33,12 +33,12 @@ def make_stepper(env: Any, restarts: EnvRestarts | None) -> ArrayStepper:
     """
     if isinstance(env, SerialEnv):
         return SerialStepper([make_stepper(child, restarts) for child in env.envs])
+    if isinstance(env, ParallelEnv):
+        return ParallelStepper(env, restarts)
     return _unguarded_stepper(env) if restarts is None else RestartingStepper(env, restarts)
 
 
-def _unguarded_stepper(env: GymEnv | ParallelEnv) -> ArrayStepper:
-    if isinstance(env, ParallelEnv):
-        return ParallelStepper(env)
+def _unguarded_stepper(env: GymEnv) -> ArrayStepper:
     return SingleStepper(env) if env.vector is None else VectorStepper(env)
 
 
@@ -96,7 +96,7 @@ class RestartingStepper(ArrayStepper):
         if taken:
             _end_episodes(view, episodes, row)
         else:
-            _discard_step(view, episodes, row, self.num_envs)
+            discard_step(view, episodes, row, range(self.num_envs))
         for leaf in self.env.observation_codec.leaves:
             rows = view.arrays[leaf.key]
             if row + 1 < len(rows):
@@ -112,21 +112,5 @@ def _end_episodes(view: StepArrays, episodes: EpisodeTracker, row: int) -> None:
     """Ends the episodes that were still running after the successful step in ``row``."""
     done, mask = view.arrays[DONE], view.arrays[MASK]
     for index in np.flatnonzero(mask[row] & ~done[row, :, 0]):
-        _truncate(view, row, int(index))
+        truncate(view, row, int(index))
         episodes.end(view.first + int(index), row)
-
-
-def _discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, num_envs: int) -> None:
-    """Discards the step in ``row``, and ends the episodes with the previous frame."""
-    for index in range(num_envs):
-        if episodes.break_off(view.first + index, row):
-            _truncate(view, row - 1, index)
-    view.arrays[MASK][row] = False
-    for key, rows in view.arrays.items():
-        if key[0] == "next":
-            rows[row] = 0
-
-
-def _truncate(view: StepArrays, row: int, index: int) -> None:
-    for key in (TRUNCATED, DONE):
-        view.arrays[key][row, index] = True

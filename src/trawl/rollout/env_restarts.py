@@ -71,7 +71,12 @@ class FailureCounter:
         return self._last_failed == self.restarts.steps_done + row
 
     def restart(
-        self, error: Exception, row: int, rebuild: Callable[[], Any], after_step: bool
+        self,
+        error: Exception,
+        row: int,
+        rebuild: Callable[[], Any],
+        after_step: bool = False,
+        when: str | None = None,
     ) -> Any:
         """Rebuilds the environment after an error in ``row`` of the batch.
 
@@ -80,6 +85,7 @@ class FailureCounter:
             row: row of the batch.
             rebuild: function that rebuilds the environment and resets it.
             after_step: True if the step succeeded and the reset after it failed.
+            when: text that says when it failed; by default, the number of the step.
 
         Returns:
             The result of ``rebuild``.
@@ -100,8 +106,9 @@ class FailureCounter:
             add_note(error, f"{self._which} could not be rebuilt after this error: {cause}")
             raise error from why
         self.restarts.count += 1
+        when = f"at step {self._last_failed} (from 0)" if when is None else when
         self.restarts.warn(
-            f"{self._which} failed at step {self._last_failed} (from 0) with "
+            f"{self._which} failed {when} with "
             f"{type(error).__name__}: {error}; rebuilt because of on_env_error='restart'"
         )
         return result

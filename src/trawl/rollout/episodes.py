@@ -7,12 +7,13 @@ writes trajectory ids, step counts and ``is_init``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trawl.keys import NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, next_of
+from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
 from trawl.memory import Array
 
 NEVER = 2**62
@@ -249,3 +250,27 @@ class EpisodeTracker:
             rows = start.rows
             target = start.next_obs if rows is None or row == len(rows) else rows[row]
             target[index] = start.value
+
+
+def discard_step(view: StepArrays, episodes: EpisodeTracker, row: int, envs: Iterable[int]) -> None:
+    """Discards the steps of some environments in ``row``, and ends their episodes before it.
+
+    Args:
+        view: the arrays of the environments.
+        episodes: tracker of the environments' episodes.
+        row: the row.
+        envs: numbers of the environments in ``view``.
+    """
+    for index in envs:
+        if episodes.break_off(view.first + index, row):
+            truncate(view, row - 1, index)
+        view.arrays[MASK][row, index] = False
+        for key, rows in view.arrays.items():
+            if key[0] == "next":
+                rows[row, index] = 0
+
+
+def truncate(view: StepArrays, row: int, env: int) -> None:
+    """Marks an environment's step in ``row`` as truncated and done."""
+    for key in (TRUNCATED, DONE):
+        view.arrays[key][row, env] = True

@@ -16,7 +16,9 @@ from trawl.keys import MASK, Key, next_of
 from trawl.memory import Array
 from trawl.rollout.array_stepper import ArrayStepper, from_bfloat16
 from trawl.rollout.batch_writer import StepFn
-from trawl.rollout.episodes import EpisodeTracker, StepArrays
+from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.episodes import EpisodeTracker, StepArrays, discard_step
+from trawl.rollout.parallel_repairs import ParallelRepairs
 
 
 class ParallelStepper(ArrayStepper):
@@ -27,11 +29,14 @@ class ParallelStepper(ArrayStepper):
 
     Args:
         env: the parallel environment, which has a fixed layout.
+        restarts: the collector's record of failures; None to raise errors instead of restarting.
     """
 
-    def __init__(self, env: ParallelEnv) -> None:
+    def __init__(self, env: ParallelEnv, restarts: EnvRestarts | None = None) -> None:
         self.env = env
         self.num_envs = env.batch_size.numel()
+        self._restarts = restarts
+        self._repairs: ParallelRepairs | None = None
         #: Observations that the policy writes, under ``"next"``. Only resets give others.
         self.written: frozenset[Key] = frozenset()
 
@@ -70,6 +75,8 @@ class ParallelStepper(ArrayStepper):
             groups: number of groups.
         """
         self.env.finish_step()
+        if self._restarts is not None and self._repairs is None:
+            self._repairs = ParallelRepairs(self.env, self._restarts, view.first)
         actions = self._actions(view, start, stop)
         return [
             self._bind_group(view, episodes, start, stop, actions, self.env.stepper(group, groups))
@@ -145,8 +152,12 @@ class ParallelStepper(ArrayStepper):
                 cut[:] = [t >= limit for limit in limits]
             begin(True)
 
+        repairs = self._repairs
+
         def receive(t: int) -> None:
+            nonlocal limits, nearest
             wait()
+            failed = [] if repairs is None else repairs.restart(chosen, start + t)
             if t >= nearest:
                 cut[:] = False
             rewards[t] = given
@@ -156,6 +167,12 @@ class ParallelStepper(ArrayStepper):
                 rows[t][...] = source
             if flags.tobytes() != nothing:
                 note(t)
+            if failed:
+                discard_step(view, episodes, start + t, failed)
+                for begun, rows in begun_roots:
+                    rows[t][failed] = begun[failed]
+                limits = cutoffs()
+                nearest = min(limits)
 
         return send, receive
 

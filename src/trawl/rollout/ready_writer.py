@@ -17,7 +17,7 @@ from typing_extensions import override
 from trawl import keys
 from trawl.envs.masks import rand_actions
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.ready import ReadyEnvs, Rows
+from trawl.envs.ready import Ready, ReadyEnvs, Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
 from trawl.keys import DONE, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of
@@ -29,6 +29,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.layout import Layout, Leaf
+from trawl.rollout.parallel_repairs import ParallelRepairs
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
 from trawl.rollout.serving import ServingRecord
@@ -85,7 +86,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         policy.varies = serving.size is None
         super().__init__(env, policy, options)
         self.record = ServingRecord()
-        self._envs = ReadyEnvs(env, serving.least, serving.most, serving.patience)
+        self._envs = self._ready_envs(serving)
         self._per_env = self.num_envs // env.num_workers
         written = self._policy_leaves.written
         # The part of each environment's frame that is known before its step. Entries of
@@ -96,14 +97,28 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self._begun[key] = self._new_row(leaf)
         if serving.version_key is not None:
             self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
-        # Processes to act for that have no frame to record, and rows that wait to be recorded,
-        # with the process to act for afterwards.
+        # Processes to act for that have no frame to record, and ready processes whose frames wait
+        # to be recorded.
         self._idle = list(range(len(self._envs.rows)))
-        self._due: list[tuple[Rows, int]] = []
+        self._due: list[Ready] = []
         # Processes of ready environments whose frames are recorded.
         self._recorded: list[int] = []
+        # Row of each environment's last frame in this batch; -1 if there is none.
+        self._last = np.full(self.num_envs, -1)
         self._drawn: dict[Key, Array] = {}
         self._drawn_next = 0
+
+    def _ready_envs(self, serving: ServingOptions) -> ReadyEnvs:
+        restarts, env = self.options.restarts, self.env
+        args = env, serving.least, serving.most, serving.patience
+        if restarts is None:
+            return ReadyEnvs(*args)
+        repairs = ParallelRepairs(env, restarts)
+
+        def restart(index: int, error: Exception) -> None:
+            repairs.begin(index, error, 0, when=f"after {restarts.steps_done} frames of all")
+
+        return ReadyEnvs(*args, restart, repairs.succeeded)
 
     @override
     def _new_layout(self) -> Layout:
@@ -128,6 +143,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         buffers = self.env.buffers
         assert buffers is not None
         self._rows = rows
+        self._last[:] = -1
         self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
         states = self._policy_leaves.states
         self._observed_rows = [
@@ -158,7 +174,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             for key in buffers.action_dtypes
         }
         if buffers.action_dtypes != dtypes:
-            self._due += [(self._envs.rows[index], index) for index in self._envs.finish()]
+            self._due += self._envs.finish()
             self.env.set_action_dtypes(dtypes)
         return [(buffers.actions[key], key) for key in dtypes]
 
@@ -178,8 +194,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._act(idle)
         if not self._due:
             before = perf_counter()
-            self._due = [(self._envs.rows[index], index) for index in self._envs.wait()]
+            self._due = self._envs.wait()
             self.record.waited += perf_counter() - before
+            if self._envs.broken:
+                self._break_off()
         chosen, processes = self._take_due(stop - filled)
         self._recorded += processes
         filled = self._record_frames(chosen, filled)
@@ -194,16 +212,29 @@ class ReadyBatchWriter(ArrayBatchWriter):
         taken: list[Rows] = []
         processes: list[int] = []
         while self._due and most:
-            rows, process = self._due[0]
+            process, rows, restarted = self._due[0]
             if len(rows) > most:
-                self._due[0] = rows[most:], process
+                self._due[0] = Ready(process, rows[most:], restarted)
                 taken.append(rows[:most])
                 break
             del self._due[0]
             taken.append(rows)
             processes.append(process)
             most -= len(rows)
+            if len(restarted):
+                self._copy_begun(restarted)
         return np.concatenate(taken), processes
+
+    def _break_off(self) -> None:
+        """Ends the trajectories of environments that have failed with their last frames."""
+        broken, self._envs.broken = self._envs.broken, []
+        for index in broken:
+            last = self._last[index]
+            if last >= 0:
+                for key in (keys.TRUNCATED, keys.DONE):
+                    # A trajectory that has ended with this frame keeps its flags.
+                    self._rows[key][last] |= not self._rows[keys.DONE][last]
+        self._forget(np.array(broken))
 
     def _record_frames(self, chosen: Rows, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
@@ -216,6 +247,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         stop = start + len(chosen)
         for source, target in self._copied:
             source.take(chosen, 0, target[start:stop], "clip")
+        self._last[chosen] = np.arange(start, stop)
         rows = self._rows
         rows[REWARD][start:stop, 0] = buffers.rewards[chosen]
         rows[ENV_INDEX][start:stop] = chosen // self._per_env
@@ -352,6 +384,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         assert self._block is not None
         block, self._block = self._block, None
         block.clear_from(filled, but=TRAJ_IDS)
+        self._last[:] = -1
         self._check_rewards(filled)
         if self._given:
             block.flush()
@@ -371,17 +404,22 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        waiting = [(self._envs.rows[index], index) for index in self._envs.finish()]
+        waiting = self._envs.finish()
+        if self._envs.broken:
+            self._break_off()
         self._due = [*self._due, *waiting] if mask is not None else []
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
         self.env.begin(mask, **kwargs)
         self._forget(np.flatnonzero(chosen))
         self._copy_begun(chosen)
         # What a process has done since is dropped for the environments that were reset.
-        kept = [(rows[~chosen[rows]], index) for rows, index in self._due]
-        self._due = [(rows, index) for rows, index in kept if len(rows)]
+        for number, (process, rows, restarted) in enumerate(self._due):
+            self._due[number] = Ready(process, rows[~chosen[rows]], restarted)
+            if len(restarted):
+                self._copy_begun(restarted)
+        self._due = [ready for ready in self._due if len(ready.rows)]
         self._recorded = []
-        waits = {index for _, index in self._due}
+        waits = {ready.process for ready in self._due}
         self._idle = [index for index in range(len(self._envs.rows)) if index not in waits]
 
     @override

@@ -11,9 +11,8 @@ from trawl.backends.control import LEAST_SECONDS
 from trawl.backends.launch_command import check_template
 from trawl.backends.link import check_name
 from trawl.backends.network import listening
-from trawl.checks import check_number
+from trawl.checks import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions
-from trawl.collectors.options import check_seconds
 
 LauncherName = Literal["mp", "submitit", "submitit_delayed", "command", "env"]
 LAUNCHERS = get_args(LauncherName)

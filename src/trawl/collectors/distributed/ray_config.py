@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trawl.backends.ray_cluster import with_defaults
-from trawl.checks import check_number
+from trawl.checks import check_number, check_seconds
 from trawl.collectors.distributed.cluster import ClusterArguments, ClusterOptions, each
-from trawl.collectors.options import check_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from trawl.checks import check_seconds
 from trawl.collectors.evaluation.engine import EvaluationEngine, EvaluationStopped, Setup
 from trawl.collectors.evaluation.options import (
     check_policies,
@@ -32,7 +33,7 @@ from trawl.collectors.evaluation.results import (
 )
 from trawl.collectors.evaluation.snapshot import check_different, snapshot, snapshots
 from trawl.collectors.evaluation.thread import EvaluationThread
-from trawl.collectors.options import check_callable, check_seconds, one_of
+from trawl.collectors.options import check_callable, one_of
 from trawl.envs.seeding import check_seed
 from trawl.weight_update.tensors import Weights
 

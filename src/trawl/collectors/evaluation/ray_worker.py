@@ -9,9 +9,8 @@ from typing import Any
 import cloudpickle
 
 from trawl.backends.ray_cluster import connect, import_ray
-from trawl.checks import check_number
+from trawl.checks import check_number, check_seconds
 from trawl.collectors.evaluation.options import single_key
-from trawl.collectors.options import check_seconds
 
 # Seconds that an actor has to close its environment before it is killed.
 _CLOSING = 10.0

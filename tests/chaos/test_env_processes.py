@@ -1,0 +1,269 @@
+"""Environments in processes that fail, die or hang, and are restarted while the others go on."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from chaos_parts import (
+    LENGTHS,
+    PATIENCE,
+    Maker,
+    Trouble,
+    act,
+    block,
+    crash,
+    fail,
+    kill,
+    leave,
+    stay_busy,
+)
+from tensordict import TensorDictBase
+
+from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.envs import ParallelEnv
+from trawl.errors import WorkerDied
+from trawl.keys import MASK, TRAJ_IDS
+from trawl.testing import NumberedEnv, RaggedEnv
+
+ENVS = 4
+
+
+def close_stdout() -> None:
+    """Closes the standard output, and then fails."""
+    os.close(1)
+    raise ValueError("nobody listens")
+
+
+FAULTS = {
+    "exception": (fail, "ZeroDivisionError: in environment 1: ZeroDivisionError: the sea is rough"),
+    "killed": (kill, r"WorkerDied: environments? [01 to]+: its process was killed by SIGKILL"),
+    "exit": (leave, r"WorkerDied: environments? [01 to]+: its process exited with status 3"),
+    "crash": (crash, r"WorkerDied: environments? [01 to]+: its process was killed by SIGSEGV"),
+    "closed stdout": (close_stdout, "ValueError: in environment 1: ValueError: nobody listens"),
+}
+
+
+def together(makers: list[Any], frames: int, total: int, each: int, **options: Any) -> Any:
+    groups = options.pop("groups", 1)
+    timeout = options.pop("worker_timeout", None)
+    env = ParallelEnv(
+        len(makers), makers, envs_per_worker=each, groups=groups, worker_timeout=timeout
+    )
+    return Collector(
+        env,
+        act,
+        frames_per_batch=frames,
+        total_frames=total,
+        on_env_error="restart",
+        **options,
+    )
+
+
+def ready(makers: list[Any], frames: int, total: int, each: int, **options: Any) -> Any:
+    return AsyncBatchedCollector(
+        makers,
+        policy=act,
+        frames_per_batch=frames,
+        total_frames=total,
+        envs_per_worker=each,
+        on_env_error="restart",
+        **options,
+    )
+
+
+MODES = {"all": together, "groups": partial(together, groups=2), "ready": ready}
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+
+class Lives:
+    """Checks the frames of environments whose number is another one in each life."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._steps: dict[int, int] = {}
+        self._last: dict[int, tuple[list[int], bool, int]] = {}
+        self._batch = 0
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Checks a batch; frames of an environment are in order."""
+        self._batch += 1
+        flat = batch.reshape(-1)
+        mask = flat.get(MASK, None)
+        flat = flat if mask is None else flat[mask]
+        now, then = NumberedEnv.numbers(flat).tolist(), NumberedEnv.numbers(flat["next"]).tolist()
+        done = flat["next", "done"].reshape(-1).tolist()
+        ids = flat[TRAJ_IDS].tolist()
+        for before, after, ended, trajectory in zip(now, then, done, ids, strict=True):
+            number, episode, step, total, _ = before
+            assert total == self._steps.get(number, 0), "a step is missing, or there twice"
+            assert after[:4] == [number, episode, step + 1, total + 1]
+            if number in self._last:
+                last, had_ended, last_id = self._last[number]
+                assert last == before or (step == 0 and had_ended)
+                assert (trajectory != last_id) == had_ended
+            self._steps[number] = total + 1
+            self._last[number] = after, ended, trajectory
+        self.frames += len(now)
+
+    def cut(self) -> int:
+        """Returns the number of lives that ended within an episode, marked as truncated."""
+        return sum(
+            ended and numbers[2] != LENGTHS[numbers[1] % len(LENGTHS)]
+            for numbers, ended, _ in self._last.values()
+        )
+
+    @property
+    def lives(self) -> int:
+        return len(self._steps)
+
+
+@contextmanager
+def restarts(pattern: str, count: int | None = None) -> Iterator[None]:
+    """Checks that the only warnings in the context are about restarts."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    found = [str(one.message) for one in caught]
+    text = rf"environment \d+ failed .* with {pattern}"
+    assert all(re.match(text, message) for message in found), found
+    assert found if count is None else len(found) == count, found
+
+
+def makers_of(folder: Path, trouble: Trouble | None = None, count: int = ENVS) -> list[Maker]:
+    return [Maker(folder, 0, lane, trouble if lane == 1 else None) for lane in range(count)]
+
+
+def run_until(collector: Any, lives: Lives, count: int) -> None:
+    """Checks batches until ``count`` lives have begun."""
+    for batch in collector:
+        lives.add(batch)
+        if lives.lives >= count:
+            break
+    assert lives.lives == count
+    assert lives.frames == collector.stats()["frames"]
+
+
+@modes
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_failed_environment_is_restarted(
+    tmp_path: Path, mode: Any, fault: Any, each: int
+) -> None:
+    what, told = fault
+    failed = each if "WorkerDied" in told else 1
+    makers, lives = makers_of(tmp_path, Trouble("step", 9, what)), Lives()
+    with restarts(told, failed), mode(makers, 40, -1, each) as collector:
+        run_until(collector, lives, ENVS + failed)
+        assert collector.stats()["env_restarts"] == failed
+    assert lives.cut() <= failed
+
+
+@modes
+def test_the_last_frame_before_a_failure_is_truncated(tmp_path: Path, mode: Any) -> None:
+    makers, lives = makers_of(tmp_path, Trouble("step", 9, fail)), Lives()
+    with restarts("ZeroDivisionError", 1), mode(makers, 400, 400, 1) as collector:
+        lives.add(collector.next())
+    assert lives.cut() == 1
+
+
+@modes
+@pytest.mark.parametrize("what", [block, stay_busy])
+def test_an_environment_that_hangs_is_killed(tmp_path: Path, mode: Any, what: Any) -> None:
+    makers, lives = makers_of(tmp_path, Trouble("step", 5, what)), Lives()
+    with (
+        restarts("WorkerDied: environment 1: its process took more than 3 s for a step"),
+        mode(makers, 40, -1, 1, worker_timeout=3) as collector,
+    ):
+        run_until(collector, lives, ENVS + 1)
+
+
+@modes
+def test_a_failure_in_a_reset(tmp_path: Path, mode: Any) -> None:
+    makers, lives = makers_of(tmp_path, Trouble("reset", 3, fail)), Lives()
+    with restarts("ZeroDivisionError", 1), mode(makers, 40, -1, 1) as collector:
+        run_until(collector, lives, ENVS + 1)
+
+
+@modes
+def test_an_environment_that_always_fails_is_given_up(tmp_path: Path, mode: Any) -> None:
+    makers = makers_of(tmp_path, Trouble("step", 0, fail, lives=100))
+    with (
+        restarts("ZeroDivisionError", 9),
+        pytest.raises(ZeroDivisionError) as raised,
+        mode(makers, 40, -1, 1) as collector,
+    ):
+        list(collector)
+    assert "failed 10 times without a successful step" in "".join(raised.value.__notes__)
+
+
+@modes
+def test_an_environment_that_can_not_be_made_again_is_given_up(tmp_path: Path, mode: Any) -> None:
+    class Breaks:
+        def __call__(self) -> NumberedEnv:
+            if (tmp_path / "made").exists():
+                raise OSError("no display")
+            (tmp_path / "made").touch()
+            return Maker(tmp_path, 0, 1, Trouble("step", 3, kill))()
+
+    makers = makers_of(tmp_path)
+    makers[1] = Breaks()  # type: ignore[call-overload]
+    with (
+        restarts("(WorkerDied|OSError)"),
+        pytest.raises(OSError, match="no display"),
+        mode(makers, 40, -1, 1) as collector,
+    ):
+        list(collector)
+
+
+@modes
+def test_a_storm(tmp_path: Path, mode: Any) -> None:
+    """Processes are killed again and again; each step is delivered once at most."""
+    makers, lives, kills = makers_of(tmp_path), Lives(), 12
+    randomly = random.Random(0)
+    with restarts("WorkerDied"), mode(makers, 40, -1, 1) as collector:
+        batches = iter(collector)
+        for number in range(1, kills + 1):
+            for _ in range(randomly.randrange(1, 4)):
+                lives.add(next(batches))
+            os.kill(randomly.choice(makers).lives.pids[-1], signal.SIGKILL)
+            while sum(len(maker.lives.pids) for maker in makers) < ENVS + number:
+                lives.add(next(batches))
+        assert collector.stats()["frames"] == lives.frames
+    pids = [pid for maker in makers for pid in maker.lives.pids]
+    assert len(pids) == ENVS + kills
+    _, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], PATIENCE
+    )
+    assert not alive
+
+
+def test_without_restarts_a_hang_is_an_error(tmp_path: Path) -> None:
+    makers = makers_of(tmp_path, Trouble("step", 3, block))
+    env = ParallelEnv(ENVS, makers, worker_timeout=1)
+    with (
+        Collector(env, act, frames_per_batch=40) as collector,
+        pytest.raises(WorkerDied, match="environment 1: its process took more than 1 s"),
+    ):
+        list(collector)
+
+
+def test_a_thread_can_not_be_killed() -> None:
+    with pytest.raises(ValueError, match="worker_timeout=1 needs backend='process'"):
+        ParallelEnv(2, NumberedEnv, backend="thread", worker_timeout=1)
+
+
+def test_data_without_a_fixed_layout_can_not_be_repaired() -> None:
+    env = ParallelEnv(2, RaggedEnv)
+    with pytest.raises(ValueError, match="only if frames have a fixed layout"):
+        Collector(env, frames_per_batch=4, on_env_error="restart")
