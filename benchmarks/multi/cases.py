@@ -18,7 +18,7 @@ import hand
 import peers as single_peers
 import work
 from harness import HAND, TRAWL, Source
-from multi import parallel, peers
+from multi import parallel, peers, ready
 from multi.collecting import Collecting, Delivering, Looping, Several, SideBySide
 from multi.overlap import CollectingAndLearning, SideBySideAndLearning
 from multi.race import Contender, Goal, Measure, Race
@@ -390,6 +390,9 @@ RACES = {
         parallel2,
         parallel16,
         groups16,
+        ready.ready16,
+        ready.async64,
+        ready.async_images,
         collected2,
         straggler,
         prefetch2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import select
 import signal
 import warnings
 from collections.abc import Iterator
@@ -144,6 +145,14 @@ def makers_of(folder: Path, trouble: Trouble | None = None, count: int = ENVS) -
     return [Maker(folder, 0, lane, trouble if lane == 1 else None) for lane in range(count)]
 
 
+def end(pid: int) -> None:
+    """Kills a process, and waits for its end."""
+    descriptor = os.pidfd_open(pid)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    select.select([descriptor], [], [], PATIENCE)
+    os.close(descriptor)
+
+
 def run_until(collector: Any, lives: Lives, count: int) -> None:
     """Checks batches until ``count`` lives have begun."""
     for batch in collector:
@@ -246,6 +255,63 @@ def test_a_storm(tmp_path: Path, mode: Any) -> None:
         [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], PATIENCE
     )
     assert not alive
+
+
+@modes
+def test_functions_that_can_not_be_imported_make_environments_anew(
+    tmp_path: Path, mode: Any
+) -> None:
+    makers, lives = makers_of(tmp_path, Trouble("step", 5, fail)), Lives()
+    sources = [lambda maker=maker: maker() for maker in makers]
+    with restarts("ZeroDivisionError", 1), mode(sources, 40, -1, 1) as collector:
+        run_until(collector, lives, ENVS + 1)
+
+
+@modes
+@pytest.mark.parametrize("call", ["set_seed", "reset"])
+@pytest.mark.parametrize("frames", [40, 42])
+def test_a_process_that_died_between_batches(
+    tmp_path: Path, mode: Any, call: str, frames: int
+) -> None:
+    makers = makers_of(tmp_path)
+    options = {"min_batch_size": ENVS, "server_timeout": PATIENCE} if mode is ready else {}
+    frames = frames if mode is ready else 40
+    with warnings.catch_warnings(), mode(makers, frames, -1, 1, **options) as collector:
+        warnings.simplefilter("ignore")
+        collector.next()
+        end(*makers[2].lives.pids)
+        collector.set_seed(0) if call == "set_seed" else collector.reset()
+        for _ in range(4):
+            frames_of_it = collector.next().reshape(-1)
+        numbers = NumberedEnv.numbers(frames_of_it)[:, 0]
+        assert 102 in numbers.tolist()
+        assert len(makers[2].lives.pids) == 2
+
+
+def test_a_process_that_died_while_its_frame_waited(tmp_path: Path) -> None:
+    """Its frame is dropped, and not taken for the first one of its next life."""
+    makers, lives = makers_of(tmp_path), Lives()
+    options = {"min_batch_size": ENVS, "server_timeout": PATIENCE}
+    with restarts("WorkerDied", 1), ready(makers, 4 * 9 + 2, -1, 1, **options) as collector:
+        lives.add(collector.next())
+        end(*makers[3].lives.pids)
+        collector.reset(0)
+        later = collector.next()
+        later = later[later["env_index"] == 3]
+        now = NumberedEnv.numbers(later)[:, 0]
+        assert (NumberedEnv.numbers(later["next"])[:, 0] == now).all()
+        assert set(now.tolist()) == {103}
+
+
+def test_failures_of_an_environment_that_is_used_again_are_raised(tmp_path: Path) -> None:
+    makers = makers_of(tmp_path, Trouble("step", 12, fail))
+    env = ParallelEnv(ENVS, makers)
+    collector = Collector(env, act, frames_per_batch=40, on_env_error="restart")
+    collector.next()
+    collector.shutdown(close_env=False)
+    with pytest.raises(ZeroDivisionError):
+        env.rollout(10)
+    env.close()
 
 
 def test_without_restarts_a_hang_is_an_error(tmp_path: Path) -> None:

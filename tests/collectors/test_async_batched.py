@@ -315,6 +315,30 @@ def test_a_state_continues_the_counts():
         assert sum(len(batch) for batch in collector) == 50
 
 
+def test_a_seed_also_seeds_random_actions():
+    policy = RandomPolicy(GymEnv(NumberedEnv()).full_action_spec.expand(4))
+    with numbered(policy=policy, min_batch_size=4, server_timeout=math.inf) as collector:
+        collector.set_seed(0)
+        first = collector.next()["action"]
+        collector.set_seed(0)
+        assert (collector.next()["action"] == first).all()
+
+
+def test_a_reset_of_one_environment_leaves_the_size_of_batches():
+    sizes = []
+
+    def policy(observation):
+        sizes.append(len(observation))
+        return Chooses()(observation)
+
+    with numbered(6, policy=policy, max_batch_size=2) as collector:
+        del sizes[:]
+        for _ in range(3):
+            collector.next()
+            collector.reset(0)
+    assert max(sizes) <= 2
+
+
 # --- delivery
 
 
@@ -382,6 +406,64 @@ def test_figures_about_the_policys_calls():
 # --- failures
 
 
+def collect_forever(collector):
+    while True:
+        collector.rollout()
+
+
+class FailsOnce:
+    """Policy that raises an error in the call before which ``left`` other calls are left."""
+
+    def __init__(self, error):
+        self.error, self.left = error, -1
+
+    def __call__(self, observation):
+        self.left -= 1
+        if self.left == -1:
+            raise self.error
+        return Chooses()(observation)
+
+
+@pytest.mark.parametrize("error", [ValueError("not now"), KeyboardInterrupt()])
+def test_an_error_of_the_policy_does_no_harm_to_later_rollouts(error):
+    policy = FailsOnce(error)
+    with numbered(policy=policy) as collector:
+        for left in (0, 7):
+            policy.left = left
+            with pytest.raises(type(error)):
+                collect_forever(collector)
+        collector.reset()
+        batch = collector.rollout()
+        assert set(batch["env_index"].tolist()) == {0, 1, 2, 3}
+        for env in range(4):
+            own = batch[batch["env_index"] == env]
+            assert own["observation"][0, 2] == 0
+            assert (own["next", "reward"].diff(dim=0) == 1).all()
+
+
+class BreaksOnce(NumberedEnv):
+    """Environment that raises an error in one step."""
+
+    broke = False
+
+    def step(self, action):
+        if len(self.actions) == 5 and not self.broke:
+            self.broke = True
+            raise ValueError("broken")
+        return super().step(action)
+
+
+def test_an_error_does_no_harm_to_a_reset():
+    makes = [NumberedEnv, partial(BreaksOnce, 1)]
+    with AsyncBatchedCollector(makes, policy=Chooses(), frames_per_batch=10) as collector:
+        with pytest.raises(ValueError, match="broken"):
+            collect_forever(collector)
+        collector.reset()
+        found = set()
+        while len(found) < 2:
+            found |= set(collector.rollout()["env_index"].tolist())
+
+
 @BACKENDS
 def test_an_error_in_an_environment_is_raised(backend):
     from trawl.testing import FaultyEnv
@@ -425,7 +507,16 @@ def test_a_dead_process_is_an_error():
             "min_batch_size=3 is larger than max_batch_size=2",
         ),
         ({"min_batch_size": 2, "server_timeout": 0}, ValueError, "has no effect"),
-        ({"server_timeout": -1}, ValueError, "must not be negative"),
+        ({"server_timeout": -1}, ValueError, "seconds from 0 on"),
+        ({"server_timeout": math.nan}, ValueError, "seconds from 0 on"),
+        ({"server_config": {"max_batchsize": 3}}, ValueError, "unknown entries: max_batchsize"),
+        ({"server_config": 3}, TypeError, "server_config must be a mapping"),
+        ({"device_config": "cpu"}, TypeError, "device_config must be a mapping"),
+        ({"device_config": {"policy": "cpu"}}, ValueError, "unknown entries: policy"),
+        ({"policy_version_key": "observation"}, ValueError, "has it already"),
+        ({"policy_version_key": 3}, TypeError, "policy_version_key must be a key"),
+        ({"yield_completed_trajectories": "yes"}, TypeError, "yield_completed_trajectories"),
+        ({"nothing": 1}, TypeError, "unknown arguments: nothing"),
         ({"server_timeout": "1"}, TypeError, "number of seconds"),
         ({"max_batch_size": 0}, ValueError, "max_batch_size"),
         ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
@@ -437,7 +528,11 @@ def test_a_dead_process_is_an_error():
             ValueError,
             "server_config and max_batch_size can't both be given",
         ),
-        ({"server_config": {"static_batch_size": 8}}, ValueError, "smaller than max_batch_size"),
+        (
+            {"server_config": {"static_batch_size": 8, "max_batch_size": 9}},
+            ValueError,
+            "smaller than max_batch_size",
+        ),
         ({"device": "cpu", "device_config": {}}, ValueError, "can't both be given"),
         ({"device": "cuda:77"}, ValueError, "policy_device"),
         ({"transport": object()}, TypeError, "transport can't be object"),

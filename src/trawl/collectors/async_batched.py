@@ -116,7 +116,8 @@ class AsyncBatchedCollector(Collector):
     @override
     def _run(self) -> TensorDictBase:
         left = math.inf if self.config.endless else self.config.total_frames - self._frames
-        self._rollout.most = int(max(1, min(self.frames_per_batch, left)))
+        # After the budget is used up, only a call of rollout() gets here.
+        self._rollout.most = int(min(self.frames_per_batch, left if left > 0 else math.inf))
         with running_on(self._arguments.driver_affinity):
             return super()._run()
 

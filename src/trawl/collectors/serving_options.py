@@ -9,7 +9,8 @@ from typing import Any, Literal
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from trawl.checks import check_number
+from trawl.checks import check_bool, check_number, check_seconds
+from trawl.collectors.options import did_you_mean
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
 from trawl.envs.affinity import Affinity, check_cores
@@ -18,6 +19,18 @@ from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 _BACKENDS = ("threading", "multiprocessing")
+# Entries of TorchRL's configurations.
+_SERVER = (
+    "max_batch_size",
+    "static_batch_size",
+    "min_batch_size",
+    "timeout",
+    "service_backend",
+    "collect_stats",
+    "stats_window_size",
+    "max_inflight_per_env",
+)
+_DEVICES = ("policy_device", "output_device", "env_device", "storing_device")
 # Arguments that are options of a Collector, under the same names.
 _OF_COLLECTOR = (
     "policy_factory",
@@ -71,15 +84,16 @@ class Batching:
                     f"server_config and {', '.join(twice)} can't both be given: set "
                     f"{', '.join(twice)} in server_config"
                 )
+            check_config("server_config", config, _SERVER)
             most, least = attribute(config, "max_batch_size"), attribute(config, "min_batch_size")
             patience, size = attribute(config, "timeout"), attribute(config, "static_batch_size")
         least = check_number("min_batch_size", _LEAST if least is None else least, 1)
-        most = check_number("max_batch_size", _MOST if most is None else most, 1)
-        patience = _PATIENCE if patience is None else patience
-        if isinstance(patience, bool) or not isinstance(patience, (int, float)):
-            raise TypeError(f"server_timeout must be a number of seconds, but it is {patience!r}")
+        most = check_number("max_batch_size", (size or _MOST) if most is None else most, 1)
+        patience = check_seconds("server_timeout", _PATIENCE if patience is None else patience)
         if not patience >= 0:
-            raise ValueError(f"server_timeout must not be negative, but it is {patience!r}")
+            raise ValueError(
+                f"server_timeout must be a number of seconds from 0 on, but it is {patience!r}"
+            )
         if least > min(most, count):
             what = f"max_batch_size={most}" if least > most else f"the {count} environments"
             raise ValueError(f"min_batch_size={least} is larger than {what}")
@@ -90,7 +104,7 @@ class Batching:
             )
         if size is not None and check_number("static_batch_size", size, 1) < most:
             raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
-        return cls(least, most, float(patience), size)
+        return cls(least, most, patience, size)
 
     def check_workers(self, envs_per_worker: int) -> None:
         """Checks that the environments of a process fit into a batch.
@@ -196,6 +210,12 @@ class AsyncBatchedArguments:
                 "create_env_fn must be a list with a function for each environment, but it is "
                 f"{self.create_env_fn!r}"
             )
+        if not self.create_env_fn:
+            raise ValueError("create_env_fn must not be an empty list")
+        check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
+        key = self.policy_version_key
+        if key is not None and not isinstance(key, (str, tuple)):
+            raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")
         if (self.policy is None) == (self.policy_factory is None):
             raise TypeError("exactly one of policy and policy_factory must be given")
         check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
@@ -239,6 +259,26 @@ class AsyncBatchedArguments:
             found["traj_format"] = "cat" if self.replay_buffer is None else None
         devices = device_options(self.device, self.device_config)
         return {**found, **devices, "track_policy_version": version}
+
+
+def check_config(option: str, config: Any, known: tuple[str, ...]) -> None:
+    """Checks a mapping, or an object with attributes.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if a mapping has unknown names.
+    """
+    if isinstance(config, Mapping):
+        unknown = sorted(set(config) - set(known))
+        if unknown:
+            raise ValueError(
+                f"{option} has unknown entries: {', '.join(unknown)}{did_you_mean(unknown, known)}"
+            )
+    elif not any(hasattr(config, name) for name in known):
+        raise TypeError(
+            f"{option} must be a mapping, or an object with attributes such as {known[0]}, but it "
+            f"is {config!r}"
+        )
 
 
 def attribute(config: Any, name: str) -> Any:
@@ -285,7 +325,10 @@ def check_transport(transport: Any, exchange: Any, chunk: Any) -> None:
         TypeError: if ``transport`` is an object.
         ValueError: if an option asks for something that does not exist here.
     """
-    shared = "environments and policy share memory, and frames are delivered without messages"
+    shared = (
+        "environments and policy share memory, and frames are delivered without messages. Leave it "
+        "out"
+    )
     if transport is not None and not isinstance(transport, str):
         raise TypeError(f"transport can't be {type(transport).__name__}: {shared}")
     if transport not in (None, "auto", "driver"):
@@ -308,6 +351,7 @@ def device_options(device: Any, config: Any) -> dict[str, Any]:
         return {} if device is None else {"policy_device": device}
     if device is not None:
         raise ValueError("device and device_config can't both be given")
+    check_config("device_config", config, _DEVICES)
     names = ("policy_device", "env_device", "storing_device")
     found = {name: attribute(config, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}

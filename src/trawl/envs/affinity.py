@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from trawl.checks import check_number
 
 Affinity = Sequence[Sequence[int]] | Callable[[int], Sequence[int]]
 
@@ -46,14 +48,13 @@ def check_cores(cores: Any, name: str) -> tuple[int, ...]:
         TypeError: if ``cores`` is not a sequence of integers.
         ValueError: if there are none, or if this process may not use one of them.
     """
-    if not isinstance(cores, (Sequence, set, frozenset, range)) or not all(
-        isinstance(core, int) for core in cores
-    ):
+    if isinstance(cores, (str, bytes)) or not isinstance(cores, Iterable):
         raise TypeError(f"{name}: must be a sequence of core numbers, but it is {cores!r}")
+    cores = [check_number(name, core, 0) for core in cores]
     usable = os.sched_getaffinity(0)
     if not cores or not usable.issuperset(cores):
         raise ValueError(
             f"{name}: must name cores that this process may use, {sorted(usable)}, but it is "
-            f"{list(cores)}"
+            f"{cores}"
         )
     return tuple(cores)

@@ -15,7 +15,6 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
-from trawl.envs.serial import build_env
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -34,18 +33,20 @@ class EnvMember:
 
     Args:
         index: number of the environment.
-        env: the environment.
+        make: function that makes the environment.
 
     Attributes:
+        env: the environment.
         step_buffers: function that takes a step with the actions in the shared memory. Its
             argument is True to also reset rows whose episode ends.
     """
 
     step_buffers: Callable[[bool], None]
 
-    def __init__(self, index: int, env: Any) -> None:
+    def __init__(self, index: int, make: Callable[[], Any]) -> None:
         self.index = index
-        self.env = env
+        self._make = make
+        self.env = make()
         self._buffers: SharedStepBuffers | None = None
         # What the last reset or step of another library's environment returned. Its transforms
         # read it in the next step.
@@ -65,18 +66,17 @@ class EnvMember:
             _single(self.env, buffers, rows) if single else _nested(self, buffers, rows)
         )
 
-    def restart(self, source: Any, kwargs: Mapping[str, Any], seed: int | None) -> None:
-        """Makes the environment anew, after it has failed, and resets it.
+    def restart(self, failed: bool, seed: int | None) -> None:
+        """Resets the environment, which is made anew first if it has failed.
 
         Args:
-            source: source of the environment; None if it has just been made.
-            kwargs: keyword arguments of the source.
+            failed: True if the environment has failed; False if it has just been made.
             seed: seed of the environment, or None.
         """
-        if source is not None:
+        if failed:
             with suppress(Exception):
                 self.close()
-            self.env, self.root = build_env(source, kwargs), None
+            self.env, self.root = self._make(), None
             if self._buffers is not None:
                 self.attach(self._buffers)
         if seed is not None:
@@ -270,7 +270,7 @@ def _nested(member: EnvMember, buffers: SharedStepBuffers, rows: slice) -> Calla
         tensordict = TensorDict({}, batch, device=env.device) if own else member.root
         assert tensordict is not None
         for key, array in actions.items():
-            value = torch.from_numpy(array.copy()).reshape(*batch, *array.shape[1:])
+            value = torch.from_numpy(array.copy()).reshape((*batch, *array.shape[1:]))
             tensordict.set(key, value)
         following = env.step(tensordict).get("next")
         write(observed, following)

@@ -102,16 +102,20 @@ class EnvProcesses:
         before, self._wakeups[index] = self._wakeups[index], ours
         if before >= 0:
             os.close(before)
+        wakeups = WakeupHandles(theirs, self._answers)
+        if not self._backend.isolated:
+            wakeups = wakeups.duplicate()
         try:
-            wakeups = WakeupHandles(theirs, self._answers)
-            if not self._backend.isolated:
-                wakeups = wakeups.duplicate()
             first, cores = index * self._each, self._affinity(index)
             factory = EnvServiceFactory(index, first, own, wakeups, self._registry, cores)
             self._workers[index:] = [
                 self._backend.launch(index, factory),
                 *self._workers[index + 1 :],
             ]
+        except BaseException:
+            if not self._backend.isolated:
+                wakeups.close()
+            raise
         finally:
             # Only the new process keeps the reading end, so the owner's writes fail once that
             # process is gone.

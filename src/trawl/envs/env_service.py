@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -180,16 +181,16 @@ class EnvService(Service):
         self._wakeups = factory.wakeups
         self._members: dict[int, EnvMember] = {}
         self._buffers: SharedStepBuffers | None = None
-        # The process runs only environments, so it needs one torch thread. It draws its own
-        # random numbers.
-        if factory.cores is not None:
-            # Before the environments are made, so that their memory is near these cores.
-            os.sched_setaffinity(0, factory.cores)
-        if factory.registry is not None:
-            prepare_process(1, factory.registry)
         try:
+            if factory.cores is not None:
+                # Before the environments are made, so that their memory is near these cores.
+                os.sched_setaffinity(0, factory.cores)
+            if factory.registry is not None:
+                # The process runs only environments, so it needs one torch thread. It draws its
+                # own random numbers.
+                prepare_process(1, factory.registry)
             for index, (source, kwargs) in enumerate(factory.sources, factory.first):
-                self._members[index] = EnvMember(index, build_env(source, kwargs))
+                self._members[index] = EnvMember(index, partial(build_env, source, kwargs))
         except BaseException as error:
             add_note(error, f"while making environment {factory.first + len(self._members)}")
             self.close()

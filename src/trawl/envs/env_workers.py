@@ -15,7 +15,10 @@ from trawl.backends.base import Death, Event, Failed, Message
 from trawl.envs.env_processes import EnvProcesses
 from trawl.envs.env_service import BUFFERS, STEP, CallFailed
 from trawl.errors import WorkerDied
+from trawl.memory import Mask
 
+# Seconds that a process may take for a restart, in addition to the limit for a step.
+_STARTING = 60.0
 _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
@@ -71,6 +74,10 @@ class EnvWorkers(EnvProcesses):
         if self.step_pending:
             self.finish_step()
         self.wait_for_restarts()
+        if self.tolerant:
+            self._handle_events()
+            for index in set(range(self.count)) - self._living:
+                self._revive(index)
         # A call can't do without an answer.
         tolerant, self.tolerant = self.tolerant, False
         try:
@@ -92,6 +99,8 @@ class EnvWorkers(EnvProcesses):
         begin, wait = self._whole
         begin(eager)
         wait()
+        if self.failures:
+            raise next(iter(self.take_failures().values()))
 
     @cached_property
     def _whole(self) -> tuple[Callable[[bool], None], Callable[[], None]]:
@@ -157,6 +166,8 @@ class EnvWorkers(EnvProcesses):
         for worker in workers:
             if worker not in self._living:
                 buffers.answers[worker] = -buffers.numbers[worker]
+                for env in self.envs_of(worker):
+                    self.failures.setdefault(env, WorkerDied(f"environment {env}: it is dead"))
 
     def _wake_all(self, workers: Iterable[int]) -> None:
         """Wakes the living processes for a step, if the step can succeed without the dead ones."""
@@ -164,10 +175,14 @@ class EnvWorkers(EnvProcesses):
             for worker in workers:
                 self._wake(worker, STEP)
 
-    def begin_step(self, workers: Sequence[int]) -> None:
+    def begin_step(self, workers: Sequence[int], stepping: Mask) -> None:
         """Begins a step of some processes, which reset rows in the step that ends their episode.
 
         The step uses the actions in the shared memory. Other processes may be stepping.
+
+        Args:
+            workers: numbers of the processes.
+            stepping: mask of the processes that are stepping; their entries are set to True.
         """
         buffers = self.buffers
         assert buffers is not None
@@ -180,6 +195,9 @@ class EnvWorkers(EnvProcesses):
             self._pending.add(worker)
             self._began[worker] = now
             buffers.numbers[worker] = self._step
+            # In this order: if Ctrl-C comes now, the process may still have to be woken, but its
+            # last answer is not taken for an answer to this step.
+            stepping[worker] = True
             self._wake(worker, STEP)
         if self.tolerant:
             self._fail_dead(workers)
@@ -201,12 +219,20 @@ class EnvWorkers(EnvProcesses):
             self._kill_late(self._timeout)
 
     def _kill_late(self, timeout: float) -> None:
-        """Kills the processes that have taken too long for their step."""
+        """Kills the processes that have taken too long for their step, or for a restart."""
+        restarting = {env // self._each for env in self._restarting.values()}
+        limits = dict.fromkeys(self._late(), (timeout, "step"))
+        limits |= dict.fromkeys(restarting, (timeout + _STARTING, "restart"))
         now = time.monotonic()
-        for index in self._late():
-            if now - self._began.get(index, now) >= timeout and index not in self._killed:
-                self._killed[index] = f"took more than {timeout:g} s for a step, and was killed"
+        for index, (limit, what) in limits.items():
+            if now - self._began.get(index, now) >= limit and index not in self._killed:
+                self._killed[index] = f"took more than {limit:g} s for a {what}, and was killed"
                 self._workers[index].kill()
+
+    def wake_late(self) -> None:
+        """Wakes processes that are to take a step, in case an exception prevented that."""
+        for index in self._late():
+            self._wake(index, STEP)
 
     # --- failures
 
@@ -289,21 +315,25 @@ class EnvWorkers(EnvProcesses):
             env: number of the environment.
             seed: its seed, or None.
         """
-        index, buffers = env // self._each, self.buffers
-        assert buffers is not None
-        source, kwargs = self._sources[env]
+        index = env // self._each
         if index not in self._living:
-            self._launch(index)
-            buffers.answers[index] = buffers.numbers[index]
-            self._workers[index].share(BUFFERS, self._shared)
-            self._post(index, None, "attach", (self._spec,))
-            if self._dtypes is not None:
-                self._post(index, None, "retype", (self._dtypes,))
-            self._made.update(self.envs_of(index))
-        if env in self._made:
-            self._made.discard(env)
-            source = None
-        self._restarting[self._post(index, env, "restart", (source, kwargs, seed))] = env
+            self._revive(index)
+        self._began[index] = time.monotonic()
+        number = self._post(index, env, "restart", (env not in self._made, seed))
+        self._made.discard(env)
+        self._restarting[number] = env
+
+    def _revive(self, index: int) -> None:
+        """Starts a process in place of a dead one."""
+        buffers = self.buffers
+        assert buffers is not None
+        self._launch(index)
+        buffers.answers[index] = buffers.numbers[index]
+        self._workers[index].share(BUFFERS, self._shared)
+        self._post(index, None, "attach", (self._spec,))
+        if self._dtypes is not None:
+            self._post(index, None, "retype", (self._dtypes,))
+        self._made.update(self.envs_of(index))
 
     @property
     def restarting(self) -> set[int]:
@@ -313,7 +343,9 @@ class EnvWorkers(EnvProcesses):
     def wait_for_restarts(self) -> None:
         """Waits until all restarts have ended."""
         while self._restarting:
-            self._handle_events(timeout=None)
+            self._handle_events(timeout=self._timeout)
+            if self._timeout is not None:
+                self._kill_late(self._timeout)
 
     # --- between steps
 
@@ -332,8 +364,7 @@ class EnvWorkers(EnvProcesses):
         self._check_running()
         self._handle_events(ignored=True)
         # Some processes may not have been woken for the step, but all must take it.
-        for index in self._late():
-            self._wake(index, STEP)
+        self.wake_late()
         while self._late():
             for descriptor, _ in self._poll.poll(self._timeout):
                 if descriptor != self._answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -43,8 +44,8 @@ class ParallelEnv(BatchedEnv):
     microseconds), and if there are enough CPU cores.
 
     Actions, observations, rewards and flags lie in shared memory. In a collector, the step that
-    ends an episode also resets the environment. Environments of TorchRL and environments without
-    a fixed layout exchange messages instead, which is slower.
+    ends an episode also resets the environment. Environments whose data has no fixed shapes and
+    dtypes exchange messages instead, which is slower.
 
     Args:
         num_workers: number of environments.
@@ -123,6 +124,7 @@ class ParallelEnv(BatchedEnv):
         sources = list(zip(factories, arguments, strict=True))
         method = start_method if backend == "process" else None
         timeout = seconds_above_zero("worker_timeout", worker_timeout)
+        timeout = None if timeout == math.inf else timeout
         if timeout is not None and backend == "thread":
             raise ValueError(
                 f"worker_timeout={worker_timeout!r} needs backend='process', because a thread "
@@ -137,6 +139,11 @@ class ParallelEnv(BatchedEnv):
                 raise ValueError(
                     f"groups={self.groups} needs environments whose data has a fixed layout, but "
                     f"{self.name} exchanges messages: leave groups out"
+                )
+            if timeout is not None and not self.fixed_layout:
+                raise ValueError(
+                    f"worker_timeout={worker_timeout!r} needs environments whose data has a fixed "
+                    f"layout, but {self.name} exchanges messages: leave worker_timeout out"
                 )
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
@@ -286,12 +293,20 @@ class ParallelEnv(BatchedEnv):
         )
         return rows, *self._workers.stepper(workers.start, workers.stop)
 
-    def begin_step(self, processes: Sequence[int]) -> None:
+    def begin_step(self, processes: Sequence[int], stepping: Mask) -> None:
         """Begins a step of some processes, with the actions in the shared memory.
 
         Environments are reset in the step that ends their episode.
+
+        Args:
+            processes: numbers of the processes.
+            stepping: mask of the processes that are stepping; their entries are set to True.
         """
-        self._workers.begin_step(processes)
+        self._workers.begin_step(processes, stepping)
+
+    def wake_late(self) -> None:
+        """Wakes processes that are to take a step, in case an exception prevented that."""
+        self._workers.wake_late()
 
     def wait_for_answers(self, timeout: float | None = None) -> None:
         """Waits until a process may have finished its step, or for ``timeout`` seconds."""

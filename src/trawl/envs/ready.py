@@ -82,9 +82,16 @@ class ReadyEnvs:
         return (starts[:, None] + np.arange(self._per_env)).ravel()
 
     def begin(self, processes: Sequence[int]) -> None:
-        """Begins a step of some processes, with the actions in the shared memory."""
-        self._stepping[processes] = True
-        self._env.begin_step(processes)
+        """Begins a step of some processes, with the actions in the shared memory.
+
+        Processes that are stepping are left out.
+        """
+        idle = [process for process in processes if not self._stepping[process]]
+        self._env.begin_step(idle, self._stepping)
+
+    def wake_late(self) -> None:
+        """Wakes processes that are to take a step, in case an exception prevented that."""
+        self._env.wake_late()
 
     def wait(self) -> list[Ready]:
         """Waits until environments are ready, and returns their processes, in order.
@@ -100,6 +107,8 @@ class ReadyEnvs:
         self._env.wait_for_answers(0)
         self._look()
         while not self._ready:
+            if not (self._stepping.any() or self._failed):
+                raise RuntimeError("no environment is stepping, so none can become ready")
             self._env.wait_for_answers()
             self._look()
         if self._lacks():
@@ -111,7 +120,13 @@ class ReadyEnvs:
         return sorted(chosen, key=lambda ready: ready.process)
 
     def finish(self) -> list[Ready]:
-        """Waits until no process is stepping, and returns those that are ready."""
+        """Waits until no process is stepping, and returns those that are ready.
+
+        An environment whose step has failed is ready, too, without a frame.
+        """
+        if self._restart is not None:
+            self._env.wait_for_answers(0)
+            self._look()
         while self._stepping.any() or self._failed:
             self._env.finish_step()
             self._env.wait_for_restarts()
@@ -131,9 +146,14 @@ class ReadyEnvs:
         answered = np.abs(self._answers) == self._numbers
         for process in np.flatnonzero(self._stepping & answered).tolist():
             if self._answers[process] < 0 and process not in self._failed:
+                if self._restart is None:
+                    # The error was raised, and the next reset makes the environment usable again.
+                    nothing = self.rows[process][:0]
+                    self._stepping[process] = False
+                    self._ready.append(Ready(process, nothing, nothing))
+                    continue
                 # The message with the error is there, but was not read yet.
                 self._env.wait_for_answers(0)
-                assert self._restart is not None
                 self._look_for_failures(self._restart)
             if process in self._failed and not self._is_restarted(process):
                 continue

@@ -109,9 +109,14 @@ class FailureCounter:
         when = f"at step {self._last_failed} (from 0)" if when is None else when
         self.restarts.warn(
             f"{self._which} failed {when} with "
-            f"{type(error).__name__}: {error}; rebuilt because of on_env_error='restart'"
+            f"{_in_short(error)}; rebuilt because of on_env_error='restart'"
         )
         return result
+
+
+def _in_short(error: Exception) -> str:
+    """Returns an error's type and the first line of its text, without a worker's traceback."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class PartFailures:

@@ -47,6 +47,8 @@ class ReadyRollout(Rollout):
     ) -> None:
         self._serving = serving
         self.most = options.steps
+        # True if an exception has ended the last batch.
+        self._interrupted = False
         super().__init__(env, policy, options, exploration)
 
     @override
@@ -58,6 +60,9 @@ class ReadyRollout(Rollout):
         writer, most, filled = self.writer, min(self.most, self.options.steps), 0
         began, waited = perf_counter(), writer.record.waited
         try:
+            if self._interrupted:
+                writer.wake_late()
+            self._interrupted = True
             writer.bind_policy(random)
             while filled < most and not (stopped is not None and filled and stopped()):
                 filled = writer.advance(filled, most)
@@ -68,6 +73,7 @@ class ReadyRollout(Rollout):
                 raise RuntimeError(f"the policy raised StopIteration {note}") from error
             add_note(error, note)
             raise
+        self._interrupted = False
         waited = writer.record.waited - waited
         self._step_time += waited
         self._act_time += perf_counter() - began - waited

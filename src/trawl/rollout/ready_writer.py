@@ -20,7 +20,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.envs.ready import Ready, ReadyEnvs, Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
-from trawl.keys import DONE, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import DONE, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_policy import output_checker
@@ -125,9 +125,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
         # Steps that are no experience are left out, so there is nothing to mask.
         self._masked = False
         leaves = self._all_leaves()
-        leaves[ENV_INDEX] = Leaf((), torch.int64)
-        if self._serving.version_key is not None:
-            leaves[self._serving.version_key] = Leaf((), torch.int64)
+        for key in (ENV_INDEX, self._serving.version_key):
+            if key in leaves:
+                raise ValueError(
+                    f"the collector writes the entry {show_key(key)}, but the environment or the "
+                    "policy has it already: rename it there, or change policy_version_key"
+                )
+            if key is not None:
+                leaves[key] = Leaf((), torch.int64)
         return Layout(leaves, (), self.options.steps)
 
     # --- filling
@@ -152,6 +157,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
             if key not in states
         ]
 
+    def wake_late(self) -> None:
+        """Wakes environments that are to take a step, after an exception ended a batch."""
+        self._envs.wake_late()
+
     def bind_policy(self, random: bool) -> None:
         """Prepares the policy for the calls until the end of the batch."""
         self._random = random or self.policy.draws_from(self.env)
@@ -174,7 +183,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             for key in buffers.action_dtypes
         }
         if buffers.action_dtypes != dtypes:
-            self._due += self._envs.finish()
+            self._add_due(self._envs.finish())
             self.env.set_action_dtypes(dtypes)
         return [(buffers.actions[key], key) for key in dtypes]
 
@@ -188,13 +197,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         Returns:
             The number of rows that are filled now.
         """
-        most = max(1, self._serving.most // self.env.envs_per_worker)
-        while self._idle:
-            idle, self._idle = self._idle[:most], self._idle[most:]
-            self._act(idle)
+        self._act_for(self._idle)
         if not self._due:
             before = perf_counter()
-            self._due = self._envs.wait()
+            self._add_due(self._envs.wait())
             self.record.waited += perf_counter() - before
             if self._envs.broken:
                 self._break_off()
@@ -203,9 +209,15 @@ class ReadyBatchWriter(ArrayBatchWriter):
         filled = self._record_frames(chosen, filled)
         if not self._due:
             # All environments that became ready together get their actions together.
-            processes, self._recorded = self._recorded, []
-            self._act(processes)
+            self._act_for(self._recorded)
         return filled
+
+    def _add_due(self, found: list[Ready]) -> None:
+        """Adds ready processes; one that was restarted meanwhile has nothing else to do."""
+        again = {ready.process for ready in found}
+        self._due = [*(ready for ready in self._due if ready.process not in again), *found]
+        self._recorded = [process for process in self._recorded if process not in again]
+        self._idle = [process for process in self._idle if process not in again]
 
     def _take_due(self, most: int) -> tuple[Rows, list[int]]:
         """Returns up to ``most`` rows to be recorded, and the processes to act for afterwards."""
@@ -242,7 +254,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         assert buffers is not None
         bits = buffers.flags[chosen]
         if (bits & AUTORESET).any():
-            self._go_on(chosen[bits & AUTORESET != 0])
+            self._begin_after_autoreset(chosen[bits & AUTORESET != 0])
             chosen, bits = chosen[bits & AUTORESET == 0], bits[bits & AUTORESET == 0]
         stop = start + len(chosen)
         for source, target in self._copied:
@@ -265,6 +277,13 @@ class ReadyBatchWriter(ArrayBatchWriter):
         if ended.any():
             self._start_episodes(chosen[ended])
         return stop
+
+    def _begin_after_autoreset(self, chosen: Rows) -> None:
+        """Makes the results of steps that were only resets the beginning of the next frames."""
+        for source, _, following in self._observed_rows:
+            following[chosen] = source[chosen]
+        for key in self._policy_leaves.memories:
+            self._next_obs[key][chosen] = 0
 
     def _go_on(self, chosen: Rows) -> None:
         """Makes the results of environments' steps the beginning of their next frames."""
@@ -297,6 +316,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self.episodes.restart(int(index))
 
     # --- acting
+
+    def _act_for(self, processes: list[int]) -> None:
+        """Acts for the environments of processes, and removes the processes from the list."""
+        most = max(1, self._serving.most // self.env.envs_per_worker)
+        while processes:
+            # If the policy raises, the processes are still in the list.
+            self._act(processes[:most])
+            del processes[:most]
 
     def _act(self, processes: list[int]) -> None:
         """Acts for the environments of some processes, and begins their steps."""
@@ -384,6 +411,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         assert self._block is not None
         block, self._block = self._block, None
         block.clear_from(filled, but=TRAJ_IDS)
+        if filled:
+            self.policy.check_samples(lambda key: block.tensor(key, filled))
         self._last[:] = -1
         self._check_rewards(filled)
         if self._given:
@@ -407,7 +436,9 @@ class ReadyBatchWriter(ArrayBatchWriter):
         waiting = self._envs.finish()
         if self._envs.broken:
             self._break_off()
-        self._due = [*self._due, *waiting] if mask is not None else []
+        self._add_due(waiting)
+        if mask is None:
+            self._due, self._drawn = [], {}
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
         self.env.begin(mask, **kwargs)
         self._forget(np.flatnonzero(chosen))
