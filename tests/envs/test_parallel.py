@@ -64,7 +64,7 @@ def parallel(opened):
 
 
 def pids(env):
-    return [worker.pid for worker in env._workers._workers]
+    return [worker.pid for worker in env.processes._workers]
 
 
 def gone(pid):
@@ -584,7 +584,7 @@ def test_an_interrupted_step_is_ended_before_the_next(parallel, monkeypatch):
     """Ctrl-C, when one process was told to step, and the others were not yet."""
     env = parallel()
     root = env.rand_action(env.reset())
-    write, workers = os.write, env._workers
+    write, workers = os.write, env.processes
 
     def interrupted(descriptor, data):
         if descriptor == workers._wakeups[1]:
@@ -661,7 +661,7 @@ def test_nothing_is_left_when_its_process_ends(end):
         from trawl.envs import ParallelEnv
         env = ParallelEnv(2, "CartPole-v1")
         env.rollout(3)
-        print(*[worker.pid for worker in env._workers._workers], flush=True)
+        print(*[worker.pid for worker in env.processes._workers], flush=True)
         {end}
     """
     # The pipe of its standard output ends when the last process that has it is gone.

@@ -62,8 +62,9 @@ class AsyncBatchedCollector(Collector):
         >>> with AsyncBatchedCollector(
         ...     ["CartPole-v1"] * 4, policy=policy, frames_per_batch=50, total_frames=120
         ... ) as collector:
-        ...     [len(batch) for batch in collector]
-        [50, 50, 20]
+        ...     sizes = [len(batch) for batch in collector]
+        >>> sizes == [50, 50, 20]
+        True
     """
 
     @accepts(AsyncBatchedArguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -91,6 +91,9 @@ class ParallelEnv(BatchedEnv):
         >>> env.rollout(5).batch_size
         torch.Size([2, 5])
         >>> env.close()
+
+    Attributes:
+        processes: the processes; collectors use them to step and to restart environments.
     """
 
     has_processes = True
@@ -123,32 +126,18 @@ class ParallelEnv(BatchedEnv):
         self.groups = _check_groups(groups, num_workers, self.envs_per_worker)
         sources = list(zip(factories, arguments, strict=True))
         method = start_method if backend == "process" else None
-        timeout = seconds_above_zero("worker_timeout", worker_timeout)
-        timeout = None if timeout == math.inf else timeout
-        if timeout is not None and backend == "thread":
-            raise ValueError(
-                f"worker_timeout={worker_timeout!r} needs backend='process', because a thread "
-                "can't be killed"
-            )
+        timeout = _check_timeout(worker_timeout, backend)
         affinity = affinity_of(worker_affinity, -(-num_workers // self.envs_per_worker))
-        self._workers = EnvWorkers(sources, self.envs_per_worker, method, affinity, timeout)
-        self._finalizer = weakref.finalize(self, self._workers.close)
+        self.processes = EnvWorkers(sources, self.envs_per_worker, method, affinity, timeout)
+        self._finalizer = weakref.finalize(self, self.processes.close)
         try:
-            self._set_members(self._workers.infos)
-            if self.groups > 1 and not self.fixed_layout:
-                raise ValueError(
-                    f"groups={self.groups} needs environments whose data has a fixed layout, but "
-                    f"{self.name} exchanges messages: leave groups out"
-                )
-            if timeout is not None and not self.fixed_layout:
-                raise ValueError(
-                    f"worker_timeout={worker_timeout!r} needs environments whose data has a fixed "
-                    f"layout, but {self.name} exchanges messages: leave worker_timeout out"
-                )
+            self._set_members(self.processes.infos)
+            if not self.fixed_layout:
+                self._check_messages(timeout)
             #: Memory shared with the processes; None if steps are exchanged as messages.
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
-                self.buffers = self._workers.attach(self._buffer_spec())
+                self.buffers = self.processes.attach(self._buffer_spec())
                 self._bind(self.buffers)
         except BaseException:
             self._finalizer()
@@ -168,6 +157,16 @@ class ParallelEnv(BatchedEnv):
         # Action masks by environment, if steps are exchanged as messages.
         self._masks: dict[int, Array | None] = {}
 
+    def _check_messages(self, timeout: float | None) -> None:
+        """Rejects options for which steps can't be exchanged as messages."""
+        wanted = {"groups": self.groups if self.groups > 1 else None, "worker_timeout": timeout}
+        for name, value in wanted.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value} needs environments whose data has a fixed layout, but "
+                    f"{self.name} exchanges messages: leave {name} out"
+                )
+
     def _buffer_spec(self) -> StepBufferSpec:
         batch = len(self.batch_size)
         observed, acted = (
@@ -180,7 +179,7 @@ class ParallelEnv(BatchedEnv):
         sizes = choices(self.action_spec_unbatched) if len(acted) == 1 else None
         rows_per_env = self.batch_size[1:].numel()
         return StepBufferSpec(
-            self._workers.count,
+            self.processes.count,
             self.num_workers,
             rows_per_env,
             observed,
@@ -207,14 +206,14 @@ class ParallelEnv(BatchedEnv):
 
     @override
     def _seed_member(self, index: int, seed: int, static_seed: bool) -> int:
-        (following,) = self._workers.call({index: ("seed", seed, static_seed)}).values()
+        (following,) = self.processes.call({index: ("seed", seed, static_seed)}).values()
         return int(following)
 
     @override
     def _close(self) -> None:
         self._finalizer.detach()
-        for failed in self._workers.close():
-            raise failed.failure.error(self._workers.name_of(failed.worker.index))
+        for failed in self.processes.close():
+            raise failed.failure.error(self.processes.name_of(failed.worker.index))
 
     @property
     @override
@@ -271,7 +270,7 @@ class ParallelEnv(BatchedEnv):
         """Changes the dtypes of the actions in the shared memory."""
         assert self.buffers is not None
         if self.buffers.action_dtypes != dtypes:
-            self._workers.retype({key: dtype.str for key, dtype in dtypes.items()})
+            self.processes.retype({key: dtype.str for key, dtype in dtypes.items()})
             self.buffers.set_action_dtypes(dtypes)
 
     def stepper(
@@ -289,60 +288,22 @@ class ParallelEnv(BatchedEnv):
         """
         rows, workers = (
             slice(count * group // groups, count * (group + 1) // groups)
-            for count in (self.batch_size.numel(), self._workers.count)
+            for count in (self.batch_size.numel(), self.processes.count)
         )
-        return rows, *self._workers.stepper(workers.start, workers.stop)
-
-    def begin_step(self, processes: Sequence[int], stepping: Mask) -> None:
-        """Begins a step of some processes, with the actions in the shared memory.
-
-        Environments are reset in the step that ends their episode.
-
-        Args:
-            processes: numbers of the processes.
-            stepping: mask of the processes that are stepping; their entries are set to True.
-        """
-        self._workers.begin_step(processes, stepping)
-
-    def wake_late(self) -> None:
-        """Wakes processes that are to take a step, in case an exception prevented that."""
-        self._workers.wake_late()
-
-    def wait_for_answers(self, timeout: float | None = None) -> None:
-        """Waits until a process may have finished its step, or for ``timeout`` seconds."""
-        self._workers.wait_for_answers(timeout)
-
-    # --- failures, for collectors that restart environments
-
-    def tolerate_failures(self) -> None:
-        """Records failures of steps from now on, instead of raising them."""
-        self._workers.tolerant = True
-
-    def take_failures(self) -> dict[int, Exception]:
-        """Returns the errors of environments that have failed, by number, and forgets them."""
-        return self._workers.take_failures()
+        return rows, *self.processes.stepper(workers.start, workers.stop)
 
     def begin_restart(self, env: int) -> None:
-        """Begins to make an environment anew, and to reset it."""
+        """Begins to make a failed environment anew, and to reset it."""
         seed = None
         if self._seed is not None:
             self._restarts += 1
             seed = derive(self._seed, "rebuild", self._restarts)
-        self._workers.begin_restart(env, seed)
-
-    @property
-    def restarting(self) -> set[int]:
-        """Numbers of the environments whose restart has not ended."""
-        return self._workers.restarting
-
-    def wait_for_restarts(self) -> None:
-        """Waits until all restarts have ended; their first observations are in shared memory."""
-        self._workers.wait_for_restarts()
+        self.processes.begin_restart(env, seed)
 
     def finish_step(self) -> None:
         """Waits for the processes to finish the pending step, if there is one."""
-        if self._workers.step_pending:
-            self._workers.finish_step()
+        if self.processes.step_pending:
+            self.processes.finish_step()
 
     # --- for other callers
 
@@ -353,7 +314,7 @@ class ParallelEnv(BatchedEnv):
             if part is None or part.any():
                 calls[index] = (name, part, dict(kwargs))
             kwargs = next_kwargs(kwargs)
-        return self._workers.call(calls)
+        return self.processes.call(calls)
 
     def _reset(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         rows = None if mask is None else mask.cpu().numpy().ravel()
@@ -377,7 +338,7 @@ class ParallelEnv(BatchedEnv):
         """Takes a step, and returns the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
         self._last_bits = None
-        self._workers.step(self._eager)
+        self.processes.step(self._eager)
         bits = self._flags.copy()
         if self._eager:
             self._last_bits = bits
@@ -451,7 +412,7 @@ class ParallelEnv(BatchedEnv):
         calls = {
             index: ("step", tensordict[index].select(*keys)) for index in range(self.num_workers)
         }
-        results = self._workers.call(calls)
+        results = self.processes.call(calls)
         rows, autoresets, masks = zip(*(results[index] for index in sorted(results)), strict=True)
         self._masks = dict(enumerate(masks))
         self._autoresets = self._join_masks(autoresets)
@@ -462,6 +423,16 @@ class ParallelEnv(BatchedEnv):
             "a ParallelEnv can't be copied or sent to another process: pass a function that "
             "makes it there"
         )
+
+
+def _check_timeout(value: float | None, backend: str) -> float | None:
+    """Returns ``worker_timeout``; None if there is no limit."""
+    timeout = seconds_above_zero("worker_timeout", value)
+    if timeout is not None and backend == "thread":
+        raise ValueError(
+            f"worker_timeout={value!r} needs backend='process', because a thread can't be killed"
+        )
+    return None if timeout == math.inf else timeout
 
 
 def _check_groups(groups: Any, envs: int, envs_per_worker: int) -> int:

@@ -60,7 +60,7 @@ class ReadyEnvs:
         succeeded: Callable[[range], None] = lambda _: None,
     ) -> None:
         assert env.buffers is not None
-        self._env = env
+        self._env, self._processes = env, env.processes
         self._restart, self._succeeded = restart, succeeded
         self._per_env = env.batch_size.numel() // env.num_workers
         self._least, self._patience = least, patience
@@ -87,11 +87,11 @@ class ReadyEnvs:
         Processes that are stepping are left out.
         """
         idle = [process for process in processes if not self._stepping[process]]
-        self._env.begin_step(idle, self._stepping)
+        self._processes.begin_step(idle, self._stepping)
 
     def wake_late(self) -> None:
         """Wakes processes that are to take a step, in case an exception prevented that."""
-        self._env.wake_late()
+        self._processes.wake_late()
 
     def wait(self) -> list[Ready]:
         """Waits until environments are ready, and returns their processes, in order.
@@ -104,17 +104,17 @@ class ReadyEnvs:
             WorkerDied: if a process has died.
         """
         # Some environments may always be ready. The failures of others must be noticed, too.
-        self._env.wait_for_answers(0)
+        self._processes.wait_for_answers(0)
         self._look()
         while not self._ready:
             if not (self._stepping.any() or self._failed):
                 raise RuntimeError("no environment is stepping, so none can become ready")
-            self._env.wait_for_answers()
+            self._processes.wait_for_answers()
             self._look()
         if self._lacks():
             deadline = time.perf_counter() + self._patience
             while self._lacks() and (left := deadline - time.perf_counter()) > 0:
-                self._env.wait_for_answers(None if left == math.inf else left)
+                self._processes.wait_for_answers(None if left == math.inf else left)
                 self._look()
         chosen, self._ready = self._ready[: self._most], self._ready[self._most :]
         return sorted(chosen, key=lambda ready: ready.process)
@@ -125,11 +125,11 @@ class ReadyEnvs:
         An environment whose step has failed is ready, too, without a frame.
         """
         if self._restart is not None:
-            self._env.wait_for_answers(0)
+            self._processes.wait_for_answers(0)
             self._look()
         while self._stepping.any() or self._failed:
             self._env.finish_step()
-            self._env.wait_for_restarts()
+            self._processes.wait_for_restarts()
             self._look()
         chosen, self._ready = self._ready, []
         return chosen
@@ -153,7 +153,7 @@ class ReadyEnvs:
                     self._ready.append(Ready(process, nothing, nothing))
                     continue
                 # The message with the error is there, but was not read yet.
-                self._env.wait_for_answers(0)
+                self._processes.wait_for_answers(0)
                 self._look_for_failures(self._restart)
             if process in self._failed and not self._is_restarted(process):
                 continue
@@ -167,11 +167,11 @@ class ReadyEnvs:
                 self._ready.append(Ready(process, self.rows[process], self.rows[process][:0]))
 
     def _is_restarted(self, process: int) -> bool:
-        return self._env.restarting.isdisjoint(self._envs[process])
+        return self._processes.restarting.isdisjoint(self._envs[process])
 
     def _look_for_failures(self, restart: Restart) -> None:
         """Begins to restart the environments that have failed."""
-        for env, error in self._env.take_failures().items():
+        for env, error in self._processes.take_failures().items():
             process = env // len(self._envs[0])
             # A process that was ready may have died since. Its frames are still in shared memory,
             # but its environments have to begin anew.

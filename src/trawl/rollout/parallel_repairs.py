@@ -19,8 +19,8 @@ class ParallelRepairs:
     """
 
     def __init__(self, env: ParallelEnv, restarts: EnvRestarts, first: int = 0) -> None:
-        env.tolerate_failures()
-        self._env = env
+        env.processes.tolerant = True
+        self._env, self._processes = env, env.processes
         self._per_env = per_env = env.batch_size.numel() // env.num_workers
         self._counters = [
             FailureCounter(restarts, first + index * per_env, per_env)
@@ -48,7 +48,7 @@ class ParallelRepairs:
         Raises:
             Exception: the error of an environment that fails again and again.
         """
-        self._errors |= self._env.take_failures()
+        self._errors |= self._processes.take_failures()
         if not (self._errors or self._failing):
             return []
         group = range(chosen.start // self._per_env, -(-chosen.stop // self._per_env))
@@ -57,8 +57,8 @@ class ParallelRepairs:
             failed |= found.keys()
             for env, error in found.items():
                 self.begin(env, error, row)
-            self._env.wait_for_restarts()
-            self._errors |= self._env.take_failures()
+            self._processes.wait_for_restarts()
+            self._errors |= self._processes.take_failures()
         self.succeeded(env for env in group if env not in failed)
         rows = [row for env in sorted(failed) for row in self.rows_of(env)]
         buffers = self._env.buffers

@@ -20,7 +20,7 @@ from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
 from trawl.rollout.random_policy import RandomPolicy
-from trawl.rollout.sampling import Sampling
+from trawl.rollout.sampling import Sampling, keep_reasons
 from trawl.tensordicts import changes, is_lazy
 
 
@@ -209,9 +209,9 @@ class Policy:
         given = given_to.copy()
         result = self.module(given_to)
         if not is_tensor_collection(result):
+            kind = type(result).__name__
             raise TypeError(
-                f"policy must return a TensorDict, but {_name(self.module)} returned "
-                f"{type(result).__name__}"
+                f"policy must return a TensorDict, but {_name(self.module)} returned {kind}"
             )
         found = _entries(changes(given, result))
         if self.device is not None:
@@ -239,9 +239,9 @@ class Policy:
         """Returns a plan for calling the policy without a TensorDict, or None."""
         if self._compiled is not None and self.why_not_direct is None:
             return self._compiled
+        plain = self.transform is None
         try:
-            unrolled = self.transform is None
-            plan = make_plan(self.module, self.exploration, unrolled, self.alone, self.varies)
+            plan = make_plan(self.module, self.exploration, plain, self.alone, self.varies)
             missing = set(plan.reads) - available
             if missing:
                 raise NotPlannable(f"it reads {show_keys(missing)}, which nothing provides")
@@ -251,8 +251,7 @@ class Policy:
             self.why_not_direct = str(why)
             return None
         self.why_not_direct = None
-        for new, old in zip(plan.samplings, self._samplings, strict=False):
-            new.why_objects = new.why_objects or old.why_objects
+        keep_reasons(self._samplings, plan.samplings)
         self._samplings = plan.samplings
         return self._transformed(plan)
 

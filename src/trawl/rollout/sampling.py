@@ -209,6 +209,12 @@ def sampling(
     return Sampling(module, exploration, alone)
 
 
+def keep_reasons(before: Sequence[Sampling], now: Sequence[Sampling]) -> None:
+    """Makes new samplings tell why objects are used, until their first call settles it."""
+    for old, new in zip(before, now, strict=False):
+        new.why_objects = new.why_objects or old.why_objects
+
+
 @contextmanager
 def _unchecked() -> Iterator[None]:
     """Context in which distributions don't check their arguments, unless they are told to."""
