@@ -181,7 +181,8 @@ def test_a_failed_environment_is_restarted(
 @modes
 def test_the_last_frame_before_a_failure_is_truncated(tmp_path: Path, mode: Any) -> None:
     makers, lives = makers_of(tmp_path, Trouble("step", 9, fail)), Lives()
-    with restarts("ZeroDivisionError", 1), mode(makers, 400, 400, 1) as collector:
+    options = {"min_batch_size": ENVS, "server_timeout": PATIENCE} if mode is ready else {}
+    with restarts("ZeroDivisionError", 1), mode(makers, 400, 400, 1, **options) as collector:
         lives.add(collector.next())
     assert lives.cut() == 1
 
