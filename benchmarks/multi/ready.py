@@ -61,7 +61,7 @@ def trawl_ready(
 def torchrl_ready(
     makes: Sequence[Callable[[], Any]], policy: Callable[[], Any], frames: int, **options: Any
 ) -> Callable[[], Any]:
-    """The same of TorchRL, with the policy in a process that environments reach directly."""
+    """TorchRL's collector, with the policy in a process that environments reach directly."""
     warnings.simplefilter("ignore")
     from torchrl.collectors import AsyncBatchedCollector
 

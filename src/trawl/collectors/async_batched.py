@@ -20,7 +20,8 @@ from trawl.collectors.weak import weak
 from trawl.keys import as_key
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.ready_loop import ReadyRollout
-from trawl.rollout.ready_writer import ENV_INDEX, ServingOptions
+from trawl.rollout.ready_writer import ENV_INDEX
+from trawl.rollout.serving import ServingOptions
 
 
 @describe(AsyncBatchedArguments)
@@ -93,13 +94,9 @@ class AsyncBatchedCollector(Collector):
                 "AsyncBatchedCollector needs environments whose data has a fixed layout, but "
                 f"{self.env.name} has none: use MultiAsyncCollector"
             )
-        arguments = self._arguments
-        batching, key = arguments.batching, arguments.policy_version_key
+        key = self._arguments.policy_version_key
         serving = ServingOptions(
-            batching.least,
-            batching.most,
-            batching.patience,
-            batching.size,
+            self._arguments.batching,
             None if key is None else as_key(key),
             weak(self._current_version),
         )

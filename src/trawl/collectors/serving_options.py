@@ -16,6 +16,7 @@ from trawl.collectors.types import PolicyLike
 from trawl.envs.affinity import Affinity, check_cores
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
+from trawl.rollout.serving import Batching
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 _BACKENDS = ("threading", "multiprocessing")
@@ -45,78 +46,57 @@ _OF_COLLECTOR = (
 )
 
 
-@dataclass(frozen=True)
-class Batching:
-    """Sizes of the batches for which the policy acts.
+def batching_of(
+    count: int, most: int | None, least: int | None, patience: float | None, config: Any
+) -> Batching:
+    """Returns the sizes that the options of a collector of ``count`` environments ask for.
 
-    Attributes:
-        least: number of ready environments that the policy waits for.
-        most: maximum number of environments for which the policy acts at once.
-        patience: seconds after the first ready environment in which the others are waited for.
-        size: size to which each batch is filled up; None for no filling.
+    Raises:
+        ValueError: if a size is out of range, or given twice.
     """
-
-    least: int
-    most: int
-    patience: float
-    size: int | None
-
-    @classmethod
-    def of(
-        cls,
-        count: int,
-        most: int | None,
-        least: int | None,
-        patience: float | None,
-        config: Any,
-    ) -> Batching:
-        """Returns the sizes that the options of a collector of ``count`` environments ask for.
-
-        Raises:
-            ValueError: if a size is out of range, or given twice.
-        """
-        given = {"max_batch_size": most, "min_batch_size": least, "server_timeout": patience}
-        size = None
-        if config is not None:
-            twice = [name for name, value in given.items() if value is not None]
-            if twice:
-                raise ValueError(
-                    f"server_config and {', '.join(twice)} can't both be given: set "
-                    f"{', '.join(twice)} in server_config"
-                )
-            check_config("server_config", config, _SERVER)
-            most, least = attribute(config, "max_batch_size"), attribute(config, "min_batch_size")
-            patience, size = attribute(config, "timeout"), attribute(config, "static_batch_size")
-        least = check_number("min_batch_size", _LEAST if least is None else least, 1)
-        most = check_number("max_batch_size", (size or _MOST) if most is None else most, 1)
-        patience = check_seconds("server_timeout", _PATIENCE if patience is None else patience)
-        if not patience >= 0:
+    given = {"max_batch_size": most, "min_batch_size": least, "server_timeout": patience}
+    size = None
+    if config is not None:
+        twice = [name for name, value in given.items() if value is not None]
+        if twice:
             raise ValueError(
-                f"server_timeout must be a number of seconds from 0 on, but it is {patience!r}"
+                f"server_config and {', '.join(twice)} can't both be given: set "
+                f"{', '.join(twice)} in server_config"
             )
-        if least > min(most, count):
-            what = f"max_batch_size={most}" if least > most else f"the {count} environments"
-            raise ValueError(f"min_batch_size={least} is larger than {what}")
-        if least > 1 and patience == 0:
-            raise ValueError(
-                f"min_batch_size={least} has no effect with server_timeout=0: give the number of "
-                "seconds to wait, or math.inf"
-            )
-        if size is not None and check_number("static_batch_size", size, 1) < most:
-            raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
-        return cls(least, most, patience, size)
+        check_config("server_config", config, _SERVER)
+        most, least = attribute(config, "max_batch_size"), attribute(config, "min_batch_size")
+        patience, size = attribute(config, "timeout"), attribute(config, "static_batch_size")
+    least = check_number("min_batch_size", _LEAST if least is None else least, 1)
+    most = check_number("max_batch_size", (size or _MOST) if most is None else most, 1)
+    patience = check_seconds("server_timeout", _PATIENCE if patience is None else patience)
+    if not patience >= 0:
+        raise ValueError(
+            f"server_timeout must be a number of seconds from 0 on, but it is {patience!r}"
+        )
+    if least > min(most, count):
+        what = f"max_batch_size={most}" if least > most else f"the {count} environments"
+        raise ValueError(f"min_batch_size={least} is larger than {what}")
+    if least > 1 and patience == 0:
+        raise ValueError(
+            f"min_batch_size={least} has no effect with server_timeout=0: give the number of "
+            "seconds to wait, or math.inf"
+        )
+    if size is not None and check_number("static_batch_size", size, 1) < most:
+        raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
+    return Batching(least, most, patience, size)
 
-    def check_workers(self, envs_per_worker: int) -> None:
-        """Checks that the environments of a process fit into a batch.
 
-        Raises:
-            ValueError: if they don't.
-        """
-        if envs_per_worker > self.most:
-            raise ValueError(
-                f"envs_per_worker={envs_per_worker} is larger than max_batch_size={self.most}, but "
-                "the environments of a process become ready together"
-            )
+def check_workers(envs_per_worker: Any, most: int) -> None:
+    """Checks that the environments of a process fit into a batch.
+
+    Raises:
+        ValueError: if they don't.
+    """
+    if check_number("envs_per_worker", envs_per_worker, 1) > most:
+        raise ValueError(
+            f"envs_per_worker={envs_per_worker} is larger than max_batch_size={most}, but the "
+            "environments of a process become ready together"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,14 +200,14 @@ class AsyncBatchedArguments:
             raise TypeError("exactly one of policy and policy_factory must be given")
         check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
         check_policy_backend(self.policy_backend, self.server_config)
-        self.batching.check_workers(check_number("envs_per_worker", self.envs_per_worker, 1))
+        check_workers(self.envs_per_worker, self.batching.most)
         if self.driver_affinity is not None:
             check_cores(self.driver_affinity, "driver_affinity")
 
     @property
     def batching(self) -> Batching:
         """Sizes of the batches for which the policy acts."""
-        return Batching.of(
+        return batching_of(
             len(self.create_env_fn),
             self.max_batch_size,
             self.min_batch_size,

@@ -108,10 +108,7 @@ class EnvProcesses:
         try:
             first, cores = index * self._each, self._affinity(index)
             factory = EnvServiceFactory(index, first, own, wakeups, self._registry, cores)
-            self._workers[index:] = [
-                self._backend.launch(index, factory),
-                *self._workers[index + 1 :],
-            ]
+            self._workers[index : index + 1] = [self._backend.launch(index, factory)]
         except BaseException:
             if not self._backend.isolated:
                 wakeups.close()
@@ -192,9 +189,7 @@ class EnvProcesses:
         Raises:
             WorkerError: if the event is the failure or the death of a process.
         """
-        while not self._events:
-            self._events.extend(self._backend.wait())
-        event = self._events.popleft()
+        event = self._pop_event()
         index = event.worker.index
         if isinstance(event, Failed):
             self._lost = self._lost or (
@@ -206,6 +201,11 @@ class EnvProcesses:
             self._lost = self._lost or self._death(event)
             raise WorkerDied(self._lost)
         return event
+
+    def _pop_event(self) -> Event:
+        while not self._events:
+            self._events.extend(self._backend.wait())
+        return self._events.popleft()
 
     def _death(self, event: Death) -> str:
         return f"{self.name_of(event.worker.index)}: its process {event.reason}"

@@ -270,7 +270,7 @@ class EnvService(Service):
 
 def _info_of(env: Any) -> EnvInfo:
     own = isinstance(env, TensorDictEnv)
-    fixed = bool(env.fixed_layout) if own and hasattr(env, "fixed_layout") else _is_fixed(env)
+    fixed = bool(getattr(env, "fixed_layout", False)) if own else _is_fixed(env)
     cannot = [v for v in env.vectors if not v.can_restart] if own else []
     return EnvInfo(
         name=getattr(env, "name", repr(env)),
@@ -289,8 +289,6 @@ def _info_of(env: Any) -> EnvInfo:
 
 def _is_fixed(env: Any) -> bool:
     """Returns True if all data of another library's environment has a fixed layout."""
-    if isinstance(env, TensorDictEnv):
-        return False
     single = torch.Size([*env.batch_size, 1])
     plain = (
         {as_key(key) for key in env.done_keys} == {(key,) for key in DONE_KEYS}

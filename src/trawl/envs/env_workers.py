@@ -145,8 +145,10 @@ class EnvWorkers(EnvProcesses):
                 for worker in workers:
                     os.write(wakeups[worker], STEP)
             except BrokenPipeError:
-                # A process is dead: the step fails, and the other processes need not begin it.
-                self._wake_all(workers)
+                # A process is dead: the step fails, and the other processes need not begin it,
+                # unless it succeeds without the dead one.
+                if self.tolerant:
+                    self.wake_late()
 
         def wait() -> None:
             while answers.tobytes() != expected:
@@ -168,12 +170,6 @@ class EnvWorkers(EnvProcesses):
                 buffers.answers[worker] = -buffers.numbers[worker]
                 for env in self.envs_of(worker):
                     self.failures.setdefault(env, WorkerDied(f"environment {env}: it is dead"))
-
-    def _wake_all(self, workers: Iterable[int]) -> None:
-        """Wakes the living processes for a step, if the step can succeed without the dead ones."""
-        if self.tolerant:
-            for worker in workers:
-                self._wake(worker, STEP)
 
     def begin_step(self, workers: Sequence[int], stepping: Mask) -> None:
         """Begins a step of some processes, which reset rows in the step that ends their episode.
@@ -251,9 +247,7 @@ class EnvWorkers(EnvProcesses):
     def _next_event(self) -> Event:
         if not self.tolerant or self.buffers is None:
             return super()._next_event()
-        while not self._events:
-            self._events.extend(self._backend.wait())
-        return self._events.popleft()
+        return self._pop_event()
 
     @override
     def _death(self, event: Death) -> str:

@@ -46,6 +46,7 @@ class ReadyEnvs:
             step.
 
     Attributes:
+        most: maximum number of processes that are returned at once.
         rows: the rows of each process's environments.
         broken: rows of the environments that have failed. The user of the object clears it.
     """
@@ -62,11 +63,10 @@ class ReadyEnvs:
         assert env.buffers is not None
         self._env, self._processes = env, env.processes
         self._restart, self._succeeded = restart, succeeded
-        self._per_env = env.batch_size.numel() // env.num_workers
+        self._per_env = env.buffers.rows_per_env
         self._least, self._patience = least, patience
-        self._most = max(1, most // env.envs_per_worker)
-        each, count = env.envs_per_worker, env.num_workers
-        self._envs = [range(first, min(first + each, count)) for first in range(0, count, each)]
+        self.most = max(1, most // env.envs_per_worker)
+        self._envs = [env.processes.envs_of(index) for index in range(env.processes.count)]
         self.rows: list[Rows] = [self._rows_of(envs) for envs in self._envs]
         self.broken: list[int] = []
         # The numbers of the steps that processes take, and that they have taken.
@@ -116,7 +116,7 @@ class ReadyEnvs:
             while self._lacks() and (left := deadline - time.perf_counter()) > 0:
                 self._processes.wait_for_answers(None if left == math.inf else left)
                 self._look()
-        chosen, self._ready = self._ready[: self._most], self._ready[self._most :]
+        chosen, self._ready = self._ready[: self.most], self._ready[self.most :]
         return sorted(chosen, key=lambda ready: ready.process)
 
     def finish(self) -> list[Ready]:

@@ -132,9 +132,14 @@ class SharedStepBuffers:
                 memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             )
 
+    @property
+    def rows_per_env(self) -> int:
+        """Number of rows of each environment."""
+        return self._plan.rows_per_env
+
     def rows(self, env: int) -> slice:
         """Returns the rows of an environment."""
-        count = self._plan.rows_per_env
+        count = self.rows_per_env
         return slice(env * count, (env + 1) * count)
 
 

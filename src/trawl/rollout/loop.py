@@ -188,13 +188,9 @@ class Rollout:
                     step(t)
         except Exception as error:
             number = self.steps_done + start + t
-            note = f"while collecting from {self.env!r}, at its step {number} (from 0)"
-            if isinstance(error, StopIteration):
-                # StopIteration would end the user's loop as if all frames had been collected.
-                raise RuntimeError(
-                    f"the environment or the policy raised StopIteration {note}"
-                ) from error
-            add_note(error, note)
+            note_failure(
+                error, f"while collecting from {self.env!r}, at its step {number} (from 0)"
+            )
             if isinstance(error, ValueError) and "unpack" in str(error):
                 add_note(
                     error, f"step must return {_STEP_GIVES}; older versions of Gym have another API"
@@ -218,6 +214,18 @@ class Rollout:
         turn = nullcontext() if self.stream is None else self.stream.turn()
         with turn:
             self.writer.reset(mask, **kwargs)
+
+
+def note_failure(error: Exception, note: str) -> None:
+    """Adds a note to an error that was raised during collection.
+
+    Raises:
+        RuntimeError: instead of ``StopIteration``, which would end the user's loop as if all frames
+            had been collected.
+    """
+    if isinstance(error, StopIteration):
+        raise RuntimeError(f"the environment or the policy raised StopIteration {note}") from error
+    add_note(error, note)
 
 
 def _choose(env: Any, policy: Policy, options: BatchOptions) -> BatchWriter:

@@ -20,8 +20,9 @@ class ParallelRepairs:
 
     def __init__(self, env: ParallelEnv, restarts: EnvRestarts, first: int = 0) -> None:
         env.processes.tolerant = True
-        self._env, self._processes = env, env.processes
-        self._per_env = per_env = env.batch_size.numel() // env.num_workers
+        assert env.buffers is not None
+        self._env, self._processes, self._buffers = env, env.processes, env.buffers
+        per_env = env.buffers.rows_per_env
         self._counters = [
             FailureCounter(restarts, first + index * per_env, per_env)
             for index in range(env.num_workers)
@@ -30,10 +31,6 @@ class ParallelRepairs:
         # successful step since their last failure.
         self._errors: dict[int, Exception] = {}
         self._failing: set[int] = set()
-
-    def rows_of(self, env: int) -> range:
-        """Returns the rows of an environment."""
-        return range(env * self._per_env, (env + 1) * self._per_env)
 
     def restart(self, chosen: slice, row: int) -> list[int]:
         """Restarts the environments of a group that have failed in a step.
@@ -51,7 +48,8 @@ class ParallelRepairs:
         self._errors |= self._processes.take_failures()
         if not (self._errors or self._failing):
             return []
-        group = range(chosen.start // self._per_env, -(-chosen.stop // self._per_env))
+        buffers = self._buffers
+        group = range(chosen.start // buffers.rows_per_env, chosen.stop // buffers.rows_per_env)
         failed: set[int] = set()
         while found := {env: self._errors.pop(env) for env in group if env in self._errors}:
             failed |= found.keys()
@@ -60,9 +58,8 @@ class ParallelRepairs:
             self._processes.wait_for_restarts()
             self._errors |= self._processes.take_failures()
         self.succeeded(env for env in group if env not in failed)
-        rows = [row for env in sorted(failed) for row in self.rows_of(env)]
-        buffers = self._env.buffers
-        assert buffers is not None
+        places = [buffers.rows(env) for env in sorted(failed)]
+        rows = [row for place in places for row in range(place.start, place.stop)]
         # The step left nothing valid there.
         buffers.flags[rows] = buffers.rewards[rows] = 0
         return [row - chosen.start for row in rows]

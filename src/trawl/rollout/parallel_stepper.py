@@ -98,14 +98,10 @@ class ParallelStepper(ArrayStepper):
         first, count = view.first, chosen.stop - chosen.start
         written = [(target[chosen], rows[:, chosen]) for target, rows in actions]
         observed = [
-            (array[chosen], view.rows(next_of(key), start, stop))
+            (array[chosen], rows)
             for key, array in buffers.observed.items()
             if key not in self.written
-        ]
-        roots = [
-            (array[chosen], view.following(key, start, stop))
-            for key, array in buffers.observed.items()
-            if key not in self.written
+            for rows in (view.rows(next_of(key), start, stop), view.following(key, start, stop))
         ]
         begun_roots = [
             (array[chosen], view.following(key, start, stop))
@@ -162,8 +158,6 @@ class ParallelStepper(ArrayStepper):
                 cut[:] = False
             rewards[t] = given
             for source, rows in observed:
-                rows[t][...] = source
-            for source, rows in roots:
                 rows[t][...] = source
             if flags.tobytes() != nothing:
                 note(t)

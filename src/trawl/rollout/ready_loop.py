@@ -1,8 +1,7 @@
 """The inner loop for environments that step each at its own pace.
 
-while the batch is not full:
-    wait for ready environments
-    record their frames, and begin their next steps with the policy's actions
+Until the batch is full, the loop waits for ready environments, records their frames, and begins
+their next steps with the policy's actions.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 from tensordict.nn import InteractionType
 from typing_extensions import override
 
-from trawl.errors import add_note
 from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.loop import Rollout
+from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy import Policy
-from trawl.rollout.ready_writer import ReadyBatchWriter, ServingOptions
+from trawl.rollout.ready_writer import ReadyBatchWriter
+from trawl.rollout.serving import ServingOptions
 
 
 class ReadyRollout(Rollout):
@@ -67,11 +66,7 @@ class ReadyRollout(Rollout):
             while filled < most and not (stopped is not None and filled and stopped()):
                 filled = writer.advance(filled, most)
         except Exception as error:
-            note = f"while collecting from {self.env!r}"
-            if isinstance(error, StopIteration):
-                # StopIteration would end the user's loop as if all frames had been collected.
-                raise RuntimeError(f"the policy raised StopIteration {note}") from error
-            add_note(error, note)
+            note_failure(error, f"while collecting from {self.env!r}")
             raise
         self._interrupted = False
         waited = writer.record.waited - waited

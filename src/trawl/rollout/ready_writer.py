@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -32,33 +30,11 @@ from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_repairs import ParallelRepairs
 from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
-from trawl.rollout.serving import ServingRecord
+from trawl.rollout.serving import ServingOptions, ServingRecord
 
 ENV_INDEX: Key = ("env_index",)
 # Number of random actions that are drawn at once for each environment.
 _DRAWN = 64
-
-
-@dataclass(frozen=True)
-class ServingOptions:
-    """Options for acting in environments that are ready.
-
-    Attributes:
-        least: number of ready environments that the policy waits for.
-        most: maximum number of environments for which the policy acts at once.
-        patience: seconds after the first ready environment in which the others are waited for.
-        size: number of rows in each batch that the policy gets, filled up with copies of the last
-            row; None for no filling.
-        version_key: key of the policy version in the frames; None to leave it out.
-        version: function that returns the policy's current version.
-    """
-
-    least: int
-    most: int
-    patience: float
-    size: int | None
-    version_key: Key | None
-    version: Callable[[], int]
 
 
 class ReadyBatchWriter(ArrayBatchWriter):
@@ -83,11 +59,10 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self, env: ParallelEnv, policy: Policy, options: BatchOptions, serving: ServingOptions
     ) -> None:
         self._serving = serving
-        policy.varies = serving.size is None
+        policy.varies = serving.batching.size is None
         super().__init__(env, policy, options)
         self.record = ServingRecord()
         self._envs = self._ready_envs(serving)
-        self._per_env = self.num_envs // env.num_workers
         written = self._policy_leaves.written
         # The part of each environment's frame that is known before its step. Entries of
         # ``_next_obs`` are overwritten only once the frame is complete.
@@ -109,8 +84,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._drawn_next = 0
 
     def _ready_envs(self, serving: ServingOptions) -> ReadyEnvs:
-        restarts, env = self.options.restarts, self.env
-        args = env, serving.least, serving.most, serving.patience
+        restarts, env, batching = self.options.restarts, self.env, serving.batching
+        args = env, batching.least, batching.most, batching.patience
         if restarts is None:
             return ReadyEnvs(*args)
         repairs = ParallelRepairs(env, restarts)
@@ -262,7 +237,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._last[chosen] = np.arange(start, stop)
         rows = self._rows
         rows[REWARD][start:stop, 0] = buffers.rewards[chosen]
-        rows[ENV_INDEX][start:stop] = chosen // self._per_env
+        rows[ENV_INDEX][start:stop] = chosen // buffers.rows_per_env
         if TRAJ_IDS in rows:
             ids = self.episodes.ids
             rows[TRAJ_IDS][start:stop] = [ids[index] for index in chosen]
@@ -280,15 +255,17 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     def _begin_after_autoreset(self, chosen: Rows) -> None:
         """Makes the results of steps that were only resets the beginning of the next frames."""
-        for source, _, following in self._observed_rows:
-            following[chosen] = source[chosen]
+        self._copy_observed(chosen)
         for key in self._policy_leaves.memories:
             self._next_obs[key][chosen] = 0
 
-    def _go_on(self, chosen: Rows) -> None:
-        """Makes the results of environments' steps the beginning of their next frames."""
+    def _copy_observed(self, chosen: Rows) -> None:
         for source, _, following in self._observed_rows:
             following[chosen] = source[chosen]
+
+    def _go_on(self, chosen: Rows) -> None:
+        """Makes the results of environments' steps the beginning of their next frames."""
+        self._copy_observed(chosen)
         for key in self._policy_leaves.states:
             self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
         if self._marks_starts:
@@ -319,7 +296,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     def _act_for(self, processes: list[int]) -> None:
         """Acts for the environments of processes, and removes the processes from the list."""
-        most = max(1, self._serving.most // self.env.envs_per_worker)
+        most = self._envs.most
         while processes:
             # If the policy raises, the processes are still in the list.
             self._act(processes[:most])
@@ -342,7 +319,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self.record.add(len(chosen), perf_counter() - before)
 
     def _call_policy(self, chosen: Rows) -> None:
-        size = self._serving.size
+        size = self._serving.batching.size
         padded = chosen
         if size is not None and len(chosen) < size:
             padded = np.concatenate([chosen, np.repeat(chosen[-1:], size - len(chosen))])

@@ -1,15 +1,52 @@
-"""Record of a policy's calls for environments that step each at its own pace."""
+"""Options and record of a policy's calls for environments that step each at its own pace."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from trawl.keys import Key
+
 # Number of recent calls whose times are kept.
 _WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Sizes of the batches for which the policy acts.
+
+    Attributes:
+        least: number of ready environments that the policy waits for.
+        most: maximum number of environments for which the policy acts at once.
+        patience: seconds after the first ready environment in which the others are waited for.
+        size: number of rows in each batch that the policy gets, filled up with copies of the last
+            row; None for no filling.
+    """
+
+    least: int
+    most: int
+    patience: float
+    size: int | None
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """Options for acting in environments that are ready.
+
+    Attributes:
+        batching: sizes of the batches for which the policy acts.
+        version_key: key of the policy version in the frames; None to leave it out.
+        version: function that returns the policy's current version.
+    """
+
+    batching: Batching
+    version_key: Key | None
+    version: Callable[[], int]
 
 
 class ServingRecord:
