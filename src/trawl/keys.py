@@ -10,6 +10,7 @@ Key = tuple[str, ...]
 #: Names of the flags that mark the end of an episode.
 DONE_KEYS = ("done", "terminated", "truncated")
 
+ENV_INDEX: Key = ("env_index",)
 TRAJ_IDS: Key = ("collector", "traj_ids")
 MASK: Key = ("collector", "mask")
 STEP_COUNT: Key = ("step_count",)

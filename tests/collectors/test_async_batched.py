@@ -524,8 +524,8 @@ def test_a_dead_process_is_an_error():
         ({"max_batch_size": 0}, ValueError, "max_batch_size"),
         ({"envs_per_worker": 3, "max_batch_size": 2}, ValueError, "envs_per_worker=3 is larger"),
         ({"env_backend": "ray"}, ValueError, "env_backend must be one of"),
-        ({"policy_backend": "ray"}, ValueError, "policy_backend must be 'threading'"),
-        ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread'"),
+        ({"policy_backend": "ray"}, ValueError, "policy_backend must be one of"),
+        ({"server_config": {"service_backend": "ray"}}, ValueError, "service_backend='thread' or"),
         (
             {"server_config": {}, "max_batch_size": 3},
             ValueError,

@@ -175,7 +175,9 @@ class BatchAssembler:
 
     def batch_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns the batch of one worker, with its policy version if versions are tracked."""
-        return self._stamped(part.batch(self._ready[part.index]), part.answer.version)
+        ready = self._ready[part.index]
+        batch = part.batch(ready)
+        return batch if ready.versioned else self._stamped(batch, part.answer.version)
 
     def combine(
         self, batches: Sequence[TensorDictBase], version: int | str | None
@@ -214,6 +216,8 @@ class BatchAssembler:
         return as_batch(lease, self.hidden, None)
 
     def _stamped_all(self, batch: TensorDictBase, parts: Sequence[WorkerBatch]) -> TensorDictBase:
+        if self._ready[0].versioned:
+            return batch
         versions = [part.answer.version for part in parts]
         if len(set(versions)) == 1 or self._partition is None:
             return self._stamped(batch, versions[0])

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
-
-from tensordict import TensorDictBase
-from typing_extensions import override
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from trawl.collectors.arguments import accepts, describe
+from trawl.collectors.inference_process import InferenceProcessCollector
 from trawl.collectors.options import did_you_mean
-from trawl.collectors.serving_options import AsyncBatchedArguments
-from trawl.collectors.single import Collector
-from trawl.collectors.weak import weak
-from trawl.keys import as_key
-from trawl.rollout.batch_writer import BatchOptions
-from trawl.rollout.ready_loop import ReadyRollout
-from trawl.rollout.ready_writer import ENV_INDEX
-from trawl.rollout.serving import ServingOptions
+from trawl.collectors.serving import ServingCollector, serving_worker
+from trawl.collectors.serving_options import (
+    DEFAULT_SERVING,
+    AsyncBatchedArguments,
+    chosen_policy_backend,
+)
 
 
 @describe(AsyncBatchedArguments)
-class AsyncBatchedCollector(Collector):
+class AsyncBatchedCollector(ServingCollector):
     """Collects from many environments, each of which steps at its own pace.
 
     Each environment has a process or a thread. The policy acts for the environments that are
@@ -37,6 +30,11 @@ class AsyncBatchedCollector(Collector):
     ``"env_index"`` (int64), the number of its environment, and ``"policy_version"`` (int64), the
     version of the policy that chose its action. The last batch is shorter if ``total_frames`` is
     not a multiple of ``frames_per_batch``.
+
+    With ``policy_backend="multiprocessing"``, the policy has a process of its own, and the
+    constructor returns an
+    :class:`~trawl.collectors.inference_process.InferenceProcessCollector`, which has the same
+    methods as other collectors with workers.
 
     When a batch is delivered, the environments go on with the actions that they have, and then
     wait for the next batch. The order of frames depends on timing, unless the policy waits for all
@@ -68,100 +66,44 @@ class AsyncBatchedCollector(Collector):
         True
     """
 
+    # The class of a worker's collector, if this class is given as ``collector_class``.
+    in_worker = staticmethod(partial(serving_worker, DEFAULT_SERVING))
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """Returns a collector in this process, or one whose policy has a process of its own."""
+            place = options.get("policy_backend"), options.get("server_config")
+            if cls is AsyncBatchedCollector and chosen_policy_backend(*place) == "multiprocessing":
+                return InferenceProcessCollector(_checked(cls.__name__, *args, **options))
+            return super().__new__(cls)
+
     @accepts(AsyncBatchedArguments)
     def __init__(self, create_env_fn: Any, *, policy: Any = None, **options: Any) -> None:
-        names = [one.name for one in fields(AsyncBatchedArguments)]
-        unknown = sorted(set(options) - set(names))
-        if unknown:
-            raise TypeError(
-                f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}"
-                f"{did_you_mean(unknown, names)}"
-            )
-        if "frames_per_batch" not in options:
-            raise TypeError(f"{type(self).__name__} needs the argument frames_per_batch")
-        self._arguments = arguments = AsyncBatchedArguments(create_env_fn, policy=policy, **options)
-        super().__init__(arguments.make_envs, policy, **arguments.collector_options())
-
-    @override
-    def _set_frames_per_batch(self, environments: int) -> int:
-        self.requested_frames_per_batch = self.config.frames_per_batch
-        return self.requested_frames_per_batch
-
-    @override
-    def _new_rollout(self, options: BatchOptions) -> ReadyRollout:
-        if not self.env.fixed_layout:
-            raise ValueError(
-                "AsyncBatchedCollector needs environments whose data has a fixed layout, but "
-                f"{self.env.name} has none: use MultiAsyncCollector"
-            )
-        key = self._arguments.policy_version_key
-        serving = ServingOptions(
-            self._arguments.batching,
-            None if key is None else as_key(key),
-            weak(self._current_version),
-        )
-        self._rollout: ReadyRollout
-        return ReadyRollout(
-            self.env, self._resolved, options, self.config.exploration_type, serving
+        arguments = _checked(type(self).__name__, create_env_fn, policy=policy, **options)
+        if arguments.in_process:
+            raise TypeError("only AsyncBatchedCollector itself takes another policy_backend")
+        super().__init__(
+            arguments.env_factory(),
+            policy,
+            serving=arguments.serving,
+            **arguments.collector_options(),
         )
 
-    def _current_version(self) -> int:
-        assert self._version is not None
-        return int(self._version.version)
 
-    # --- collecting
+def _checked(name: str, *args: Any, **options: Any) -> AsyncBatchedArguments:
+    """Returns the arguments of a collector of the class ``name``.
 
-    @override
-    def _run(self) -> TensorDictBase:
-        left = math.inf if self.config.endless else self.config.total_frames - self._frames
-        # After the budget is used up, only a call of rollout() gets here.
-        self._rollout.most = int(min(self.frames_per_batch, left if left > 0 else math.inf))
-        with running_on(self._arguments.driver_affinity):
-            return super()._run()
-
-    @override
-    def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
-        """Does nothing: each frame has the version that chose its action."""
-
-    @override
-    def _by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        index = frames.get(ENV_INDEX)
-        return [(int(env), frames[index == env]) for env in index.unique()]
-
-    # --- figures
-
-    @property
-    def server_backend(self) -> str:
-        """Place where the policy runs: ``"thread"``, the thread that collects."""
-        return "thread"
-
-    def server_stats(self, *, reset: bool = False) -> dict[str, float | int]:
-        """Returns figures about the policy's calls.
-
-        ``requests`` counts the environments that the policy has acted for, and ``batches`` the
-        calls. ``p50_forward_ms`` and ``p95_forward_ms`` are percentiles of the time of a call, in
-        milliseconds. ``forward_share`` and ``wait_share`` are the shares of time in which the
-        policy acted, and in which no environment was ready.
-
-        Args:
-            reset: True to count anew from now on.
-        """
-        record = self._rollout.writer.record
-        figures = {**record.describe(), "policy_version": self._current_version()}
-        if reset:
-            record.reset()
-        return figures
-
-
-@contextmanager
-def running_on(cores: Sequence[int] | None) -> Iterator[None]:
-    """Context in which this thread runs on some cores only; None for no change."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    Raises:
+        TypeError: if an argument is unknown or missing, or has the wrong type.
+        ValueError: if a value is out of range or has no meaning here.
+    """
+    names = [one.name for one in fields(AsyncBatchedArguments)]
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        raise TypeError(
+            f"{name} got unknown arguments: {', '.join(unknown)}{did_you_mean(unknown, names)}"
+        )
+    if "frames_per_batch" not in options:
+        raise TypeError(f"{name} needs the argument frames_per_batch")
+    return AsyncBatchedArguments(*args, **options)

@@ -86,6 +86,7 @@ class WorkerReady:
         trajectory: id of the next trajectory to begin.
         weight_layouts: memory layouts of the models' weights, by model.
         warnings: warnings about the environment and the policy, which the driver shows.
+        versioned: whether each frame has a policy version of its own already.
     """
 
     layout: Layout | None
@@ -96,6 +97,7 @@ class WorkerReady:
     trajectory: int
     weight_layouts: Mapping[str, FlatLayout] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    versioned: bool = False
 
 
 @dataclass(frozen=True)

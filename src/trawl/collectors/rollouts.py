@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ class RolloutCollector(DirectWeights):
     """
 
     frames_per_batch: int
+    #: True if each frame gets its own policy version when it is collected.
+    versions_frames: ClassVar[bool] = False
     _rollout: Rollout
 
     def __init__(self, config: CollectorConfig) -> None:

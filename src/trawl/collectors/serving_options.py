@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from tensordict import TensorDictBase
@@ -16,9 +17,12 @@ from trawl.collectors.types import PolicyLike
 from trawl.envs.affinity import Affinity, check_cores
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
-from trawl.rollout.serving import Batching
+from trawl.keys import as_key
+from trawl.rollout.serving import Batching, ServingOptions
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
+#: Options for acting, if the user gives none.
+DEFAULT_SERVING = ServingOptions(Batching(_LEAST, _MOST, _PATIENCE, None), ("policy_version",))
 _BACKENDS = ("threading", "multiprocessing")
 # Entries of TorchRL's configurations.
 _SERVER = (
@@ -43,6 +47,8 @@ _OF_COLLECTOR = (
     "replay_buffer",
     "post_collect_hook",
     "on_env_error",
+    "compile_policy",
+    "cudagraph_policy",
 )
 
 
@@ -121,7 +127,10 @@ class AsyncBatchedArguments:
         env_exchange: has no effect. ``"auto"`` and ``"shm"`` are accepted.
         envs_per_worker: number of environments in each process. They become ready together.
         transition_chunk_size: has no effect. ``"auto"`` and 1 are accepted.
-        policy_backend: ``"threading"``: the policy runs in the thread that collects.
+        policy_backend: place where the policy runs. ``"threading"`` (the default): in the thread
+            that collects. ``"multiprocessing"``: in a process of its own, the inference process,
+            which collects ahead while the learner works. The constructor then returns an
+            :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
         reset_at_each_iter: True to reset all environments before each batch.
         postproc: function called with each batch; its result is delivered instead.
         exploration_type: way in which probabilistic policies choose actions.
@@ -147,6 +156,12 @@ class AsyncBatchedArguments:
             go on. Its last frame is then marked as truncated, if it is in the same batch.
         worker_timeout: seconds that a process may take for a step. If it takes longer, it is
             killed, and counts as dead. None: no limit.
+        max_policy_lag: maximum number of weight updates by which a frame may be behind when it is
+            delivered. To keep to this limit, environments wait, but no frame is thrown away. None:
+            no limit.
+        compile_policy: whether and how the policy is compiled, as in a ``Collector``.
+        cudagraph_policy: whether and how the policy is run as a CUDA graph, as in a ``Collector``.
+            Set ``static_batch_size`` in ``server_config``, because a graph has a fixed batch size.
     """
 
     create_env_fn: Sequence[Any] = field(kw_only=False)
@@ -164,7 +179,7 @@ class AsyncBatchedArguments:
     env_exchange: Literal["shm", "auto"] = "auto"
     envs_per_worker: int = 1
     transition_chunk_size: int | Literal["auto"] = "auto"
-    policy_backend: Literal["threading"] | None = None
+    policy_backend: Literal["threading", "multiprocessing"] | None = None
     reset_at_each_iter: bool = False
     postproc: Callable[[TensorDictBase], Any] | None = None
     exploration_type: Any = InteractionType.RANDOM
@@ -183,6 +198,9 @@ class AsyncBatchedArguments:
     policy_version_key: str | tuple[str, ...] | None = "policy_version"
     on_env_error: Literal["raise", "restart"] = "raise"
     worker_timeout: float | None = None
+    max_policy_lag: int | None = None
+    compile_policy: bool | Mapping[str, Any] | None = None
+    cudagraph_policy: bool | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not is_list(self.create_env_fn):
@@ -199,8 +217,17 @@ class AsyncBatchedArguments:
         if (self.policy is None) == (self.policy_factory is None):
             raise TypeError("exactly one of policy and policy_factory must be given")
         check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
-        check_policy_backend(self.policy_backend, self.server_config)
+        chosen_policy_backend(self.policy_backend, self.server_config)
         check_workers(self.envs_per_worker, self.batching.most)
+        if self.max_policy_lag is not None:
+            check_number("max_policy_lag", self.max_policy_lag, 0)
+            if self.envs_per_worker > 1:
+                raise ValueError(
+                    f"max_policy_lag={self.max_policy_lag} can't be used with "
+                    f"envs_per_worker={self.envs_per_worker}, because the environments of a "
+                    "process step together"
+                )
+        check_graph(self.cudagraph_policy, self.batching.size)
         if self.driver_affinity is not None:
             check_cores(self.driver_affinity, "driver_affinity")
 
@@ -215,9 +242,26 @@ class AsyncBatchedArguments:
             self.server_config,
         )
 
-    def make_envs(self) -> ParallelEnv:
-        """Makes the environments."""
-        return ParallelEnv(
+    @property
+    def in_process(self) -> bool:
+        """True if the policy has a process of its own."""
+        return chosen_policy_backend(self.policy_backend, self.server_config) != "threading"
+
+    @property
+    def serving(self) -> ServingOptions:
+        """Options for acting in environments that are ready."""
+        key = self.policy_version_key
+        return ServingOptions(
+            self.batching,
+            None if key is None else as_key(key),
+            self.max_policy_lag,
+            self.driver_affinity,
+        )
+
+    def env_factory(self) -> Callable[[], ParallelEnv]:
+        """Returns a function that makes the environments."""
+        return partial(
+            ParallelEnv,
             len(self.create_env_fn),
             list(self.create_env_fn),
             create_env_kwargs=self.create_env_kwargs,
@@ -279,22 +323,34 @@ def env_backend_of(backend: Any, env_backend: Any) -> Literal["process", "thread
     return "thread" if chosen == "threading" else "process"
 
 
-def check_policy_backend(policy_backend: Any, config: Any) -> None:
-    """Checks the options that say where the policy runs.
+def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
+    """Returns the place where the policy runs: ``"threading"`` or ``"multiprocessing"``.
 
     Raises:
         ValueError: if the policy can't run there.
     """
-    if policy_backend not in (None, "threading"):
-        raise ValueError(
-            "policy_backend must be 'threading', which runs the policy in the thread that "
-            f"collects, but it is {policy_backend!r}"
-        )
+    if policy_backend not in (None, *_BACKENDS):
+        raise ValueError(f"policy_backend must be one of {_BACKENDS}, but it is {policy_backend!r}")
     service = None if config is None else attribute(config, "service_backend")
-    if service not in (None, "thread"):
+    if service not in (None, "thread", "process"):
         raise ValueError(
-            "server_config must have service_backend='thread', which runs the policy in the thread "
-            f"that collects, but it is {service!r}"
+            f"server_config must have service_backend='thread' or 'process', but it is {service!r}"
+        )
+    if service == "process":
+        return "multiprocessing"
+    return str(policy_backend or "threading")
+
+
+def check_graph(cudagraph_policy: Any, size: int | None) -> None:
+    """Checks that a policy with a CUDA graph always gets batches of one size.
+
+    Raises:
+        ValueError: if it doesn't.
+    """
+    if cudagraph_policy and size is None:
+        raise ValueError(
+            f"cudagraph_policy={cudagraph_policy!r} needs batches of a fixed size: set "
+            "static_batch_size in server_config"
         )
 
 

@@ -46,16 +46,17 @@ class TrajectoryBatcher:
         """True if there are enough trajectories for a batch."""
         return len(self._assembler) >= self._each
 
-    def add(self, parts: Iterable[tuple[int, float, TensorDictBase]]) -> None:
+    def add(self, parts: Iterable[tuple[Hashable, float, TensorDictBase]]) -> None:
         """Adds batches of frames that were collected at the same time.
 
         Args:
-            parts: for each batch, its worker, the number of its request, and the frames.
+            parts: for each batch, its source (a worker, for example), the number of its request,
+                and the frames.
         """
         # Trajectories that are left from the last call are copied, to free the memory of batches.
         self._assembler.keep()
         self._assembler.add_parts(
-            (self._source(worker, order), batch) for worker, order, batch in parts
+            (self._source(source, order), batch) for source, order, batch in parts
         )
 
     def miss(self, batch: TensorDictBase, worker: int = 0) -> None:
@@ -65,8 +66,8 @@ class TrajectoryBatcher:
         """
         self._assembler.miss(batch, self._source(worker, math.inf))
 
-    def _source(self, worker: int, order: float) -> Hashable:
-        return worker, bisect_left(self._loads, order)
+    def _source(self, source: Hashable, order: float) -> Hashable:
+        return source, bisect_left(self._loads, order)
 
     def pop_batch(self) -> TensorDictBase:
         """Returns a batch of whole trajectories; call this method only if :attr:`ready` is True."""

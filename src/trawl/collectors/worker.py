@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import cloudpickle
@@ -150,16 +151,19 @@ class CollectorService(HandleCalls, Service):
         # An overridden rollout() may return batches of any layout, which are sent unchanged.
         self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
         self._masked = layout is None or MASK in layout.leaves
+        # Frames of environments at their own pace are one row, whatever their number.
+        self._rows = writer.num_envs if writer.layout is None else prod(writer.layout.batch)
         self._port.send(
             requests.WorkerReady(
                 layout=layout,
                 hidden=self._hidden,
-                num_envs=writer.num_envs,
+                num_envs=self._rows,
                 steps=self.collector.frames_per_batch,
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
                 warnings=tuple(writer.warnings),
+                versioned=self.collector.versions_frames,
             )
         )
 
@@ -276,14 +280,14 @@ class CollectorService(HandleCalls, Service):
                 return self._done(request, collector._frames - before)
             block = self._block(request)
             batch = collector._run_into(block, request.random, self._interrupted(request))
-        num_envs, filled = collector._rollout.writer.num_envs, collector._rollout.filled
+        filled = collector._rollout.filled
         apart, own = batch is not None, request.memory is None
         if batch is not None:
             batch = batch.exclude(*self._hidden)
         elif block is not None and self._looks_at_batches:
             batch = as_batch(block.lease, self._hidden, None)
         # Without a mask, all rows are experience.
-        frames = num_envs * filled if batch is None else count_frames(batch, filled)
+        frames = self._rows * filled if batch is None else count_frames(batch, filled)
         collector._frames += frames
         collector._batches += 1
         if batch is not None:

@@ -36,6 +36,7 @@ from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
 from trawl.envs.types import is_list
 from trawl.errors import WorkerError
+from trawl.rollout.serving import by_environment
 from trawl.weight_update.messages import MessageWeightSyncScheme
 from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import SharedMemWeightSyncScheme
@@ -128,7 +129,8 @@ class WorkerCollector(WorkerControl):
     @property
     def _worker_class(self) -> Any:
         """The class of the workers' collectors."""
-        return self.config.collector_class or Collector
+        chosen = self.config.collector_class or Collector
+        return getattr(chosen, "in_worker", chosen)
 
     @property
     def _environments_of_worker(self) -> int:
@@ -143,6 +145,10 @@ class WorkerCollector(WorkerControl):
     @override
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
+
+    def _collected(self, parts: list[WorkerBatch]) -> list[WorkerBatch]:
+        """Hook for subclasses, which returns the parts of a batch that are to be delivered."""
+        return parts
 
     def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         """Hook for subclasses, which is called with the workers' batches when these are counted."""
@@ -286,14 +292,16 @@ class WorkerCollector(WorkerControl):
     def _collect(self) -> Any:
         if not self._scheduler.requested:
             self._before_request()
-        parts = self._scheduler.collect(self._wanted, self._is_random)
+        parts = self._collected(self._scheduler.collect(self._wanted, self._is_random))
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
         self._count_lags(parts)
         if self._whole is not None:
             self._whole.add(
-                (part.index, part.answer.number, self._frames_of(part)) for part in parts
+                ((part.index, env), part.answer.number, frames)
+                for part in parts
+                for env, frames in by_environment(self._frames_of(part))
             )
             return None
         self._batches += 1
@@ -301,7 +309,7 @@ class WorkerCollector(WorkerControl):
             if not self._workers_write:
                 self._write(parts)
             return None
-        batch = self._assembler.assemble(parts) if self.sync else self._assembler.batch_of(parts[0])
+        batch = self._assembler.assemble(parts) if self.sync else self._batch_of(parts[0])
         delivered = self._delivery.deliver(batch, batch.shape[-1])
         self._record(delivered)
         return delivered
@@ -330,14 +338,18 @@ class WorkerCollector(WorkerControl):
                 self._count_lags(rest)
                 self._batches += len(rest)
 
+    def _batch_of(self, part: WorkerBatch) -> TensorDictBase:
+        """Returns a worker's batch."""
+        return self._assembler.batch_of(part)
+
     def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns a worker's frames, from which trajectories are assembled."""
-        return self._delivery.frames(self._assembler.batch_of(part), part.answer.filled)
+        return self._delivery.frames(self._batch_of(part), part.answer.filled)
 
     def _write(self, parts: Sequence[WorkerBatch]) -> None:
         """Writes the batch of each worker into the replay buffer, as the worker itself would."""
         for part in parts:
-            batch = self._delivery.deliver(self._assembler.batch_of(part), part.answer.filled)
+            batch = self._delivery.deliver(self._batch_of(part), part.answer.filled)
             self._delivery.write(batch)
             self._record(batch)
 

@@ -17,7 +17,7 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_writer import ReadyBatchWriter
-from trawl.rollout.serving import ServingOptions
+from trawl.rollout.serving import ServingOptions, running_on
 
 
 class ReadyRollout(Rollout):
@@ -29,6 +29,7 @@ class ReadyRollout(Rollout):
         options: options of the batches.
         exploration: exploration type of probabilistic policies.
         serving: options for acting in environments that are ready.
+        version: function that returns the policy's current version.
 
     Attributes:
         most: maximum number of frames in the next batch.
@@ -43,8 +44,9 @@ class ReadyRollout(Rollout):
         options: BatchOptions,
         exploration: InteractionType,
         serving: ServingOptions,
+        version: Callable[[], int],
     ) -> None:
-        self._serving = serving
+        self._serving, self._version = serving, version
         self.most = options.steps
         # True if an exception has ended the last batch.
         self._interrupted = False
@@ -52,10 +54,14 @@ class ReadyRollout(Rollout):
 
     @override
     def _new_writer(self, env: Any, policy: Policy) -> ReadyBatchWriter:
-        return ReadyBatchWriter(env, policy, self.options, self._serving)
+        return ReadyBatchWriter(env, policy, self.options, self._serving, self._version)
 
     @override
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
+        with running_on(self._serving.cores):
+            return self._fill_here(random, stopped)
+
+    def _fill_here(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         writer, most, filled = self.writer, min(self.most, self.options.steps), 0
         began, waited = perf_counter(), writer.record.waited
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -9,32 +10,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
-from torch import Tensor
 from typing_extensions import override
 
 from trawl import keys
-from trawl.envs.masks import rand_actions
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.ready import Ready, ReadyEnvs, Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
-from trawl.keys import DONE, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
+from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
-from trawl.rollout.array_policy import output_checker
 from trawl.rollout.array_stepper import from_bfloat16
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
+from trawl.rollout.device_transfer import transfer_to
+from trawl.rollout.lag_limit import lag_limit
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_repairs import ParallelRepairs
-from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
+from trawl.rollout.random_actions import RandomActions
+from trawl.rollout.ready_policy import ReadyPolicy
 from trawl.rollout.serving import ServingOptions, ServingRecord
-
-ENV_INDEX: Key = ("env_index",)
-# Number of random actions that are drawn at once for each environment.
-_DRAWN = 64
 
 
 class ReadyBatchWriter(ArrayBatchWriter):
@@ -48,6 +45,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
         policy: the policy; the constructor calls it once to find out what it writes.
         options: options of the batches.
         serving: options for acting in environments that are ready.
+        version: function that returns the policy's current version.
 
     Attributes:
         record: record of the policy's calls.
@@ -56,13 +54,19 @@ class ReadyBatchWriter(ArrayBatchWriter):
     env: ParallelEnv
 
     def __init__(
-        self, env: ParallelEnv, policy: Policy, options: BatchOptions, serving: ServingOptions
+        self,
+        env: ParallelEnv,
+        policy: Policy,
+        options: BatchOptions,
+        serving: ServingOptions,
+        version: Callable[[], int],
     ) -> None:
-        self._serving = serving
+        self._serving, self._version = serving, version
         policy.varies = serving.batching.size is None
         super().__init__(env, policy, options)
         self.record = ServingRecord()
         self._envs = self._ready_envs(serving)
+        self._limit = lag_limit(serving.max_lag, options.steps, self._envs.rows, version)
         written = self._policy_leaves.written
         # The part of each environment's frame that is known before its step. Entries of
         # ``_next_obs`` are overwritten only once the frame is complete.
@@ -80,8 +84,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._recorded: list[int] = []
         # Row of each environment's last frame in this batch; -1 if there is none.
         self._last = np.full(self.num_envs, -1)
-        self._drawn: dict[Key, Array] = {}
-        self._drawn_next = 0
+        self._transfer = transfer_to(policy.device or env.device)
+        self._random_actions = RandomActions(env, written)
 
     def _ready_envs(self, serving: ServingOptions) -> ReadyEnvs:
         restarts, env, batching = self.options.restarts, self.env, serving.batching
@@ -124,6 +128,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         assert buffers is not None
         self._rows = rows
         self._last[:] = -1
+        if self._limit is not None:
+            self._limit.begin()
         self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
         states = self._policy_leaves.states
         self._observed_rows = [
@@ -139,14 +145,17 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def bind_policy(self, random: bool) -> None:
         """Prepares the policy for the calls until the end of the batch."""
         self._random = random or self.policy.draws_from(self.env)
-        readable = {*self._roots, *self._policy_leaves.states, *self._policy_leaves.memories}
-        self._readable = readable
-        self._plan = None if self._random else self.policy.direct(readable)
-        self._plans: dict[int, Plan] = {}
-        leaves, begun = self._policy_leaves, self._begun
-        self._checkers = {
-            key: output_checker(leaves, key, begun[key].dtype) for key in leaves.written
-        }
+        if not self._random:
+            self._calls = ReadyPolicy(
+                self.policy,
+                self.env.device,
+                self._policy_leaves,
+                self._roots,
+                self._next_obs,
+                self._begun,
+                self._serving.batching.size,
+                self._transfer,
+            )
         self._actions = self._action_targets()
 
     def _action_targets(self) -> list[tuple[Array, Key]]:
@@ -172,19 +181,23 @@ class ReadyBatchWriter(ArrayBatchWriter):
         Returns:
             The number of rows that are filled now.
         """
-        self._act_for(self._idle)
-        if not self._due:
+        if self._limit is not None:
+            # The limit may have kept the policy from acting for some of them.
+            self._idle, self._recorded = [*self._idle, *self._recorded], []
+        self._act_for(self._idle, stop - filled)
+        chosen, processes = self._take_due(stop - filled)
+        if not len(chosen) and not processes:
             before = perf_counter()
             self._add_due(self._envs.wait())
             self.record.waited += perf_counter() - before
             if self._envs.broken:
                 self._break_off()
-        chosen, processes = self._take_due(stop - filled)
+            chosen, processes = self._take_due(stop - filled)
         self._recorded += processes
         filled = self._record_frames(chosen, filled)
-        if not self._due:
+        if not self._due or self._limit is not None:
             # All environments that became ready together get their actions together.
-            self._act_for(self._recorded)
+            self._act_for(self._recorded, stop - filled)
         return filled
 
     def _add_due(self, found: list[Ready]) -> None:
@@ -198,8 +211,15 @@ class ReadyBatchWriter(ArrayBatchWriter):
         """Returns up to ``most`` rows to be recorded, and the processes to act for afterwards."""
         taken: list[Rows] = []
         processes: list[int] = []
+        limit = self._limit
+        if limit is not None:
+            self._due.sort(key=lambda ready: limit.slack(ready.process))
         while self._due and most:
             process, rows, restarted = self._due[0]
+            if limit is not None:
+                if not limit.may_record(process, most):
+                    break
+                limit.recorded(process)
             if len(rows) > most:
                 self._due[0] = Ready(process, rows[most:], restarted)
                 taken.append(rows[:most])
@@ -210,7 +230,7 @@ class ReadyBatchWriter(ArrayBatchWriter):
             most -= len(rows)
             if len(restarted):
                 self._copy_begun(restarted)
-        return np.concatenate(taken), processes
+        return np.concatenate(taken) if taken else np.empty(0, np.int64), processes
 
     def _break_off(self) -> None:
         """Ends the trajectories of environments that have failed with their last frames."""
@@ -294,67 +314,39 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     # --- acting
 
-    def _act_for(self, processes: list[int]) -> None:
-        """Acts for the environments of processes, and removes the processes from the list."""
-        most = self._envs.most
-        while processes:
+    def _act_for(self, processes: list[int], room: int) -> None:
+        """Acts for the environments of processes, and removes the processes from the list.
+
+        Args:
+            processes: the processes.
+            room: number of rows that are left in the batch.
+        """
+        limit = self._limit
+        count = len(processes) if limit is None else limit.to_act_for(processes, room)
+        while count > 0:
+            now = processes[: min(count, self._envs.most)]
             # If the policy raises, the processes are still in the list.
-            self._act(processes[:most])
-            del processes[:most]
+            self._act(now)
+            del processes[: len(now)]
+            count -= len(now)
 
     def _act(self, processes: list[int]) -> None:
         """Acts for the environments of some processes, and begins their steps."""
         before = perf_counter()
         chosen = np.concatenate([self._envs.rows[index] for index in processes])
         if self._serving.version_key is not None:
-            self._begun[self._serving.version_key][chosen] = self._serving.version()
+            self._begun[self._serving.version_key][chosen] = self._version()
         if self._random:
             self._act_randomly(chosen)
         else:
-            self._call_policy(chosen)
+            self._calls.call(chosen)
         for target, key in self._actions:
             values = self._begun[key][chosen]
             target[chosen] = from_bfloat16(values) if key in self._bfloat16 else values
         self._envs.begin(processes)
+        if self._limit is not None:
+            self._limit.acted(processes)
         self.record.add(len(chosen), perf_counter() - before)
-
-    def _call_policy(self, chosen: Rows) -> None:
-        size = self._serving.batching.size
-        padded = chosen
-        if size is not None and len(chosen) < size:
-            padded = np.concatenate([chosen, np.repeat(chosen[-1:], size - len(chosen))])
-        plan = self._plan
-        if plan is None:
-            count = len(padded)
-            plan = self._plans.get(count)
-            if plan is None:
-                plan = self.policy.plan(self._readable, (count,), self.env.device)
-                self._plans[count] = plan
-        outputs = plan.call(*[self._input(key, padded) for key in plan.reads])
-        if len(plan.writes) == 1:
-            outputs = (outputs,)
-        for key, value in zip(plan.writes, outputs, strict=True):
-            target = self._begun[key]
-            array = self._checkers[key](value, (len(padded), *target.shape[1:]))
-            target[chosen] = array[: len(chosen)]
-
-    def _input(self, key: Key, chosen: Rows) -> Tensor:
-        """Returns a copy of an entry for the policy, on the policy's device."""
-        found = self._next_obs.get(key)
-        leaf = self._roots.get(key) or self._state_leaf(key)
-        if found is None:
-            # The flags before a step are always False.
-            value = torch.zeros((len(chosen), *leaf.shape), dtype=leaf.dtype)
-        else:
-            value = torch.from_numpy(found[chosen]).view(leaf.dtype)
-        device = self.policy.device or self.env.device
-        if device is None or device.type == "cpu":
-            return value
-        return value.pin_memory().to(device, non_blocking=True)
-
-    def _state_leaf(self, key: Key) -> Leaf:
-        written = self._policy_leaves.written
-        return written[next_of(key)] if key in self._policy_leaves.states else written[key]
 
     def _act_randomly(self, chosen: Rows) -> None:
         """Draws random actions, and sets the policy's other entries to zero."""
@@ -362,24 +354,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         for key in self._policy_leaves.written:
             if key not in actions:
                 self._begun[key][chosen] = 0
-        if self.env.action_mask() is not None:
-            drawn = rand_actions(self.env.full_action_spec, None, self.env.action_mask())
-            for key in actions:
-                self._begun[key][chosen] = self._as_action(key, drawn.get(key))[chosen]
-            return
-        if not self._drawn or self._drawn_next + len(chosen) > _DRAWN * self.num_envs:
-            found = self.env.full_action_spec.rand((_DRAWN,))
-            self._drawn = {key: self._as_action(key, found.get(key)) for key in actions}
-            self._drawn_next = 0
-        first, self._drawn_next = self._drawn_next, self._drawn_next + len(chosen)
-        for key in actions:
-            self._begun[key][chosen] = self._drawn[key][first : self._drawn_next]
-
-    def _as_action(self, key: Key, drawn: Tensor) -> Array:
-        leaf = self._policy_leaves.written[key]
-        values = drawn.to(leaf.dtype).cpu().reshape(-1, *leaf.shape)
-        array: Array = values.view(torch.int16).numpy() if key in self._bfloat16 else values.numpy()
-        return array
+        for key, values in self._random_actions.draw(chosen).items():
+            self._begun[key][chosen] = values
 
     # --- the end of a batch
 
@@ -415,7 +391,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._break_off()
         self._add_due(waiting)
         if mask is None:
-            self._due, self._drawn = [], {}
+            self._due = []
+            self._random_actions.forget()
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
         self.env.begin(mask, **kwargs)
         self._forget(np.flatnonzero(chosen))
@@ -428,6 +405,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._due = [ready for ready in self._due if len(ready.rows)]
         self._recorded = []
         waits = {ready.process for ready in self._due}
+        if self._limit is not None:
+            self._limit.keep(sorted(waits))
         self._idle = [index for index in range(len(self._envs.rows)) if index not in waits]
 
     @override

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from tensordict import TensorDictBase
 
-from trawl.keys import Key
+from trawl.keys import ENV_INDEX, Key
 
 # Number of recent calls whose times are kept.
 _WINDOW = 1024
@@ -41,12 +44,29 @@ class ServingOptions:
     Attributes:
         batching: sizes of the batches for which the policy acts.
         version_key: key of the policy version in the frames; None to leave it out.
-        version: function that returns the policy's current version.
+        max_lag: maximum number of updates by which a frame may be behind when it is delivered;
+            None for no limit.
+        cores: CPU cores on which the policy acts; None for all.
     """
 
     batching: Batching
-    version_key: Key | None
-    version: Callable[[], int]
+    version_key: Key | None = None
+    max_lag: int | None = None
+    cores: Sequence[int] | None = None
+
+
+@contextmanager
+def running_on(cores: Sequence[int] | None) -> Iterator[None]:
+    """Context in which this thread runs on some cores only; None for no change."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class ServingRecord:
@@ -90,3 +110,14 @@ class ServingRecord:
             "forward_share": self._acted / elapsed,
             "wait_share": self.waited / elapsed,
         }
+
+
+def by_environment(frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+    """Returns the frames of each environment, with its number, if frames have such numbers.
+
+    Otherwise, all frames are returned together, with the number 0.
+    """
+    index = frames.get(ENV_INDEX, None)
+    if index is None:
+        return [(0, frames)]
+    return [(int(env), frames[index == env]) for env in index.unique()]

@@ -1,0 +1,62 @@
+"""Random actions for environments that step each at its own pace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trawl.envs.masks import rand_actions
+from trawl.keys import Key, as_key
+from trawl.memory import Array
+from trawl.rollout.layout import Leaf
+
+# Number of random actions that are drawn at once for each environment.
+_DRAWN = 64
+
+
+class RandomActions:
+    """Random actions, many of which are drawn at once.
+
+    Args:
+        env: the environments.
+        written: layout of the entries that the policy writes.
+    """
+
+    def __init__(self, env: Any, written: Mapping[Key, Leaf]) -> None:
+        self._env, self._count = env, env.batch_size.numel()
+        self._leaves = {as_key(key): written[as_key(key)] for key in env.action_keys}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the actions that were drawn in advance, because the seed has changed."""
+        self._drawn: dict[Key, Array] = {}
+        self._next = 0
+
+    def draw(self, chosen: NDArray[Any]) -> dict[Key, Array]:
+        """Returns random actions for the environments with these numbers."""
+        mask = self._env.action_mask()
+        if mask is not None:
+            # The mask says what is allowed in this step, so nothing can be drawn in advance.
+            found = self._arrays(rand_actions(self._env.full_action_spec, None, mask))
+            return {key: values[chosen] for key, values in found.items()}
+        if not self._drawn or self._next + len(chosen) > _DRAWN * self._count:
+            self._drawn = self._arrays(self._env.full_action_spec.rand((_DRAWN,)))
+            self._next = 0
+        first, self._next = self._next, self._next + len(chosen)
+        return {key: values[first : self._next] for key, values in self._drawn.items()}
+
+    def _arrays(self, drawn: Any) -> dict[Key, Array]:
+        return {key: _array(drawn.get(key), leaf) for key, leaf in self._leaves.items()}
+
+
+def _array(drawn: Tensor, leaf: Leaf) -> Array:
+    """Returns actions as an array with a row for each environment."""
+    values = drawn.to(leaf.dtype).cpu().reshape(-1, *leaf.shape)
+    if leaf.dtype is torch.bfloat16:
+        values = values.view(torch.int16)
+    array: Array = values.numpy()
+    return array

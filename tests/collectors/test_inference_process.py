@@ -1,0 +1,321 @@
+"""AsyncBatchedCollector whose policy has a process of its own, and workers that run one."""
+
+import math
+import os
+import threading
+import warnings
+from functools import partial
+
+import psutil
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from test_async_batched import Chooses, Constant, Dies, ledger_of, makers
+
+from trawl.collectors import (
+    AsyncBatchedCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
+from trawl.collectors.inference_process import InferenceProcessCollector
+from trawl.testing import FaultyEnv, NumberedEnv
+
+LOCK = threading.Lock()
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def numbered(count=4, frames=50, together=False, **options):
+    """Makes a collector; ``together``: the policy waits for all environments."""
+    if together:
+        options.update(min_batch_size=count, server_timeout=math.inf)
+    options.setdefault("policy", Chooses())
+    options.setdefault("policy_backend", "multiprocessing")
+    return AsyncBatchedCollector(makers(count), frames_per_batch=frames, **options)
+
+
+# --- frames
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_each_step_is_delivered_once_and_the_budget_is_exact(each):
+    ledger = ledger_of(5)
+    with numbered(5, total_frames=333, envs_per_worker=each) as collector:
+        assert type(collector) is InferenceProcessCollector
+        sizes = []
+        for batch in collector:
+            ledger.add(batch)
+            sizes.append(len(batch))
+            assert (NumberedEnv.numbers(batch)[:, 0] == batch["env_index"]).all()
+    assert sizes == [50] * 6 + [33]
+    assert ledger.frames == collector.stats()["frames"] == 333
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"policy_backend": "multiprocessing"}, {"server_config": {"service_backend": "process"}}],
+)
+def test_the_policy_acts_in_another_process(place):
+    factory = partial(TensorDictModule, WritesItsProcess(), ["observation"], ["action", "process"])
+    options = {"policy": None, "policy_factory": factory, "policy_backend": None, **place}
+    with numbered(total_frames=50, **options) as collector:
+        (batch,) = collector
+        (process,) = batch["process"].unique().tolist()
+        assert process in {child.pid for child in psutil.Process().children(recursive=True)}
+        assert collector.server_backend == "process"
+
+
+class WritesItsProcess(torch.nn.Module):
+    """Policy that also writes the number of the process in which it acts."""
+
+    def forward(self, observation):
+        return Chooses()(observation), torch.full((len(observation), 1), os.getpid())
+
+
+def test_equal_seeds_give_equal_data_if_the_policy_waits_for_all():
+    found = []
+    for place in ("threading", "multiprocessing", "multiprocessing"):
+        with numbered(together=True, total_frames=120, policy_backend=place) as collector:
+            collector.set_seed(3)
+            found.append(torch.cat(list(collector)))
+    for other in found[1:]:
+        assert (found[0] == other).all()
+
+
+def test_whole_trajectories():
+    with numbered(yield_completed_trajectories=True, total_frames=200) as collector:
+        for whole in collector:
+            assert len(whole["env_index"].unique()) == 1
+            assert len(whole["collector", "traj_ids"].unique()) == 1
+            assert whole["next", "done"][:, 0].tolist() == [False] * (len(whole) - 1) + [True]
+            assert whole["observation"][0, 2] == 0
+        assert collector.stats()["trajectories"] > 4
+
+
+def test_frames_are_written_to_a_replay_buffer_up_to_the_budget():
+    torchrl_data = pytest.importorskip("torchrl.data")
+    buffer = torchrl_data.ReplayBuffer(storage=torchrl_data.LazyTensorStorage(500))
+    with numbered(total_frames=120, replay_buffer=buffer) as collector:
+        assert list(collector) == [None, None, None]
+    assert len(buffer) == 120
+
+
+def test_collection_in_the_background():
+    torchrl_data = pytest.importorskip("torchrl.data")
+    buffer = torchrl_data.ReplayBuffer(storage=torchrl_data.LazyTensorStorage(500))
+    with numbered(total_frames=120, replay_buffer=buffer) as collector:
+        collector.start()
+        collector.async_shutdown(timeout=60)
+    assert len(buffer) <= 120
+
+
+def test_postproc_and_hook_get_each_batch_in_this_process():
+    seen = []
+    with numbered(
+        total_frames=70,
+        postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
+        post_collect_hook=lambda batch: seen.append(batch["twice"].shape[0]),
+    ) as collector:
+        list(collector)
+    assert seen == [50, 20]
+
+
+# --- weights
+
+
+def test_frames_have_the_version_that_chose_their_action():
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with numbered(frames=40, policy=policy, policy_version=7) as collector:
+        newest = []
+        for _ in range(8):
+            batch = collector.next()
+            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1) - 7).all()
+            newest.append(int(batch["policy_version"].max()))
+            with torch.no_grad():
+                policy.module.value += 1
+            collector.update_policy_weights_()
+        assert newest == sorted(newest)
+        assert newest[-1] > 7
+        assert collector.policy_version == 15
+
+
+@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_no_frame_is_older_than_the_maximum_lag(place, most):
+    ledger = ledger_of(6)
+    with numbered(
+        6, 8, policy_backend=place, max_policy_lag=most, total_frames=200, server_timeout=0
+    ) as collector:
+        for batch in collector:
+            ledger.add(batch)
+            assert collector.policy_version - batch["policy_version"].min() <= most
+            collector.update_policy_weights_()
+    assert ledger.frames == 200
+
+
+def test_the_key_of_the_version():
+    with numbered(policy_version_key="made_by", total_frames=50) as collector:
+        batch = collector.next()
+    assert batch["made_by"].shape == (50,)
+    assert batch.get("policy_version", None) is None
+
+
+# --- control
+
+
+def test_figures_about_the_policys_calls():
+    with numbered(total_frames=100) as collector:
+        list(collector)
+        figures = collector.server_stats(reset=True)
+        assert figures["requests"] >= 100
+        assert collector.server_stats()["requests"] == 0
+
+
+def test_a_state_continues_the_counts():
+    with numbered(total_frames=200) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with numbered(total_frames=200) as collector:
+        collector.load_state_dict(state)
+        assert sum(map(len, collector)) == 150
+
+
+# --- failures
+
+
+def test_an_error_in_an_environment_is_raised():
+    makes = [NumberedEnv, partial(FaultyEnv, at=5, fault=ValueError("broken"))]
+    options = {"policy": Chooses(), "frames_per_batch": 100, "policy_backend": "multiprocessing"}
+    with (
+        AsyncBatchedCollector(makes, **options) as collector,
+        pytest.raises(ValueError, match="in environment 1: ValueError: broken"),
+    ):
+        list(collector)
+
+
+def test_an_environment_whose_process_dies_is_restarted():
+    options = {"policy": Chooses(), "frames_per_batch": 30, "policy_backend": "multiprocessing"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with AsyncBatchedCollector(
+            [NumberedEnv, Dies], on_env_error="restart", total_frames=90, **options
+        ) as collector:
+            assert sum(map(len, collector)) == 90
+            assert collector.stats()["env_restarts"] >= 1
+
+
+def pids(policy_writes):
+    return policy_writes["process"].unique().tolist()
+
+
+def writes_its_process(**options):
+    policy = TensorDictModule(WritesItsProcess(), ["observation"], ["action", "process"])
+    return numbered(policy=policy, **options)
+
+
+@pytest.mark.filterwarnings("ignore:worker 0 was killed")
+def test_the_inference_process_is_replaced_if_it_dies():
+    before, after = set(), set()
+    with writes_its_process(total_frames=500) as collector:
+        (first,) = pids(collector.next())
+        psutil.Process(first).kill()
+        for batch in collector:
+            mine = before if pids(batch) == [first] else after
+            mine |= set(batch["collector", "traj_ids"].tolist())
+        assert collector.stats()["frames"] == 500
+        assert collector.stats()["restarts"] == 1
+    assert after
+    assert not before & after
+
+
+def test_its_environments_end_if_it_dies():
+    with writes_its_process(max_policy_lag=0) as collector:
+        (pid,) = pids(collector.next())
+        process = psutil.Process(pid)
+        below = process.children(recursive=True)
+        process.kill()
+        assert len(below) >= 4
+        _, alive = psutil.wait_procs(below, timeout=60)
+        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"frames": 0}, ValueError, "frames_per_batch"),
+        ({"nothing": 1}, TypeError, "AsyncBatchedCollector got unknown arguments: nothing"),
+        ({"device": "cuda:77"}, ValueError, "policy_device"),
+        ({"max_policy_lag": -1}, ValueError, "max_policy_lag"),
+        ({"max_policy_lag": 1, "envs_per_worker": 2}, ValueError, "can't be used with envs_per"),
+        ({"cudagraph_policy": True}, ValueError, "static_batch_size"),
+        ({"policy": lambda observation, lock=LOCK: lock}, TypeError, "policy.*can't be sent"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        numbered(**options)
+
+
+def test_subclasses_act_in_this_process():
+    class Own(AsyncBatchedCollector):
+        pass
+
+    with pytest.raises(TypeError, match="only AsyncBatchedCollector itself"):
+        Own(makers(2), policy=Chooses(), frames_per_batch=8, policy_backend="multiprocessing")
+
+
+# --- workers that run one
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_workers_with_environments_at_their_own_pace(cls):
+    ledger = ledger_of(4)
+    every = makers(4)
+    with cls(
+        [every[:2], every[2:]],
+        Chooses(),
+        collector_class=AsyncBatchedCollector,
+        frames_per_batch=40,
+        total_frames=160,
+        track_policy_version=True,
+    ) as collector:
+        for batch in collector:
+            for part in batch if cls.sync else [batch]:
+                assert set(part["env_index"].tolist()) <= {0, 1}
+                assert part["policy_version"].shape == part.shape
+                ledger.add(part)
+    assert ledger.frames == 160
+
+
+def test_workers_that_a_backend_chooses():
+    every = makers(4)
+    with Collector(
+        [every[:2], every[2:]],
+        Chooses(),
+        backend="process",
+        num_collectors=2,
+        backend_options={"collector_class": AsyncBatchedCollector},
+        frames_per_batch=40,
+        total_frames=80,
+    ) as collector:
+        assert sum(len(batch) for batch in collector) == 80
+
+
+# --- a GPU
+
+
+@CUDA
+@pytest.mark.parametrize("place", ["threading", "multiprocessing"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_policy_on_a_gpu(place, graph):
+    ledger = ledger_of(4)
+    with numbered(
+        policy_backend=place,
+        device="cuda",
+        server_config={"static_batch_size": 4},
+        cudagraph_policy=graph or None,
+        total_frames=100,
+    ) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 100

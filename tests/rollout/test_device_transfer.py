@@ -1,0 +1,76 @@
+"""Copies between arrays and a device."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.rollout.device_transfer import DeviceTransfer
+from trawl.rollout.layout import Leaf
+
+CUDA = pytest.param(
+    "cuda:0",
+    marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+)
+DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
+DTYPES = [torch.float32, torch.uint8, torch.int64, torch.bool, torch.float64, torch.int16]
+
+
+def arrays_of(leaves, rows):
+    rng = np.random.default_rng(0)
+    return {
+        key: torch.from_numpy(rng.integers(0, 2, (rows, *leaf.shape))).to(leaf.dtype).numpy()
+        for key, leaf in leaves.items()
+    }
+
+
+@DEVICES
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=2)), min_size=1
+    ),
+    picks=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=9), min_size=1, max_size=4),
+)
+def test_rows_arrive_and_come_back(device, shapes, picks):
+    leaves = {(str(i),): Leaf(tuple(shape), dtype) for i, (dtype, shape) in enumerate(shapes)}
+    arrays = arrays_of(leaves, 7)
+    transfer = DeviceTransfer(torch.device(device))
+    for rows in picks:
+        sent = transfer.send(leaves, arrays, np.array(rows))
+        back = transfer.receive([sent[key] for key in leaves])
+        for (key, leaf), value in zip(leaves.items(), back, strict=True):
+            assert sent[key].device == torch.device(device)
+            assert value.dtype == leaf.dtype
+            assert value.device.type == "cpu"
+            assert (value.numpy() == arrays[key][rows]).all()
+
+
+@DEVICES
+def test_the_policy_may_keep_what_it_reads(device):
+    leaves = {("x",): Leaf((2,), torch.float32)}
+    arrays = arrays_of(leaves, 4)
+    transfer = DeviceTransfer(torch.device(device))
+    first = transfer.send(leaves, arrays, np.array([0, 1]))[("x",)]
+    transfer.receive([first])
+    before = first.clone()
+    arrays[("x",)] += 5
+    transfer.send(leaves, arrays, np.array([0, 1]))
+    assert (first == before).all()
+
+
+@DEVICES
+def test_entries_without_an_array_are_false(device):
+    leaves = {("done",): Leaf((1,), torch.bool)}
+    sent = DeviceTransfer(torch.device(device)).send(leaves, {}, np.arange(3))
+    assert not sent[("done",)].any()
+    assert sent[("done",)].shape == (3, 1)
+
+
+@DEVICES
+def test_values_that_are_not_on_the_device_are_left_as_they_are(device):
+    array = np.ones(3)
+    transfer = DeviceTransfer(torch.device(device))
+    (left, value) = transfer.receive([array, torch.ones(2, device=device)])
+    assert left is array
+    assert value.tolist() == [1, 1]
