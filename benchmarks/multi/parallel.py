@@ -125,6 +125,45 @@ def open_stable_baselines3(make: Make, count: int) -> Opened:
     return lambda: env.step(action), env.close
 
 
+def open_stable_baselines3_batched(make: Make, count: int, each: int) -> Opened:
+    """Its `SubprocVecEnv`, batched by hand: a `DummyVecEnv` of `each` environments in each process.
+
+    As there, actions and results are sent through a `multiprocessing.Pipe`, and stacked.
+    """
+    context = multiprocessing.get_context("forkserver")
+    ends, processes = [], []
+    for _ in range(count // each):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve_batch, args=(make, each, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        ends.append(ours)
+        processes.append(process)
+    actions = np.split(_zeros(make, count), count // each)
+
+    def step() -> tuple[NDArray[Any], ...]:
+        for end, action in zip(ends, actions, strict=True):
+            end.send(action)
+        observations, rewards, dones, _ = zip(*[end.recv() for end in ends], strict=True)
+        return np.concatenate(observations), np.concatenate(rewards), np.concatenate(dones)
+
+    def close() -> None:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+    return step, close
+
+
+def _serve_batch(make: Make, each: int, end: Any) -> None:
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    env = DummyVecEnv([make] * each)
+    env.reset()
+    while True:
+        end.send(env.step(end.recv()))
+
+
 def open_gymnasium(make: Make, count: int) -> Opened:
     """Gymnasium's `AsyncVectorEnv`, whose observations are in shared memory."""
     mode = gymnasium.vector.AutoresetMode.SAME_STEP

@@ -25,13 +25,12 @@ from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
-    TERMINATED,
-    TRUNCATED,
     SharedStepBuffers,
     StepBufferSpec,
 )
+from trawl.envs.step_results import StepResults
 from trawl.envs.types import EnvKwargs, EnvSources
-from trawl.keys import DONE_KEYS, Key, as_key, nested, show_key
+from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
 from trawl.tensordicts import new_tensordict
 
@@ -138,7 +137,7 @@ class ParallelEnv(BatchedEnv):
             self.buffers: SharedStepBuffers | None = None
             if self.fixed_layout:
                 self.buffers = self.processes.attach(self._buffer_spec())
-                self._bind(self.buffers)
+                self._step_results = StepResults(self.buffers, self.batch_size)
         except BaseException:
             self._finalizer()
             raise
@@ -186,18 +185,6 @@ class ParallelEnv(BatchedEnv):
             acted,
             sum(sizes or ()),
         )
-
-    def _bind(self, buffers: SharedStepBuffers) -> None:
-        """Prepares views of the shared memory in the shapes of TensorDict entries."""
-        self._observed, self._reset_observed = (
-            {key: array.reshape(*self.batch_size, *array.shape[1:]) for key, array in found.items()}
-            for found in (buffers.observed, buffers.reset_observed)
-        )
-        self._rewards, self._flags = (
-            array.reshape(*self.batch_size, 1) for array in (buffers.rewards, buffers.flags)
-        )
-        self._no_flags = np.zeros(self._flags.shape, np.bool_)
-        self._nothing = self._no_flags.tobytes()
 
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -327,32 +314,25 @@ class ParallelEnv(BatchedEnv):
         bits, self._last_bits = self._last_bits, None
         if bits is None or rows is None or kwargs or (rows & (bits.ravel() & RESET == 0)).any():
             self.begin(rows, **kwargs)
-        return self._tensordict(self._copied(self._reset_observed))
+        return self._tensordict(self._step_results.after_reset())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
             return self._step_by_messages(tensordict)
-        return self._tensordict(self._results(tensordict))
+        _, results = self._results(tensordict)
+        return self._tensordict(results)
 
-    def _results(self, tensordict: TensorDictBase) -> dict[str, Any]:
-        """Takes a step, and returns the entries of the TensorDict for ``"next"``."""
+    def _results(self, tensordict: TensorDictBase) -> tuple[Array, dict[str, Any]]:
+        """Takes a step, and returns its flags and the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
         self._last_bits = None
         self.processes.step(self._eager)
-        bits = self._flags.copy()
+        bits = self._step_results.flags()
         if self._eager:
             self._last_bits = bits
         if self._has_autoresets:
             self._autoresets = torch.from_numpy(bits & AUTORESET != 0).view(self.batch_size)
-        if bits.tobytes() == self._nothing:
-            flags = dict.fromkeys(DONE_KEYS, self._no_flags)
-        else:
-            flags = {
-                "done": bits & (TERMINATED | TRUNCATED) != 0,
-                "terminated": bits & TERMINATED != 0,
-                "truncated": bits & TRUNCATED != 0,
-            }
-        return self._copied(self._observed, reward=self._rewards, **flags)
+        return bits, self._step_results.after_step(bits)
 
     @override
     def step_and_maybe_reset(
@@ -365,13 +345,9 @@ class ParallelEnv(BatchedEnv):
             if not simple or "next" in tensordict.keys():  # noqa: SIM118
                 return super().step_and_maybe_reset(tensordict)
             # The same operations as in the base class, without its lookups.
-            results = self._results(tensordict)
-            tensordict.set("next", self._tensordict(results))
-            del results["reward"]
-            root = self._tensordict(results)
-            if self._last_bits is not None and self._last_bits.tobytes() != self._nothing:
-                self._restart(root)
-            return tensordict, root
+            bits, after = self._results(tensordict)
+            tensordict.set("next", self._tensordict(after))
+            return tensordict, self._tensordict(self._step_results.to_go_on_from(bits, after))
         finally:
             self._eager, self._last_bits = False, None
 
@@ -395,13 +371,6 @@ class ParallelEnv(BatchedEnv):
         self.set_action_dtypes({key: value.dtype for key, value in values.items()})
         for key, target in self.buffers.actions.items():
             target[...] = values[key].reshape(target.shape)
-
-    def _copied(self, arrays: dict[Key, Array], **more: Array) -> dict[str, Any]:
-        """Returns the arrays as tensors, copied because the next step overwrites them."""
-        found = nested({key: torch.from_numpy(array.copy()) for key, array in arrays.items()})
-        for name, array in more.items():
-            found[name] = torch.from_numpy(array.copy())
-        return found
 
     def _tensordict(self, values: dict[str, Any]) -> TensorDict:
         result: TensorDict = new_tensordict(values, self.batch_size)
