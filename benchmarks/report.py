@@ -187,7 +187,7 @@ def _versions() -> dict[str, str | None]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2, default=lambda value: value.item()) + "\n")
 
 
 def write_chart(path: Path, results: list[Result]) -> None:
