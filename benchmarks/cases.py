@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hand
 import peers
 import stochastic
@@ -116,6 +118,34 @@ def _envpool(name: str, episodes: str, seed: int, goal: float | None) -> Case:
     )
 
 
+def envpool_ready() -> Case:
+    return _envpool_ready("envpool_ready", "long episodes", BALANCING)
+
+
+def envpool_ready_short() -> Case:
+    return _envpool_ready("envpool_ready_short", "short episodes", FALLING)
+
+
+def _envpool_ready(name: str, episodes: str, seed: int) -> Case:
+    net, ready = work.Argmax(work.mlp(4, 2, seed)), work.POOL_SIZE // 2
+    frames = work.POOL_SIZE * POOL_STEPS
+
+    def pool() -> Any:
+        return work.cartpole_pool(ready)
+
+    return Case(
+        name,
+        f"EnvPool, {work.POOL_SIZE} CartPoles, the first {ready} ready, MLP 2x64, {episodes}",
+        (
+            Contender(
+                TRAWL,
+                lambda: peers.trawl_ready(peers.trawl_indexed(pool), work.acting(net), frames),
+            ),
+            Contender(HAND, lambda: hand.ready_pool(pool(), hand.only(net), frames), 0.9),
+        ),
+    )
+
+
 def images() -> Case:
     net = work.Constant()
     policy = work.acting(net)
@@ -158,5 +188,15 @@ def torchrl_env() -> Case:
 
 
 CASES = {
-    case.__name__: case for case in (pendulum, batch8, envpool, envpool_short, images, torchrl_env)
+    case.__name__: case
+    for case in (
+        pendulum,
+        batch8,
+        envpool,
+        envpool_short,
+        envpool_ready,
+        envpool_ready_short,
+        images,
+        torchrl_env,
+    )
 } | stochastic.CASES

@@ -229,6 +229,60 @@ def pool(env: Any, act: Act, steps: int) -> Source:
         yield int(real.sum()), delivered
 
 
+def ready_pool(env: Any, act: Act, frames: int) -> Source:
+    """EnvPool that returns whoever is ready; steps that are only resets are left out.
+
+    The memory has room for one more result. Frames beyond a batch are moved to the next one.
+    """
+    env.async_reset()
+    observation, reward, terminated, truncated, info = env.recv()
+    count = env.num_envs
+    most = frames + len(observation)
+    memory = allocate((most,), observation[0], act, ("action",))
+    env_index, version = torch.zeros(2, most, dtype=torch.int64).unbind()
+    memory.batch.update({"env_index": env_index, "policy_version": version})
+    delivered = memory.batch[:frames]
+    indices, versions = env_index.numpy(), version.numpy()
+    before = np.zeros((count, *observation.shape[1:]), observation.dtype)
+    actions = np.zeros((count, *memory.outputs[0].shape[1:]), memory.outputs[0].dtype)
+    trajectory, last, done = np.arange(count), count - 1, np.ones(count, bool)
+    row = 0
+    while True:
+        with torch.no_grad():
+            while row < frames:
+                ready = ids = info["env_id"]
+                after, gained, ends, cuts = observation, reward, terminated, truncated
+                resets = done[ready]
+                if resets.any():
+                    real = ~resets
+                    ids, after, gained = ready[real], observation[real], reward[real]
+                    ends, cuts = terminated[real], truncated[real]
+                rows = slice(row, row + len(ids))
+                memory.observations[rows] = before[ids]
+                memory.outputs[0][rows] = actions[ids]
+                memory.next_observations[rows] = after
+                memory.reward[rows] = gained
+                memory.terminated[rows] = ends
+                memory.truncated[rows] = cuts
+                memory.done[rows] = ends | cuts
+                memory.trajectory[rows] = trajectory[ids]
+                indices[rows] = ids
+                versions[rows] = 0
+                row = rows.stop
+                done[ready] = ended = terminated | truncated
+                if ended.any():
+                    trajectory[ready[ended]] = last + 1 + np.arange(ended.sum())
+                    last += ended.sum()
+                before[ready] = observation
+                action = act(torch.from_numpy(observation))[0].numpy()
+                actions[ready] = action
+                env.send(action, ready)
+                observation, reward, terminated, truncated, info = env.recv()
+        yield frames, delivered
+        row -= frames
+        memory.batch[:row].update_(memory.batch[frames : frames + row])
+
+
 def torchrl_env(env: Any, module: Callable[[Tensor], Tensor], frames: int) -> Source:
     """A TorchRL environment, stepped through its own protocol."""
     state = env.reset()

@@ -24,6 +24,18 @@ def trawl(env: Any, policy: Any, frames: int) -> Source:
         collector.shutdown()
 
 
+def trawl_ready(env: Any, policy: Any, frames: int) -> Source:
+    """Trawl's collector of whoever is ready."""
+    from trawl.collectors import AsyncBatchedCollector
+
+    collector = AsyncBatchedCollector(env, policy=policy, frames_per_batch=frames)
+    try:
+        for batch in collector:
+            yield batch.numel(), batch
+    finally:
+        collector.shutdown()
+
+
 def trawl_indexed(make: Callable[[], Any]) -> Any:
     """An environment whose discrete actions are indices."""
     from trawl.envs import GymEnv

@@ -36,6 +36,8 @@ SingleName = Literal[
     "batch8",
     "envpool",
     "envpool_short",
+    "envpool_ready",
+    "envpool_ready_short",
     "images",
     "stochastic",
     "stochastic8",

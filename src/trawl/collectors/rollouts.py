@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,21 @@ from typing_extensions import override
 from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import count_frames, experience
 from trawl.collectors.direct_weights import DirectWeights
+from trawl.collectors.first_ready import (
+    VERSION,
+    check_pool_options,
+    new_ready_rollout,
+    pool_batching,
+    pool_of,
+)
 from trawl.collectors.policy_version import stamp
+from trawl.collectors.weak import weak
+from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.loop import Rollout
+from trawl.rollout.policy import Policy
+from trawl.rollout.ready_loop import ReadyRollout
+from trawl.rollout.serving import ServingOptions
 from trawl.tensordicts import drop_private
 
 
@@ -29,9 +42,8 @@ class RolloutCollector(DirectWeights):
     """
 
     frames_per_batch: int
-    #: True if each frame gets its own policy version when it is collected.
-    versions_frames: ClassVar[bool] = False
     _rollout: Rollout
+    _resolved: Policy
 
     def __init__(self, config: CollectorConfig) -> None:
         super().__init__(config)
@@ -42,6 +54,38 @@ class RolloutCollector(DirectWeights):
         # Function that returns the context for writing a batch into the replay buffer. Its argument
         # is the number of frames in the batch.
         self._writing: Callable[[int], AbstractContextManager[None]] = _written_by_itself
+
+    def _new_rollout(self, options: BatchOptions) -> Rollout:
+        """Returns the inner loop of this collector."""
+        pool = pool_of(self.env)
+        if pool is not None:
+            check_pool_options(self.config, pool)
+            return self._new_ready_rollout(options, ServingOptions(pool_batching(pool), VERSION))
+        return Rollout(self.env, self._resolved, options, self.config.exploration_type)
+
+    def _new_ready_rollout(self, options: BatchOptions, serving: ServingOptions) -> ReadyRollout:
+        if self._version is None:
+            serving = replace(serving, version_key=None)
+        return new_ready_rollout(
+            self.env,
+            self._resolved,
+            options,
+            self.config.exploration_type,
+            serving,
+            weak(self._current_version),
+        )
+
+    @override
+    def _set_frames_per_batch(self, environments: int) -> int:
+        if not self._takes_first_ready:
+            return super()._set_frames_per_batch(environments)
+        self.requested_frames_per_batch = self.config.frames_per_batch
+        return self.requested_frames_per_batch
+
+    @property
+    def _takes_first_ready(self) -> bool:
+        """True if batches hold the frames of whichever environments are ready."""
+        return pool_of(self.env) is not None
 
     @property
     def _adds_steps(self) -> bool:
@@ -110,6 +154,9 @@ class RolloutCollector(DirectWeights):
         # A batch has the version at its start, even if another thread advances the version later.
         version = None if self._version is None else self._version.version
         self._at_start = False
+        self._rollout.limit(
+            math.inf if self.config.endless else self.config.total_frames - self._frames
+        )
         random, stopped = self._ordered or (self._is_random(), self._stopped())
         batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
@@ -136,12 +183,14 @@ class RolloutCollector(DirectWeights):
         return self._rollout.run_into(block, random, stopped)
 
     def _by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        """Returns frames in which the last dimension is time, each with the number of a source."""
-        return [(0, frames)]
+        return self._rollout.by_source(frames)
 
     def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
-        if version is not None:
+        if version is not None and not self._rollout.stamps_frames:
             stamp(batch, version, after=not self.config.compact_obs)
+
+    def _current_version(self) -> int:
+        return 0 if self._version is None else int(self._version.version)
 
     def _is_random(self) -> bool:
         first = self.config.init_random_frames

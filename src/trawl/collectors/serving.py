@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tensordict import TensorDictBase
 from typing_extensions import override
 
+from trawl.collectors.first_ready import check_pool_options, pool_batching, pool_of
 from trawl.collectors.single import Collector
-from trawl.collectors.weak import weak
 from trawl.envs.parallel import ParallelEnv
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.ready_loop import ReadyRollout
-from trawl.rollout.serving import ServingOptions, by_environment
+from trawl.rollout.serving import ServingOptions
 
 
 class ServingCollector(Collector):
     """Collects from environments that step each at its own pace.
 
     Args:
-        create_env_fn: a :class:`~trawl.envs.ParallelEnv`, or a function that makes one.
+        create_env_fn: a :class:`~trawl.envs.ParallelEnv` or a pool, or a function that makes one.
         policy: a policy that a :class:`Collector` accepts.
         serving: options for acting in environments that are ready. Frames have versions only if
             the collector tracks them.
@@ -33,58 +31,25 @@ class ServingCollector(Collector):
         ValueError: if the data of the environments has no fixed layout.
     """
 
-    versions_frames = True
-
     def __init__(
         self, create_env_fn: Any, policy: Any = None, *, serving: ServingOptions, **options: Any
     ) -> None:
         self._serving = serving
         super().__init__(create_env_fn, policy, **options)
 
+    @property
     @override
-    def _set_frames_per_batch(self, environments: int) -> int:
-        self.requested_frames_per_batch = self.config.frames_per_batch
-        return self.requested_frames_per_batch
+    def _takes_first_ready(self) -> bool:
+        return True
 
     @override
     def _new_rollout(self, options: BatchOptions) -> ReadyRollout:
-        if not self.env.fixed_layout:
-            raise ValueError(
-                "AsyncBatchedCollector needs environments whose data has a fixed layout, but "
-                f"{self.env.name} has none: use MultiAsyncCollector"
-            )
-        serving = self._serving
-        if self._version is None:
-            serving = replace(serving, version_key=None)
+        pool, serving = pool_of(self.env), self._serving
+        if pool is not None:
+            check_pool_options(self.config, pool)
+            serving = replace(serving, batching=pool_batching(pool))
         self._rollout: ReadyRollout
-        return ReadyRollout(
-            self.env,
-            self._resolved,
-            options,
-            self.config.exploration_type,
-            serving,
-            weak(self._current_version),
-        )
-
-    def _current_version(self) -> int:
-        return 0 if self._version is None else int(self._version.version)
-
-    # --- collecting
-
-    @override
-    def _run(self) -> TensorDictBase:
-        left = math.inf if self.config.endless else self.config.total_frames - self._frames
-        # After the budget is used up, only a call of rollout() gets here.
-        self._rollout.most = int(min(self.frames_per_batch, left if left > 0 else math.inf))
-        return super()._run()
-
-    @override
-    def _stamp(self, batch: TensorDictBase, version: int | str | None) -> None:
-        """Does nothing: each frame has the version that chose its action."""
-
-    @override
-    def _by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
-        return by_environment(frames)
+        return self._new_ready_rollout(options, serving)
 
     # --- figures
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
@@ -11,18 +11,21 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from trawl.checks import check_bool, check_number, check_seconds
+from trawl.collectors.first_ready import VERSION, pool_of
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
 from trawl.envs.affinity import Affinity, check_cores
+from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
+from trawl.envs.serial import build_env
 from trawl.envs.types import DeviceLike, EnvKwargs, is_list
 from trawl.keys import as_key
 from trawl.rollout.serving import Batching, ServingOptions
 
 _MOST, _LEAST, _PATIENCE = 64, 1, 0.01
 #: Options for acting, if the user gives none.
-DEFAULT_SERVING = ServingOptions(Batching(_LEAST, _MOST, _PATIENCE, None), ("policy_version",))
+DEFAULT_SERVING = ServingOptions(Batching(_LEAST, _MOST, _PATIENCE, None), VERSION)
 _BACKENDS = ("threading", "multiprocessing")
 # Entries of TorchRL's configurations.
 _SERVER = (
@@ -36,6 +39,25 @@ _SERVER = (
     "max_inflight_per_env",
 )
 _DEVICES = ("policy_device", "output_device", "env_device", "storing_device")
+# Options for the processes of a list of environments, and for waiting for them.
+_OF_PROCESSES = (
+    "max_batch_size",
+    "min_batch_size",
+    "server_timeout",
+    "server_config",
+    "backend",
+    "env_backend",
+    "envs_per_worker",
+    "worker_affinity",
+    "worker_timeout",
+    "on_env_error",
+    "max_policy_lag",
+    "policy_backend",
+)
+_NO_LIST = (
+    "create_env_fn must be a list with a function for each environment, or make an EnvPool "
+    "or ALE environment with a batch_size below num_envs"
+)
 # Arguments that are options of a Collector, under the same names.
 _OF_COLLECTOR = (
     "policy_factory",
@@ -164,7 +186,7 @@ class AsyncBatchedArguments:
             Set ``static_batch_size`` in ``server_config``, because a graph has a fixed batch size.
     """
 
-    create_env_fn: Sequence[Any] = field(kw_only=False)
+    create_env_fn: Any = field(kw_only=False)
     policy: PolicyLike | None = None
     policy_factory: Callable[[], Any] | None = None
     frames_per_batch: int = field()
@@ -204,11 +226,9 @@ class AsyncBatchedArguments:
 
     def __post_init__(self) -> None:
         if not is_list(self.create_env_fn):
-            raise TypeError(
-                "create_env_fn must be a list with a function for each environment, but it is "
-                f"{self.create_env_fn!r}"
-            )
-        if not self.create_env_fn:
+            check_pool(self.create_env_fn)
+            self._check_decided_by_pool()
+        elif not self.create_env_fn:
             raise ValueError("create_env_fn must not be an empty list")
         check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
         key = self.policy_version_key
@@ -218,7 +238,8 @@ class AsyncBatchedArguments:
             raise TypeError("exactly one of policy and policy_factory must be given")
         check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
         chosen_policy_backend(self.policy_backend, self.server_config)
-        check_workers(self.envs_per_worker, self.batching.most)
+        batching = self.batching
+        check_workers(self.envs_per_worker, batching.most)
         if self.max_policy_lag is not None:
             check_number("max_policy_lag", self.max_policy_lag, 0)
             if self.envs_per_worker > 1:
@@ -227,13 +248,30 @@ class AsyncBatchedArguments:
                     f"envs_per_worker={self.envs_per_worker}, because the environments of a "
                     "process step together"
                 )
-        check_graph(self.cudagraph_policy, self.batching.size)
+        # Calls for a pool always have the same size.
+        if self.cudagraph_policy and is_list(self.create_env_fn) and batching.size is None:
+            raise ValueError(
+                f"cudagraph_policy={self.cudagraph_policy!r} needs batches of a fixed size: set "
+                "static_batch_size in server_config"
+            )
         if self.driver_affinity is not None:
             check_cores(self.driver_affinity, "driver_affinity")
 
+    def _check_decided_by_pool(self) -> None:
+        for option in fields(self):
+            given = getattr(self, option.name)
+            if option.name in _OF_PROCESSES and given != option.default:
+                raise ValueError(
+                    f"{option.name}={given!r} needs a list of environments. create_env_fn is "
+                    f"{self.create_env_fn!r}, and such an environment decides itself how it steps "
+                    "and which of its sub-environments it returns: leave the argument out"
+                )
+
     @property
     def batching(self) -> Batching:
-        """Sizes of the batches for which the policy acts."""
+        """Sizes of the batches for which the policy acts; a pool decides them itself."""
+        if not is_list(self.create_env_fn):
+            return DEFAULT_SERVING.batching
         return batching_of(
             len(self.create_env_fn),
             self.max_batch_size,
@@ -258,8 +296,10 @@ class AsyncBatchedArguments:
             self.driver_affinity,
         )
 
-    def env_factory(self) -> Callable[[], ParallelEnv]:
+    def env_factory(self) -> Callable[[], Any]:
         """Returns a function that makes the environments."""
+        if not is_list(self.create_env_fn):
+            return partial(make_pool, self.create_env_fn, self.create_env_kwargs)
         return partial(
             ParallelEnv,
             len(self.create_env_fn),
@@ -283,6 +323,30 @@ class AsyncBatchedArguments:
             found["traj_format"] = "cat" if self.replay_buffer is None else None
         devices = device_options(self.device, self.device_config)
         return {**found, **devices, "track_policy_version": version}
+
+
+def check_pool(source: Any) -> None:
+    """Checks an argument that is not a list of environments.
+
+    Raises:
+        TypeError: if it can't be a pool, or a function that makes one.
+    """
+    if isinstance(source, str) or not (is_env(source) or callable(source)):
+        raise TypeError(f"{_NO_LIST}, but it is {source!r}")
+    refuse_policy(source)
+
+
+def make_pool(source: Any, kwargs: Any) -> Any:
+    """Makes the environment around a pool.
+
+    Raises:
+        TypeError: if the source makes another environment.
+    """
+    env = build_env(source, kwargs)
+    if pool_of(env) is None:
+        env.close()
+        raise TypeError(f"{_NO_LIST}, but it made {env!r}")
+    return env
 
 
 def check_config(option: str, config: Any, known: tuple[str, ...]) -> None:
@@ -339,19 +403,6 @@ def chosen_policy_backend(policy_backend: Any, config: Any) -> str:
     if service == "process":
         return "multiprocessing"
     return str(policy_backend or "threading")
-
-
-def check_graph(cudagraph_policy: Any, size: int | None) -> None:
-    """Checks that a policy with a CUDA graph always gets batches of one size.
-
-    Raises:
-        ValueError: if it doesn't.
-    """
-    if cudagraph_policy and size is None:
-        raise ValueError(
-            f"cudagraph_policy={cudagraph_policy!r} needs batches of a fixed size: set "
-            "static_batch_size in server_config"
-        )
 
 
 def check_transport(transport: Any, exchange: Any, chunk: Any) -> None:

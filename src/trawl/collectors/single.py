@@ -36,7 +36,6 @@ from trawl.envs.serial import build_env
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
-from trawl.rollout.loop import Rollout
 from trawl.rollout.policy import Policy, resolve
 from trawl.rollout.random_policy import RandomPolicy
 from trawl.rollout.rng import RandomStream
@@ -189,10 +188,6 @@ class Collector(RolloutCollector):
             )
 
     # --- construction
-
-    def _new_rollout(self, options: BatchOptions) -> Rollout:
-        """Returns the inner loop of this collector."""
-        return Rollout(self.env, self._resolved, options, self.config.exploration_type)
 
     def _build_policy(self, policy: Any) -> None:
         config = self.config

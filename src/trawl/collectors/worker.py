@@ -31,6 +31,7 @@ from trawl.collectors import requests
 from trawl.collectors.config import muted
 from trawl.collectors.delivery import count_frames
 from trawl.collectors.dispatch import DIRECT
+from trawl.collectors.first_ready import pool_of
 from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.rollouts import overrides_rollout
@@ -140,6 +141,10 @@ class CollectorService(HandleCalls, Service):
 
         A replacement continues where the dead worker stopped.
         """
+        pool = pool_of(self.collector.env)
+        if pool is not None:
+            # The driver counts and joins frames by environment and step.
+            raise ValueError(pool.why_alone)
         writer = self.collector._rollout.writer
         writer.episodes.load(spec.trajectory, spec.stride)
         if spec.env_state:
@@ -163,7 +168,7 @@ class CollectorService(HandleCalls, Service):
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
                 warnings=tuple(writer.warnings),
-                versioned=self.collector.versions_frames,
+                versioned=self.collector._rollout.stamps_frames,
             )
         )
 

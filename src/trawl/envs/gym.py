@@ -21,6 +21,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
 from trawl.envs.outcomes import flag_of, reward_of
+from trawl.envs.pool import adapt_pool, is_pool
 from trawl.envs.seeding import check_seed, derive, next_seed
 from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
@@ -149,9 +150,10 @@ class GymEnv(TensorDictEnv):
         self.observation_codec = SpaceCodec(observed, "observation", categorical)
         self.action_codec = SpaceCodec(acted, "action", categorical)
         check_keys(self.observation_codec, self.action_codec)
-        self.vector: VectorAdapter | None = (
-            adapt(self.env, self.observation_codec, autoreset_mode) if batched else None
-        )
+        self.vector: VectorAdapter | None = None
+        if batched:
+            adapter = adapt_pool if is_pool(self.env) else adapt
+            self.vector = adapter(self.env, self.observation_codec, autoreset_mode)
         place = self.device or "cpu"
         self.full_observation_spec = self.observation_codec.composite(self.batch_size).to(place)
         self.full_action_spec = self.action_codec.composite(self.batch_size).to(place)

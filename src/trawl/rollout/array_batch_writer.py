@@ -75,7 +75,7 @@ class ArrayBatchWriter(BatchWriter):
         if self._marks_starts:
             self._next_obs[IS_INIT] = self._new_row(_FLAG)
             self._next_obs[IS_INIT][:] = True
-        self.stepper.reset(StepArrays({}, self._next_obs), None)
+        self._start()
         self._policy_leaves = self._discover()
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
@@ -90,6 +90,10 @@ class ArrayBatchWriter(BatchWriter):
         self._block: Block | None = None
         self._given = False
         self._view = StepArrays({}, self._next_obs)
+
+    def _start(self) -> None:
+        """Begins the first episodes."""
+        self.stepper.reset(StepArrays({}, self._next_obs), None)
 
     def _bind_parts(self) -> list[tuple[range, PolicyBinder]]:
         """Returns the range and the binder of each group of environments, if there are several."""

@@ -54,7 +54,10 @@ class Rollout:
         env_share: share of the loop's time that the environment takes, estimated from samples.
         filled: number of rows that were filled in the last batch.
         stream: the collector's stream of random numbers; None to use the global generators.
+        stamps_frames: True if each frame has the version of the policy that chose its action.
     """
+
+    stamps_frames = False
 
     def __init__(
         self, env: Any, policy: Policy, options: BatchOptions, exploration: InteractionType
@@ -84,6 +87,16 @@ class Rollout:
         """Share of the loop's time that is spent in the environment rather than in the policy."""
         total = self._act_time + self._step_time
         return self._step_time / total if total else 0.0
+
+    def limit(self, frames: float) -> None:
+        """Sets the number of frames that are still wanted, before a batch is filled.
+
+        Batches of whole steps are not shortened.
+        """
+
+    def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+        """Returns frames in which the last dimension is time, each with the number of a source."""
+        return [(0, frames)]
 
     def run(
         self,

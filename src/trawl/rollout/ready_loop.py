@@ -6,10 +6,12 @@ their next steps with the policy's actions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from typing_extensions import override
 
@@ -17,25 +19,23 @@ from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.loop import Rollout, note_failure
 from trawl.rollout.policy import Policy
 from trawl.rollout.ready_writer import ReadyBatchWriter
-from trawl.rollout.serving import ServingOptions, running_on
+from trawl.rollout.serving import ServingOptions, by_environment, running_on
 
 
 class ReadyRollout(Rollout):
     """Fills batches with the frames of environments that are ready.
 
     Args:
-        env: a :class:`~trawl.envs.ParallelEnv`.
+        env: a :class:`~trawl.envs.ParallelEnv`, or a :class:`~trawl.envs.GymEnv` around a pool.
         policy: the resolved policy.
         options: options of the batches.
         exploration: exploration type of probabilistic policies.
         serving: options for acting in environments that are ready.
         version: function that returns the policy's current version.
-
-    Attributes:
-        most: maximum number of frames in the next batch.
     """
 
     writer: ReadyBatchWriter
+    stamps_frames = True
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ReadyRollout(Rollout):
         version: Callable[[], int],
     ) -> None:
         self._serving, self._version = serving, version
-        self.most = options.steps
+        self._most = options.steps
         # True if an exception has ended the last batch.
         self._interrupted = False
         super().__init__(env, policy, options, exploration)
@@ -57,16 +57,25 @@ class ReadyRollout(Rollout):
         return ReadyBatchWriter(env, policy, self.options, self._serving, self._version)
 
     @override
+    def limit(self, frames: float) -> None:
+        # After the budget is used up, the user may still ask for a batch.
+        self._most = int(min(self.options.steps, frames if frames > 0 else math.inf))
+
+    @override
+    def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
+        return by_environment(frames)
+
+    @override
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
         with running_on(self._serving.cores):
             return self._fill_here(random, stopped)
 
     def _fill_here(self, random: bool, stopped: Callable[[], bool] | None) -> int:
-        writer, most, filled = self.writer, min(self.most, self.options.steps), 0
+        writer, most, filled = self.writer, self._most, 0
         began, waited = perf_counter(), writer.record.waited
         try:
             if self._interrupted:
-                writer.wake_late()
+                writer.recover()
             self._interrupted = True
             writer.bind_policy(random)
             while filled < most and not (stopped is not None and filled and stopped()):

@@ -13,24 +13,26 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl import keys
+from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
-from trawl.envs.ready import Ready, ReadyEnvs, Rows
+from trawl.envs.pool import Pool
+from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
 from trawl.errors import add_note
-from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, Key, as_key, next_of, show_key
-from trawl.memory import Array
+from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, as_key, next_of, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_stepper import from_bfloat16
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.block import Block
 from trawl.rollout.checks import check_rewards
 from trawl.rollout.device_transfer import transfer_to
-from trawl.rollout.lag_limit import lag_limit
 from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.parallel_repairs import ParallelRepairs
 from trawl.rollout.policy import Policy
 from trawl.rollout.random_actions import RandomActions
 from trawl.rollout.ready_policy import ReadyPolicy
+from trawl.rollout.ready_pool import ReadyPool
+from trawl.rollout.ready_processes import ReadyProcesses
+from trawl.rollout.ready_source import ReadySource, StepResults
 from trawl.rollout.serving import ServingOptions, ServingRecord
 
 
@@ -41,7 +43,8 @@ class ReadyBatchWriter(ArrayBatchWriter):
     until the environment has taken its step, and is then copied to the next row of the batch.
 
     Args:
-        env: the environments, in other processes or threads; the constructor resets them.
+        env: the environments: a :class:`ParallelEnv`, or a :class:`GymEnv` around a
+            :class:`~trawl.envs.pool.Pool`. The constructor resets them.
         policy: the policy; the constructor calls it once to find out what it writes.
         options: options of the batches.
         serving: options for acting in environments that are ready.
@@ -51,11 +54,11 @@ class ReadyBatchWriter(ArrayBatchWriter):
         record: record of the policy's calls.
     """
 
-    env: ParallelEnv
+    env: ParallelEnv | GymEnv
 
     def __init__(
         self,
-        env: ParallelEnv,
+        env: ParallelEnv | GymEnv,
         policy: Policy,
         options: BatchOptions,
         serving: ServingOptions,
@@ -65,8 +68,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
         policy.varies = serving.batching.size is None
         super().__init__(env, policy, options)
         self.record = ServingRecord()
-        self._envs = self._ready_envs(serving)
-        self._limit = lag_limit(serving.max_lag, options.steps, self._envs.rows, version)
         written = self._policy_leaves.written
         # The part of each environment's frame that is known before its step. Entries of
         # ``_next_obs`` are overwritten only once the frame is complete.
@@ -76,28 +77,28 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self._begun[key] = self._new_row(leaf)
         if serving.version_key is not None:
             self._begun[serving.version_key] = np.zeros(self.num_envs, np.int64)
-        # Processes to act for that have no frame to record, and ready processes whose frames wait
-        # to be recorded.
-        self._idle = list(range(len(self._envs.rows)))
-        self._due: list[Ready] = []
-        # Processes of ready environments whose frames are recorded.
-        self._recorded: list[int] = []
+        # The id of each environment's trajectory.
+        self._ids = np.array(self.episodes.ids)
         # Row of each environment's last frame in this batch; -1 if there is none.
         self._last = np.full(self.num_envs, -1)
         self._transfer = transfer_to(policy.device or env.device)
         self._random_actions = RandomActions(env, written)
 
-    def _ready_envs(self, serving: ServingOptions) -> ReadyEnvs:
-        restarts, env, batching = self.options.restarts, self.env, serving.batching
-        args = env, batching.least, batching.most, batching.patience
-        if restarts is None:
-            return ReadyEnvs(*args)
-        repairs = ParallelRepairs(env, restarts)
+    @override
+    def _start(self) -> None:
+        self._source = self._new_source()
+        for key, begun in self._source.start().items():
+            self._next_obs[key][...] = begun
 
-        def restart(index: int, error: Exception) -> None:
-            repairs.begin(index, error, 0, when=f"after {restarts.steps_done} frames of all")
-
-        return ReadyEnvs(*args, restart, repairs.succeeded)
+    def _new_source(self) -> ReadySource:
+        if isinstance(self.env, ParallelEnv):
+            options = self.options
+            return ReadyProcesses(
+                self.env, self._serving, options.restarts, options.steps, self._version
+            )
+        pool = self.env.vector
+        assert isinstance(pool, Pool)
+        return ReadyPool(self.env, pool)
 
     @override
     def _new_layout(self) -> Layout:
@@ -124,27 +125,26 @@ class ReadyBatchWriter(ArrayBatchWriter):
         for key in (key for key in rows if key not in self._begun):
             if rows[key].dtype == np.bool_:
                 rows[key][...] = False
-        buffers = self.env.buffers
-        assert buffers is not None
         self._rows = rows
+        self._ids = np.array(self.episodes.ids)
         self._last[:] = -1
-        if self._limit is not None:
-            self._limit.begin()
+        self._source.begin()
         self._copied = [(self._begun[key], rows[key]) for key in self._begun if key in rows]
         states = self._policy_leaves.states
         self._observed_rows = [
-            (array, rows[next_of(key)], self._next_obs[key])
-            for key, array in buffers.observed.items()
+            (key, rows[next_of(key)], self._next_obs[key])
+            for key in self._observed
             if key not in states
         ]
 
-    def wake_late(self) -> None:
-        """Wakes environments that are to take a step, after an exception ended a batch."""
-        self._envs.wake_late()
+    def recover(self) -> None:
+        """Repairs what an exception that ended a batch may have left undone."""
+        self._source.recover()
 
     def bind_policy(self, random: bool) -> None:
         """Prepares the policy for the calls until the end of the batch."""
         self._random = random or self.policy.draws_from(self.env)
+        begun = self._begun
         if not self._random:
             self._calls = ReadyPolicy(
                 self.policy,
@@ -152,24 +152,17 @@ class ReadyBatchWriter(ArrayBatchWriter):
                 self._policy_leaves,
                 self._roots,
                 self._next_obs,
-                self._begun,
+                begun,
                 self._serving.batching.size,
                 self._transfer,
             )
-        self._actions = self._action_targets()
-
-    def _action_targets(self) -> list[tuple[Array, Key]]:
-        """Returns each action's array in the shared memory, with its key."""
-        buffers = self.env.buffers
-        assert buffers is not None
-        dtypes = {
-            key: np.dtype(np.float32) if key in self._bfloat16 else self._begun[key].dtype
-            for key in buffers.action_dtypes
-        }
-        if buffers.action_dtypes != dtypes:
-            self._add_due(self._envs.finish())
-            self.env.set_action_dtypes(dtypes)
-        return [(buffers.actions[key], key) for key in dtypes]
+        self._actions = [as_key(key) for key in self.env.action_keys]
+        self._source.set_action_dtypes(
+            {
+                key: np.dtype(np.float32) if key in self._bfloat16 else begun[key].dtype
+                for key in self._actions
+            }
+        )
 
     def advance(self, filled: int, stop: int) -> int:
         """Records frames that are complete, and begins the next steps of their environments.
@@ -181,60 +174,24 @@ class ReadyBatchWriter(ArrayBatchWriter):
         Returns:
             The number of rows that are filled now.
         """
-        if self._limit is not None:
-            # The limit may have kept the policy from acting for some of them.
-            self._idle, self._recorded = [*self._idle, *self._recorded], []
-        self._act_for(self._idle, stop - filled)
-        chosen, processes = self._take_due(stop - filled)
-        if not len(chosen) and not processes:
-            before = perf_counter()
-            self._add_due(self._envs.wait())
-            self.record.waited += perf_counter() - before
-            if self._envs.broken:
-                self._break_off()
-            chosen, processes = self._take_due(stop - filled)
-        self._recorded += processes
-        filled = self._record_frames(chosen, filled)
-        if not self._due or self._limit is not None:
-            # All environments that became ready together get their actions together.
-            self._act_for(self._recorded, stop - filled)
+        self._act_where_ready(stop - filled)
+        source, before = self._source, perf_counter()
+        source.wait()
+        self.record.waited += perf_counter() - before
+        if source.broken:
+            self._break_off()
+        results = source.take(stop - filled)
+        if source.restarted:
+            self._copy_begun(np.array(source.restarted))
+            source.restarted.clear()
+        filled = self._record_frames(results, filled)
+        self._act_where_ready(stop - filled)
         return filled
-
-    def _add_due(self, found: list[Ready]) -> None:
-        """Adds ready processes; one that was restarted meanwhile has nothing else to do."""
-        again = {ready.process for ready in found}
-        self._due = [*(ready for ready in self._due if ready.process not in again), *found]
-        self._recorded = [process for process in self._recorded if process not in again]
-        self._idle = [process for process in self._idle if process not in again]
-
-    def _take_due(self, most: int) -> tuple[Rows, list[int]]:
-        """Returns up to ``most`` rows to be recorded, and the processes to act for afterwards."""
-        taken: list[Rows] = []
-        processes: list[int] = []
-        limit = self._limit
-        if limit is not None:
-            self._due.sort(key=lambda ready: limit.slack(ready.process))
-        while self._due and most:
-            process, rows, restarted = self._due[0]
-            if limit is not None:
-                if not limit.may_record(process, most):
-                    break
-                limit.recorded(process)
-            if len(rows) > most:
-                self._due[0] = Ready(process, rows[most:], restarted)
-                taken.append(rows[:most])
-                break
-            del self._due[0]
-            taken.append(rows)
-            processes.append(process)
-            most -= len(rows)
-            if len(restarted):
-                self._copy_begun(restarted)
-        return np.concatenate(taken) if taken else np.empty(0, np.int64), processes
 
     def _break_off(self) -> None:
         """Ends the trajectories of environments that have failed with their last frames."""
-        broken, self._envs.broken = self._envs.broken, []
+        broken = self._source.broken.copy()
+        self._source.broken.clear()
         for index in broken:
             last = self._last[index]
             if last >= 0:
@@ -243,65 +200,61 @@ class ReadyBatchWriter(ArrayBatchWriter):
                     self._rows[key][last] |= not self._rows[keys.DONE][last]
         self._forget(np.array(broken))
 
-    def _record_frames(self, chosen: Rows, start: int) -> int:
+    def _record_frames(self, results: StepResults, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
-        buffers = self.env.buffers
-        assert buffers is not None
-        bits = buffers.flags[chosen]
-        if (bits & AUTORESET).any():
-            self._begin_after_autoreset(chosen[bits & AUTORESET != 0])
-            chosen, bits = chosen[bits & AUTORESET == 0], bits[bits & AUTORESET == 0]
+        everyone, flags = results.rows, results.flags
+        chosen, kept, flagged = everyone, slice(None), flags.any()
+        if flagged and (flags & AUTORESET).any():
+            # Resets are no frames. Their results only become the beginning of the next frames.
+            self._forget_memories(everyone[(flags & AUTORESET).nonzero()[0]])
+            kept = (flags & AUTORESET == 0).nonzero()[0]
+            chosen = everyone[kept]
         stop = start + len(chosen)
         for source, target in self._copied:
             source.take(chosen, 0, target[start:stop], "clip")
-        self._last[chosen] = np.arange(start, stop)
-        rows = self._rows
-        rows[REWARD][start:stop, 0] = buffers.rewards[chosen]
-        rows[ENV_INDEX][start:stop] = chosen // buffers.rows_per_env
+        if self.options.restarts is not None:
+            self._last[chosen] = np.arange(start, stop)
+        rows, envs = self._rows, self._source.rows_per_env
+        rows[REWARD][start:stop, 0] = results.rewards[kept]
+        rows[ENV_INDEX][start:stop] = chosen if envs == 1 else chosen // envs
         if TRAJ_IDS in rows:
-            ids = self.episodes.ids
-            rows[TRAJ_IDS][start:stop] = [ids[index] for index in chosen]
-        for source, target, _ in self._observed_rows:
-            target[start:stop] = source[chosen]
-        ended = (bits & RESET).astype(np.bool_)
-        if ended.any():
-            rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED != 0
-            rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED != 0
-            rows[DONE][start:stop, 0] = ended
-        self._go_on(chosen)
-        if ended.any():
-            self._start_episodes(chosen[ended])
-        return stop
-
-    def _begin_after_autoreset(self, chosen: Rows) -> None:
-        """Makes the results of steps that were only resets the beginning of the next frames."""
-        self._copy_observed(chosen)
-        for key in self._policy_leaves.memories:
-            self._next_obs[key][chosen] = 0
-
-    def _copy_observed(self, chosen: Rows) -> None:
-        for source, _, following in self._observed_rows:
-            following[chosen] = source[chosen]
-
-    def _go_on(self, chosen: Rows) -> None:
-        """Makes the results of environments' steps the beginning of their next frames."""
-        self._copy_observed(chosen)
+            rows[TRAJ_IDS][start:stop] = self._ids[chosen]
+        for key, target, following in self._observed_rows:
+            observed = results.observed[key]
+            following[everyone] = observed
+            target[start:stop] = observed[kept]
         for key in self._policy_leaves.states:
             self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
         if self._marks_starts:
             self._next_obs[IS_INIT][chosen] = False
+        if flagged:
+            self._record_ends(chosen, flags[kept], start)
+        return stop
+
+    def _record_ends(self, chosen: Rows, bits: NDArray[np.uint8], start: int) -> None:
+        """Writes the flags of frames, and begins new trajectories where they ended."""
+        ended = (bits & RESET).nonzero()[0]
+        if not len(ended):
+            return
+        bits, frames = bits[ended], ended + start
+        self._rows[keys.TERMINATED][frames, 0] = bits & TERMINATED
+        self._rows[keys.TRUNCATED][frames, 0] = bits & TRUNCATED
+        self._rows[DONE][frames, 0] = True
+        self._start_episodes(chosen[ended])
+
+    def _forget_memories(self, chosen: Rows) -> None:
+        for key in self._policy_leaves.memories:
+            self._next_obs[key][chosen] = 0
 
     def _start_episodes(self, chosen: Rows) -> None:
         """Begins new trajectories of environments that were reset by their step."""
         self._forget(chosen)
         self._copy_begun(chosen)
 
-    def _copy_begun(self, chosen: Any) -> None:
+    def _copy_begun(self, chosen: Rows) -> None:
         """Makes the observations of resets the beginning of the next frames."""
-        buffers = self.env.buffers
-        assert buffers is not None
-        for key, begun in buffers.reset_observed.items():
-            self._next_obs[key][chosen] = begun[chosen]
+        for key, begun in self._source.begun(chosen).items():
+            self._next_obs[key][chosen] = begun
 
     def _forget(self, chosen: Rows) -> None:
         """Begins new trajectories, in which the policy remembers nothing."""
@@ -309,43 +262,35 @@ class ReadyBatchWriter(ArrayBatchWriter):
             self._next_obs[key][chosen] = 0
         if self._marks_starts:
             self._next_obs[IS_INIT][chosen] = True
-        for index in chosen:
-            self.episodes.restart(int(index))
+        for index in chosen.tolist():
+            self.episodes.restart(index)
+            self._ids[index] = self.episodes.ids[index]
 
     # --- acting
 
-    def _act_for(self, processes: list[int], room: int) -> None:
-        """Acts for the environments of processes, and removes the processes from the list.
+    def _act_where_ready(self, room: int) -> None:
+        """Acts for environments, and begins their steps, as long as some are to get actions.
 
         Args:
-            processes: the processes.
             room: number of rows that are left in the batch.
         """
-        limit = self._limit
-        count = len(processes) if limit is None else limit.to_act_for(processes, room)
-        while count > 0:
-            now = processes[: min(count, self._envs.most)]
-            # If the policy raises, the processes are still in the list.
-            self._act(now)
-            del processes[: len(now)]
-            count -= len(now)
+        # If the policy raises, the source returns the same rows again.
+        while (chosen := self._source.turn(room)) is not None:
+            self._act(chosen)
 
-    def _act(self, processes: list[int]) -> None:
-        """Acts for the environments of some processes, and begins their steps."""
+    def _act(self, chosen: Rows) -> None:
+        """Acts for some environments, and begins their steps."""
         before = perf_counter()
-        chosen = np.concatenate([self._envs.rows[index] for index in processes])
         if self._serving.version_key is not None:
             self._begun[self._serving.version_key][chosen] = self._version()
         if self._random:
             self._act_randomly(chosen)
         else:
             self._calls.call(chosen)
-        for target, key in self._actions:
-            values = self._begun[key][chosen]
-            target[chosen] = from_bfloat16(values) if key in self._bfloat16 else values
-        self._envs.begin(processes)
-        if self._limit is not None:
-            self._limit.acted(processes)
+        actions = {key: self._begun[key][chosen] for key in self._actions}
+        for key in self._bfloat16.intersection(actions):
+            actions[key] = from_bfloat16(actions[key])
+        self._source.send(actions)
         self.record.add(len(chosen), perf_counter() - before)
 
     def _act_randomly(self, chosen: Rows) -> None:
@@ -386,28 +331,14 @@ class ReadyBatchWriter(ArrayBatchWriter):
 
     @override
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
-        waiting = self._envs.finish()
-        if self._envs.broken:
+        begun = self._source.reset(mask, **kwargs)
+        if self._source.broken:
             self._break_off()
-        self._add_due(waiting)
         if mask is None:
-            self._due = []
             self._random_actions.forget()
-        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
-        self.env.begin(mask, **kwargs)
-        self._forget(np.flatnonzero(chosen))
-        self._copy_begun(chosen)
-        # What a process has done since is dropped for the environments that were reset.
-        for number, (process, rows, restarted) in enumerate(self._due):
-            self._due[number] = Ready(process, rows[~chosen[rows]], restarted)
-            if len(restarted):
-                self._copy_begun(restarted)
-        self._due = [ready for ready in self._due if len(ready.rows)]
-        self._recorded = []
-        waits = {ready.process for ready in self._due}
-        if self._limit is not None:
-            self._limit.keep(sorted(waits))
-        self._idle = [index for index in range(len(self._envs.rows)) if index not in waits]
+        self._forget(np.arange(self.num_envs) if mask is None else np.flatnonzero(mask))
+        self._copy_begun(begun)
+        self._source.restarted.clear()
 
     @override
     def _deliver(self, block: Block) -> TensorDictBase:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import Env
 from numpy.typing import NDArray
 
+from trawl.collectors.first_ready import pool_of
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.gym import GymEnv
 from trawl.envs.seeding import derive
@@ -114,7 +115,11 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
 
     Returns:
         True if the episodes are seeded by their numbers.
+
+    Raises:
+        ValueError: if the environment can't be evaluated.
     """
+    check_steps(env)
     parts = env.parts if isinstance(env, TensorDictEnv) else [env]
     if not all(isinstance(part, GymEnv) and part.vector is None for part in parts):
         return False
@@ -123,6 +128,17 @@ def seeded(env: Any, worker: int, workers: int, episodes: int, record: bool) -> 
             stride = workers * len(parts)
             part.env = SeededEpisodes(part.env, index, stride, episodes, record)
     return True
+
+
+def check_steps(env: Any) -> None:
+    """Rejects an environment that doesn't step all of its environments at once.
+
+    Raises:
+        ValueError: if the environment is a pool.
+    """
+    pool = pool_of(env)
+    if pool is not None:
+        raise ValueError(f"the environment can't be evaluated: {pool.why_alone}")
 
 
 def simulators(env: Any) -> list[SeededEpisodes]:

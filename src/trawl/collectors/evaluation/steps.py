@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trawl.collectors.config import muted
 from trawl.collectors.dispatch import DIRECT
-from trawl.collectors.evaluation.environments import freeze
+from trawl.collectors.evaluation.environments import check_steps, freeze
 from trawl.collectors.evaluation.worker import made_policy
 from trawl.collectors.single import Collector
 from trawl.envs.gym import GymEnv
@@ -30,6 +30,7 @@ class StepEvaluation:
 
     def __init__(self, env_maker: Callable[[], Any], policy_maker: Callable[..., Any]) -> None:
         self.env = build_env(env_maker, name="env_maker")
+        check_steps(self.env)
         self.policy = made_policy(policy_maker, self.env)
         freeze(self.env)
 

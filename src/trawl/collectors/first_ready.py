@@ -1,0 +1,105 @@
+"""Collectors whose batches hold the frames of whichever environments are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict.nn import InteractionType
+
+from trawl.collectors.config import CollectorConfig
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.envs.pool import Pool
+from trawl.keys import Key
+from trawl.rollout.batch_writer import BatchOptions
+from trawl.rollout.policy import Policy
+from trawl.rollout.ready_loop import ReadyRollout
+from trawl.rollout.serving import Batching, ServingOptions
+
+VERSION: Key = ("policy_version",)
+
+
+def pool_of(env: Any) -> Pool | None:
+    """Returns the pool that an environment consists of; None for all other environments.
+
+    Raises:
+        ValueError: if the environment is a batch of several, and one of them is a pool.
+    """
+    if isinstance(env, GymEnv):
+        return env.vector if isinstance(env.vector, Pool) else None
+    for vector in env.vectors if isinstance(env, TensorDictEnv) else ():
+        if isinstance(vector, Pool):
+            raise ValueError(vector.why_alone)
+    return None
+
+
+def check_pool_options(config: CollectorConfig, pool: Pool) -> None:
+    """Rejects options that can't be used with a pool.
+
+    Raises:
+        ValueError: if there are any.
+    """
+    each = "successive frames of a batch are of different environments"
+    reasons = {
+        "max_frames_per_traj": "environments end their episodes themselves",
+        "split_trajs": f"{each}; trajs_per_batch delivers whole trajectories",
+        "set_truncated": each,
+    }
+    for name, reason in reasons.items():
+        if getattr(config, name):
+            raise _unusable(pool, f"{name}={getattr(config, name)!r}", reason)
+    if not config.extend_buffer:
+        raise _unusable(pool, "extend_buffer=False", "results come for several environments")
+    if config.on_env_error == "restart":
+        raise _unusable(
+            pool, "on_env_error='restart'", "one environment can't be made anew without the others"
+        )
+    divides = pool.num_envs % pool.ready_envs == 0
+    if config.reset_at_each_iter and not (pool.can_reset_some or divides):
+        raise _unusable(
+            pool,
+            "reset_at_each_iter=True",
+            "steps under way can't be finished, because batch_size doesn't divide num_envs",
+        )
+
+
+def _unusable(pool: Pool, option: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{option} can't be used with {type(pool.env).__name__} with batch_size="
+        f"{pool.ready_envs} and num_envs={pool.num_envs}: {reason}"
+    )
+
+
+def pool_batching(pool: Pool) -> Batching:
+    """Returns the sizes of the batches for which the policy acts, which the pool determines."""
+    return Batching(1, pool.num_envs, 0.0, pool.ready_envs)
+
+
+def new_ready_rollout(
+    env: Any,
+    policy: Policy,
+    options: BatchOptions,
+    exploration: InteractionType,
+    serving: ServingOptions,
+    version: Callable[[], int],
+) -> ReadyRollout:
+    """Returns the inner loop for environments that step each at its own pace.
+
+    Args:
+        env: the environments.
+        policy: the policy.
+        options: options of the batches.
+        exploration: exploration type of probabilistic policies.
+        serving: options for acting in environments that are ready.
+        version: function that returns the policy's current version.
+
+    Raises:
+        ValueError: if the data of the environments has no fixed layout.
+    """
+    if not env.fixed_layout:
+        raise ValueError(
+            "AsyncBatchedCollector needs environments whose data has a fixed layout, but "
+            f"{env.name} has none: use MultiAsyncCollector"
+        )
+    return ReadyRollout(env, policy, options, exploration, serving, version)

@@ -1,0 +1,176 @@
+"""Environments in other processes as a source of results in the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from trawl.envs.parallel import ParallelEnv
+from trawl.envs.ready import Ready, ReadyEnvs, Rows
+from trawl.keys import Key
+from trawl.memory import Array
+from trawl.rollout.env_restarts import EnvRestarts
+from trawl.rollout.lag_limit import lag_limit
+from trawl.rollout.parallel_repairs import ParallelRepairs
+from trawl.rollout.ready_source import NO_ROWS, ReadySource, StepResults
+from trawl.rollout.serving import Batching, ServingOptions
+
+
+class ReadyProcesses(ReadySource):
+    """The environments of a :class:`ParallelEnv`.
+
+    A process and its environments become ready together.
+
+    Args:
+        env: the environments, whose data has a fixed layout.
+        serving: options for acting in environments that are ready.
+        restarts: the collector's record of failures; None to raise errors.
+        steps: number of rows of a batch.
+        version: function that returns the policy's current version.
+    """
+
+    def __init__(
+        self,
+        env: ParallelEnv,
+        serving: ServingOptions,
+        restarts: EnvRestarts | None,
+        steps: int,
+        version: Callable[[], int],
+    ) -> None:
+        assert env.buffers is not None
+        self._env, self._buffers = env, env.buffers
+        self.rows_per_env = env.buffers.rows_per_env
+        self.restarted: list[int] = []
+        self._envs = self._ready_envs(serving.batching, restarts)
+        self._limit = lag_limit(serving.max_lag, steps, self._envs.rows, version)
+        # True if the results that are due have to wait for others, which the limit puts first.
+        self._held = False
+        # Ready processes whose frames wait to be recorded, and processes to act for.
+        self._due: list[Ready] = []
+        self._waiting = list(range(len(self._envs.rows)))
+        # Processes that :meth:`turn` has returned.
+        self._turn: list[int] = []
+
+    def _ready_envs(self, batching: Batching, restarts: EnvRestarts | None) -> ReadyEnvs:
+        args = self._env, batching.least, batching.most, batching.patience
+        if restarts is None:
+            return ReadyEnvs(*args)
+        repairs = ParallelRepairs(self._env, restarts)
+
+        def restart(index: int, error: Exception) -> None:
+            repairs.begin(index, error, 0, when=f"after {restarts.steps_done} frames of all")
+
+        return ReadyEnvs(*args, restart, repairs.succeeded)
+
+    @property
+    def broken(self) -> list[int]:  # type: ignore[override]
+        """Rows of environments that have failed."""
+        return self._envs.broken
+
+    @override
+    def start(self) -> Mapping[Key, Array]:
+        self._env.begin(None)
+        return self._buffers.reset_observed
+
+    @override
+    def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
+        if self._buffers.action_dtypes != dtypes:
+            self._add_due(self._envs.finish())
+            self._env.set_action_dtypes(dtypes)
+
+    @override
+    def begin(self) -> None:
+        self._held = False
+        if self._limit is not None:
+            self._limit.begin()
+
+    @override
+    def wait(self) -> None:
+        if not self._due or self._held:
+            self._add_due(self._envs.wait())
+
+    def _add_due(self, found: list[Ready]) -> None:
+        """Adds ready processes; one that was restarted meanwhile has nothing else to do."""
+        again = {ready.process for ready in found}
+        self._due = [*(ready for ready in self._due if ready.process not in again), *found]
+        self._waiting = [process for process in self._waiting if process not in again]
+
+    @override
+    def take(self, most: int) -> StepResults:
+        taken: list[Rows] = []
+        limit, self._held = self._limit, False
+        if limit is not None:
+            self._due.sort(key=lambda ready: limit.slack(ready.process))
+        while self._due and most:
+            process, rows, restarted = self._due[0]
+            if limit is not None:
+                self._held = not limit.may_record(process, most)
+                if self._held:
+                    break
+                limit.recorded(process)
+            if len(rows) > most:
+                self._due[0] = Ready(process, rows[most:], restarted)
+                taken.append(rows[:most])
+                break
+            del self._due[0]
+            taken.append(rows)
+            self._waiting.append(process)
+            self.restarted += restarted.tolist()
+            most -= len(rows)
+        buffers, chosen = self._buffers, np.concatenate([NO_ROWS, *taken])
+        observed = {key: array[chosen] for key, array in buffers.observed.items()}
+        return StepResults(chosen, observed, buffers.rewards[chosen], buffers.flags[chosen])
+
+    @override
+    def begun(self, rows: Rows) -> Mapping[Key, Array]:
+        return {key: array[rows] for key, array in self._buffers.reset_observed.items()}
+
+    @override
+    def turn(self, room: int) -> Rows | None:
+        if self._limit is not None:
+            count = self._limit.to_act_for(self._waiting, room)
+        else:
+            count = 0 if self._due else len(self._waiting)
+        if not count:
+            return None
+        self._turn = self._waiting[: min(count, self._envs.most)]
+        return np.concatenate([self._envs.rows[index] for index in self._turn])
+
+    @override
+    def send(self, actions: Mapping[Key, Array]) -> None:
+        rows = np.concatenate([self._envs.rows[index] for index in self._turn])
+        for key, target in self._buffers.actions.items():
+            target[rows] = actions[key]
+        self._envs.begin(self._turn)
+        if self._limit is not None:
+            self._limit.acted(self._turn)
+        del self._waiting[: len(self._turn)]
+
+    @override
+    def reset(self, mask: NDArray[np.bool_] | None, **kwargs: Any) -> Rows:
+        self._add_due(self._envs.finish())
+        count = len(self._buffers.flags)
+        chosen = np.ones(count, np.bool_) if mask is None else mask
+        self._env.begin(mask, **kwargs)
+        # What a process has done since is dropped for the environments that were reset.
+        kept: list[Ready] = []
+        begun = [np.flatnonzero(chosen)]
+        for process, rows, restarted in [] if mask is None else self._due:
+            begun.append(restarted)
+            left = rows[~chosen[rows]]
+            if len(left):
+                kept.append(Ready(process, left, restarted))
+        self._due = kept
+        waits = {ready.process for ready in kept}
+        if self._limit is not None:
+            self._limit.keep(sorted(waits))
+        self._waiting = [index for index in range(len(self._envs.rows)) if index not in waits]
+        return np.concatenate(begun)
+
+    @override
+    def recover(self) -> None:
+        self._envs.wake_late()

@@ -1,0 +1,415 @@
+"""Collectors of vector environments that return the results of whichever is ready."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from pool_parts import NumberedPool
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.testing import Ledger, NumberedEnv
+
+LENGTHS = (3, 1, 7)
+MODES = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+KINDS = pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
+
+
+class Chooses(nn.Module):
+    """Policy that takes the action that the sum of the observation names."""
+
+    def forward(self, observation):
+        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
+
+
+def collector_of(kind=AsyncBatchedCollector, pool=None, **options):
+    options = {"policy": Chooses(), "frames_per_batch": 50, **options}
+    return kind(NumberedPool(LENGTHS) if pool is None else pool, **options)
+
+
+def ledger_of(count=6):
+    return Ledger([NumberedEnv(number, lengths=LENGTHS) for number in range(count)])
+
+
+def each(batch):
+    """The frames of each environment, by its number."""
+    return {int(env): batch[batch["env_index"] == env] for env in batch["env_index"].unique()}
+
+
+# --- frames
+
+
+@KINDS
+@MODES
+@pytest.mark.parametrize("sizes", [(6, 2), (7, 3), (5, 1), (5, 4)])
+def test_each_step_is_delivered_once_and_in_order(kind, mode, sizes):
+    ledger = ledger_of(sizes[0])
+    with collector_of(kind, NumberedPool(LENGTHS, *sizes, mode), total_frames=333) as collector:
+        for batch in collector:
+            ledger.add(batch)
+            assert (NumberedEnv.numbers(batch)[:, 0] == batch["env_index"]).all()
+    assert ledger.frames == 333
+
+
+@KINDS
+def test_batches_and_the_budget_are_exact(kind):
+    with collector_of(kind, total_frames=120) as collector:
+        assert [batch.shape for batch in collector] == [(50,), (50,), (20,)]
+        assert collector.stats()["frames"] == 120
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7])
+def test_batches_may_be_smaller_than_what_is_ready_at_once(frames):
+    ledger = ledger_of()
+    pool = NumberedPool(LENGTHS, batch_size=5)
+    with collector_of(pool=pool, frames_per_batch=frames, total_frames=70) as collector:
+        for batch in collector:
+            ledger.add(batch)
+    assert ledger.frames == 70
+
+
+def test_a_function_may_make_the_pool():
+    def make(lengths):
+        return NumberedPool(lengths)
+
+    ledger = ledger_of()
+    with collector_of(pool=make, create_env_kwargs={"lengths": LENGTHS}) as collector:
+        ledger.add(collector.next())
+
+
+def test_a_pool_may_have_indices_as_actions():
+    env = GymEnv(NumberedPool(LENGTHS), categorical_action_encoding=True)
+    with collector_of(pool=env, policy=RandomPolicy(env.full_action_spec)) as collector:
+        assert collector.next()["action"].shape == (50,)
+
+
+def test_entries_of_a_collector():
+    with collector_of(Collector) as collector:
+        batch = collector.next()
+    assert batch["env_index"].dtype == torch.int64
+    assert "policy_version" not in set(batch.keys())
+    assert batch.names == [None]
+
+
+def test_observations_can_be_left_out_of_next():
+    with collector_of(Collector, compact_obs=True) as collector:
+        batch = collector.next()
+    assert "observation" not in set(batch["next"].keys())
+
+
+@MODES
+def test_the_last_observation_of_an_episode_is_the_true_one(mode):
+    pool = NumberedPool(LENGTHS, mode=mode)
+    with collector_of(pool=pool, frames_per_batch=200) as collector:
+        batch = collector.next()
+    ended = batch[batch["next", "done"][:, 0]]
+    steps = NumberedEnv.numbers(ended["next"])[:, 2]
+    assert len(ended) > 30
+    assert set(steps.tolist()) == set(LENGTHS)
+
+
+# --- the policy
+
+
+def test_the_policy_acts_for_those_that_are_ready_together():
+    sizes = set()
+
+    def policy(observation):
+        sizes.add(len(observation))
+        return nn.functional.one_hot(observation.sum(-1).long().abs() % 4, 4)
+
+    with collector_of(pool=NumberedPool(LENGTHS, 7, 3), policy=policy) as collector:
+        sizes.clear()
+        collector.next()
+        assert collector.server_stats()["avg_batch_size"] == 3
+    assert sizes == {3}
+
+
+class Constant(nn.Module):
+    """Policy that also writes its only weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation):
+        one = torch.ones(len(observation), 1)
+        return nn.functional.one_hot(one[:, 0].long(), 4), self.value * one
+
+
+@KINDS
+def test_frames_have_the_version_that_chose_their_action(kind):
+    options = {"track_policy_version": True} if kind is Collector else {}
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with collector_of(kind, policy=policy, frames_per_batch=41, **options) as collector:
+        for version in range(4):
+            batch = collector.next()
+            assert (batch["sent"] == batch["policy_version"].unsqueeze(-1)).all()
+            assert batch["policy_version"].max() == version
+            with torch.no_grad():
+                policy.module.value += 1
+            collector.update_policy_weights_()
+        assert collector.policy_version == 4
+
+
+class Counter(nn.Module):
+    """Policy that counts its calls in an episode, and remembers the count."""
+
+    def forward(self, observation, count):
+        return Chooses()(observation), count + 1
+
+
+class Marked(nn.Module):
+    """Policy that writes the mark that it reads."""
+
+    def forward(self, observation, is_init):
+        return Chooses()(observation), is_init.clone()
+
+
+@MODES
+def test_starts_are_marked_for_a_policy_that_reads_them(mode):
+    seen = TensorDictModule(Marked(), ["observation", "is_init"], ["action", "seen"])
+    with collector_of(pool=NumberedPool(LENGTHS, mode=mode), policy=seen) as collector:
+        batch = collector.next()
+    assert (batch["seen"] == batch["is_init"]).all()
+    assert (batch["is_init"] == (batch["observation"][:, 2:3] == 0)).all()
+
+
+def test_no_environment_is_lost_if_the_policy_is_interrupted():
+    fails = []
+
+    class Fails(nn.Module):
+        def forward(self, observation):
+            if fails:
+                raise fails.pop()
+            return Chooses()(observation)
+
+    with collector_of(policy=Fails()) as collector:
+        fails.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            collector.rollout()
+        batch = collector.rollout()
+    # The frames of the batch that was interrupted are lost.
+    assert sorted(each(batch)) == list(range(6))
+    for frames in each(batch).values():
+        goes_on = ~frames["next", "done"][:-1, 0]
+        assert (frames["next", "observation"][:-1] == frames["observation"][1:])[goes_on].all()
+
+
+# --- resets, seeds and state
+
+
+@MODES
+def test_a_reset_drops_the_steps_under_way(mode):
+    with collector_of(pool=NumberedPool(LENGTHS, mode=mode)) as collector:
+        before = collector.next()
+        collector.reset()
+        after = collector.next()
+    for frames in each(after).values():
+        assert frames["observation"][0, 2] == 0
+    ids = [set(batch["collector", "traj_ids"].tolist()) for batch in (before, after)]
+    assert ids[0].isdisjoint(ids[1])
+
+
+@KINDS
+def test_environments_can_be_reset_before_each_batch(kind):
+    with collector_of(kind, reset_at_each_iter=True, total_frames=150) as collector:
+        for batch in collector:
+            for frames in each(batch).values():
+                assert frames["observation"][0, 2] == 0
+
+
+def test_some_pools_reset_only_all_environments():
+    with collector_of() as collector:
+        collector.next()
+        with pytest.raises(ValueError, match="can't reset only some of its sub-environments"):
+            collector.reset([1])
+
+
+def test_steps_that_cant_be_finished_can_prevent_a_reset():
+    with collector_of(pool=NumberedPool(LENGTHS, 7, 3)) as collector:
+        collector.next()
+        with pytest.raises(ValueError, match=r"only if batch_size divides num_envs, .* 3 and 7"):
+            collector.reset()
+
+
+def test_a_seed_reaches_the_environments():
+    seeds = []
+
+    class Seeded(NumberedPool):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed)
+
+    with collector_of(pool=Seeded(LENGTHS)) as collector:
+        collector.set_seed(5)
+    assert seeds == [None, 5]
+
+
+def test_a_state_continues_the_counts():
+    with collector_of(total_frames=100) as collector:
+        collector.next()
+        state = collector.state_dict()
+    with collector_of(total_frames=100) as collector:
+        collector.load_state_dict(state)
+        assert sum(len(batch) for batch in collector) == 50
+
+
+# --- delivery
+
+
+@KINDS
+def test_whole_trajectories(kind):
+    options = {"yield_completed_trajectories": True}
+    if kind is Collector:
+        options = {"trajs_per_batch": 1, "traj_format": "cat"}
+    ledger = ledger_of()
+    with collector_of(kind, **options) as collector:
+        for _ in range(20):
+            trajectory = collector.next()
+            assert trajectory["next", "done"][-1]
+            assert len(trajectory["env_index"].unique()) == 1
+            assert NumberedEnv.numbers(trajectory)[0, 2] == 0
+            ledger.add(trajectory)
+
+
+def test_random_frames_come_first():
+    policy = TensorDictModule(Constant(), ["observation"], ["action", "sent"])
+    with collector_of(Collector, policy=policy, init_random_frames=50) as collector:
+        assert len(collector.next()["action"].argmax(-1).unique()) == 4
+        last = collector.next()["action"][-10:]
+    assert (last.argmax(-1) == 1).all()
+
+
+def test_an_interruptor_ends_a_batch_early():
+    calls = []
+
+    def stop():
+        calls.append(1)
+        return len(calls) > 3
+
+    ledger = ledger_of()
+    with collector_of(Collector, interruptor=stop) as collector:
+        batch = collector.next()
+        ledger.add(batch)
+    assert 0 < ledger.frames < 50
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("min_batch_size", 2),
+        ("max_batch_size", 2),
+        ("server_timeout", 1.0),
+        ("server_config", {"max_batch_size": 2}),
+        ("backend", "threading"),
+        ("env_backend", "threading"),
+        ("envs_per_worker", 2),
+        ("worker_affinity", [[0]]),
+        ("worker_timeout", 5.0),
+        ("on_env_error", "restart"),
+    ],
+)
+def test_options_for_lists_of_environments(option, value):
+    with pytest.raises(ValueError, match=f"^{option}=.* needs a list of environments"):
+        collector_of(**{option: value})
+
+
+class Steps(list):
+    """Buffer that takes single steps."""
+
+    add = list.append
+
+
+@pytest.mark.filterwarnings("ignore:split_trajs=True pads")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_frames_per_traj", 5),
+        ("split_trajs", True),
+        ("set_truncated", True),
+        ("extend_buffer", False),
+        ("on_env_error", "restart"),
+    ],
+)
+def test_options_for_successive_frames(option, value):
+    more = {"replay_buffer": Steps()} if option == "extend_buffer" else {}
+    source = (lambda: NumberedPool(LENGTHS)) if option == "on_env_error" else None
+    expected = f"{option}={value!r} can't be used with NumberedPool with batch_size=2"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        collector_of(Collector, source, **{option: value}, **more)
+
+
+def test_resets_before_each_batch_need_steps_that_can_be_finished():
+    with pytest.raises(ValueError, match="batch_size doesn't divide num_envs"):
+        collector_of(pool=NumberedPool(LENGTHS, 7, 3), reset_at_each_iter=True)
+
+
+@pytest.mark.parametrize("source", ["CartPole-v1", 3, {}])
+def test_neither_a_list_nor_a_pool(source):
+    with pytest.raises(TypeError, match=r"must be a list .* or make an EnvPool or ALE environment"):
+        collector_of(pool=source)
+
+
+def test_an_environment_that_steps_all_at_once():
+    with pytest.raises(TypeError, match=r"but it made GymEnv\(CartPole-v1\)"):
+        collector_of(pool=lambda: GymEnv("CartPole-v1"))
+
+
+def test_a_pool_without_automatic_resets():
+    with pytest.raises(ValueError, match="must reset them by itself"):
+        GymEnv(NumberedPool(LENGTHS, mode=AutoresetMode.DISABLED))
+
+
+ALONE = "works only as the environment of a Collector or an AsyncBatchedCollector"
+
+
+def test_a_pool_among_others():
+    with pytest.raises(ValueError, match=ALONE):
+        Collector([NumberedPool(LENGTHS), NumberedPool(LENGTHS)], frames_per_batch=24)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        GymEnv,
+        lambda pool: SerialEnv(1, lambda: pool),
+        lambda pool: ParallelEnv(1, lambda: pool, backend="thread"),
+    ],
+)
+def test_a_pool_outside_a_collector(make):
+    env = make(NumberedPool(LENGTHS))
+    with pytest.raises(ValueError, match=ALONE):
+        env.reset()
+    env.close()
+
+
+def test_an_observation_of_another_shape():
+    class Wrong(NumberedPool):
+        def recv(self):
+            obs, *rest = super().recv()
+            return obs[:, :4], *rest
+
+    with pytest.raises(ValueError, match=r"has shape \(2, 4\)"):
+        collector_of(pool=Wrong(LENGTHS))
+
+
+def test_a_reward_that_is_not_a_number():
+    class Wrong(NumberedPool):
+        def recv(self):
+            obs, reward, *rest = super().recv()
+            return obs, reward + np.nan, *rest
+
+    with (
+        collector_of(pool=Wrong(LENGTHS)) as collector,
+        pytest.raises(ValueError, match="a reward of nan") as error,
+    ):
+        collector.next()
+    assert "from environment" in "".join(error.value.__notes__)

@@ -1,0 +1,171 @@
+"""EnvPool and ALE with ``batch_size`` below ``num_envs``, compared with all at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.envs import GymEnv
+
+
+def frames_of(source, policy, frames, **options):
+    """Frames of each environment, in order."""
+    with AsyncBatchedCollector(
+        source, policy=policy, frames_per_batch=frames // 4, total_frames=frames, **options
+    ) as collector:
+        found = torch.cat(list(collector))
+    return [found[found["env_index"] == env] for env in range(collector.n_env)]
+
+
+def together(source, policy, frames, seed=None):
+    """Frames of each environment, if all step at once."""
+    with Collector(source, policy, frames_per_batch=frames) as collector:
+        if seed is not None:
+            collector.set_seed(seed)
+        found = collector.next()
+    mask = found.get(("collector", "mask"), torch.ones(found.shape, dtype=torch.bool))
+    return [row[kept] for row, kept in zip(found, mask, strict=True)]
+
+
+def check_same(one, other):
+    """Each environment made the same frames, as far as both go."""
+    for mine, theirs in zip(one, other, strict=True):
+        count = min(len(mine), len(theirs))
+        assert count > 20
+        for key in ("observation", "action", "terminated", "truncated", "done"):
+            assert torch.equal(mine[key][:count], theirs[key][:count])
+            if key != "action":
+                following = ("next", key)
+                assert torch.equal(mine[following][:count], theirs[following][:count])
+        assert torch.equal(mine["next", "reward"][:count], theirs["next", "reward"][:count])
+        starts = [part["collector", "traj_ids"][:count].diff() != 0 for part in (mine, theirs)]
+        assert torch.equal(*starts)
+
+
+# --- EnvPool
+
+
+@pytest.fixture
+def envpool():
+    return pytest.importorskip("envpool")
+
+
+def leans(observation):
+    """Pushes to the side to which the pole leans, or, for the first few steps, to the left."""
+    push = (observation[..., 2] > 0.05).long()
+    return torch.nn.functional.one_hot(push, 2)
+
+
+@pytest.mark.parametrize("size", [4, 3, 7])
+def test_envpool_makes_the_frames_that_it_makes_together(envpool, size):
+    def make(**options):
+        return envpool.make_gymnasium("CartPole-v1", num_envs=8, seed=3, num_threads=2, **options)
+
+    found = frames_of(lambda: make(batch_size=size), leans, 1600)
+    check_same(found, together(make(), leans, 3200))
+
+
+def test_envpool_resets_some_environments(envpool):
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=7, batch_size=3, seed=3)
+    with AsyncBatchedCollector(pool, policy=leans, frames_per_batch=40) as collector:
+        for chosen in ([2, 5], [0], None):
+            before = collector.next()
+            collector.reset(chosen)
+            after = collector.next()
+            for env in range(7):
+                last = before[before["env_index"] == env][-1]
+                first = after[after["env_index"] == env][0]
+                if chosen is None or env in chosen:
+                    assert first["collector", "traj_ids"] > before["collector", "traj_ids"].max()
+                    assert first["observation"].abs().max() <= 0.05
+                elif not last["next", "done"]:
+                    assert torch.equal(first["observation"], last["next", "observation"])
+
+
+def test_envpool_can_be_reset_before_each_batch(envpool):
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=7, batch_size=3, seed=3)
+    with Collector(pool, leans, frames_per_batch=40, reset_at_each_iter=True) as collector:
+        for _ in range(4):
+            batch = collector.next()
+            for env in range(7):
+                first = batch[batch["env_index"] == env][0]
+                assert first["observation"].abs().max() <= 0.05
+
+
+def test_envpool_takes_its_seed_when_it_is_made(envpool):
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2)
+    with (
+        AsyncBatchedCollector(pool, policy=leans, frames_per_batch=40) as collector,
+        pytest.raises(ValueError, match="takes its seed when it is made"),
+    ):
+        collector.set_seed(3)
+
+
+@pytest.mark.parametrize("name", ["Pendulum-v1", "Acrobot-v1", "FrozenLake-v1"])
+def test_envpool_with_other_spaces(envpool, name):
+    pool = envpool.make_gymnasium(name, num_envs=6, batch_size=2, seed=1)
+    with Collector(pool, frames_per_batch=60) as collector:
+        batch = collector.next()
+    assert batch.shape == (60,)
+    for env in range(6):
+        own = batch[batch["env_index"] == env]
+        goes_on = ~own["next", "done"][:-1, 0]
+        assert torch.equal(
+            own["next", "observation"][:-1][goes_on], own["observation"][1:][goes_on]
+        )
+
+
+# --- ALE
+
+
+@pytest.fixture
+def atari():
+    pytest.importorskip("ale_py")
+    from ale_py.vector_env import AtariVectorEnv
+
+    def make(**options):
+        # Episodes end after 12 steps of 4 images each.
+        return AtariVectorEnv(
+            "breakout",
+            num_envs=4,
+            noop_max=9,
+            max_num_frames_per_episode=48,
+            img_height=16,
+            img_width=16,
+            **options,
+        )
+
+    return make
+
+
+def moves(observation):
+    """Chooses an action by the pixels."""
+    return torch.nn.functional.one_hot(observation.long().sum((-1, -2, -3)) % 4, 4)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("size", [2, 1])
+def test_ale_makes_the_frames_that_it_makes_together(atari, mode, size):
+    with AsyncBatchedCollector(
+        atari(batch_size=size, autoreset_mode=mode),
+        policy=moves,
+        frames_per_batch=100,
+        total_frames=400,
+    ) as collector:
+        collector.set_seed(5)
+        found = torch.cat(list(collector))
+    found = [found[found["env_index"] == env] for env in range(4)]
+    env = GymEnv(atari(autoreset_mode=mode))
+    check_same(found, together(env, moves, 600, seed=5))
+    ended = found[0]["next", "truncated"][:, 0]
+    assert np.diff(ended.nonzero()[:, 0]).max() <= 12
+
+
+def test_ale_goes_on_if_batch_size_does_not_divide_num_envs(atari):
+    with Collector(atari(batch_size=3), moves, frames_per_batch=90) as collector:
+        batch = collector.next()
+    for env in range(4):
+        own = batch[batch["env_index"] == env]
+        goes_on = ~own["next", "done"][:-1, 0]
+        following = own["next", "observation"][:-1]
+        assert torch.equal(following[goes_on], own["observation"][1:][goes_on])
