@@ -663,3 +663,21 @@ def test_torchrl_gives_the_same(layout: str, frames: int) -> None:
         assert list(one.names) == list(other.names)
         assert keys(one) == keys(other)
         assert (one == other).all()
+
+
+def test_each_environment_has_its_turn_if_asked():
+    sources = [partial(NumberedEnv, n, lengths=[length]) for n, length in enumerate((1, 7))]
+    options = {"trajs_per_batch": 2, "traj_format": "cat", "traj_sampling": "per_env"}
+    with Collector(sources, frames_per_batch=20, total_frames=140, **options) as collector:
+        for count, batch in enumerate(collector):
+            numbers = NumberedEnv.numbers(batch)
+            assert numbers[[0, 1], :2].tolist() == [[0, count], [1, count]]
+            assert len(batch) == 1 + 7
+    assert count == 70 // 7 - 1
+
+
+def test_the_sampling_of_trajectories_is_checked():
+    with pytest.raises(ValueError, match="traj_sampling must be 'per_env' or None, but it is 'x'"):
+        Collector(NumberedEnv(), frames_per_batch=5, trajs_per_batch=1, traj_sampling="x")
+    with pytest.raises(ValueError, match="traj_sampling='per_env' applies only to whole"):
+        Collector(NumberedEnv(), frames_per_batch=5, traj_sampling="per_env")

@@ -14,6 +14,7 @@ import torch
 from distributed_parts import CLASSES, exhaust, kill_one, make, policy
 
 from trawl.collectors import Collector, MultiSyncCollector, RandomPolicy
+from trawl.collectors.delivery import experience
 from trawl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
@@ -330,3 +331,13 @@ def test_the_driver_is_killed(cls):
     bound = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert port not in bound
     assert {n for n in os.listdir("/dev/shm") if not n.startswith("sem.")} <= before
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("sync", [True, False])
+def test_they_end_at_the_last_frame(cls, sync):
+    source = ["Pendulum-v1"] * 3
+    options = {"create_env_fn": [source] * 2, "frames_per_batch": 12, "total_frames": 41}
+    with make(cls, sync=sync, exact_frames=True, **options) as collector:
+        found = sum(experience(batch).numel() for batch in collector)
+        assert found == collector.stats()["frames"] == 41

@@ -116,3 +116,10 @@ def test_they_go_into_a_buffer_on_the_cluster(sync):
 def test_where_they_are_put_together_is_not_to_be_chosen():
     with pytest.raises(ValueError, match="collector_kwargs has 'trajs_per_batch'"):
         collector(collector_kwargs={"trajs_per_batch": 2})
+
+
+@SYNC
+def test_actors_end_at_the_last_frame(sync):
+    with collector(sync=sync, trajs_per_batch=1, total_frames=41, exact_frames=True) as there:
+        assert sum(len(batch) for batch in there) <= 41
+        assert there.stats()["frames"] == 41

@@ -89,7 +89,7 @@ class CollectArguments:
     """Take a probabilistic policy's most likely action, or the mean, instead of sampling."""
 
     frames: Annotated[int, _number()] = 10_000
-    """Number of frames to collect, rounded up to whole batches."""
+    """Number of frames to collect."""
 
     frames_per_batch: Annotated[int | None, _number("(default: 1000, or --frames if less)")] = None
     """Number of frames in a batch."""

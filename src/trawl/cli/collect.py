@@ -25,7 +25,6 @@ from trawl.cli.summary import print_summary, run_name
 from trawl.cli.versions import versions
 from trawl.data import MemmapSink, MinariSink, ParquetSink, Sink
 from trawl.data.sinks.base import check_free
-from trawl.data.sinks.entries import flat_frames
 from trawl.envs.seeding import derive
 from trawl.observe import CollectionProgress
 
@@ -73,11 +72,9 @@ def collect(args: CollectArguments) -> int:
         info["resumed"] = [*before.get("resumed", []), again]
         info["date"] = before.get("date", info["date"])
     each = args.frames_per_batch or before.get("frames_per_batch") or batch_size(args)
-    # The total is the same as without an interruption: whole batches from the first frame on.
-    target = -(-args.frames // each) * each if frames else None
-    rest = replace(args, frames=(target or args.frames) - frames, frames_per_batch=each)
+    rest = replace(args, frames=args.frames - frames, frames_per_batch=each)
     with make_collector(rest, seed, stream) as collector:
-        return _Run(args, collector, directory, info, target).run()
+        return _Run(args, collector, directory, info).run()
 
 
 def _before(args: CollectArguments, directory: Path) -> dict[str, Any]:
@@ -138,21 +135,14 @@ class _Run:
         collector: the collector.
         directory: path of the dataset.
         info: facts about the dataset, for its record.
-        target: total number of frames of a resumed dataset; None for a new one.
     """
 
     def __init__(
-        self,
-        args: CollectArguments,
-        collector: Any,
-        directory: Path,
-        info: dict[str, Any],
-        target: int | None,
+        self, args: CollectArguments, collector: Any, directory: Path, info: dict[str, Any]
     ) -> None:
         self.args, self.collector, self.directory, self.info = args, collector, directory, info
         each = collector.stats()["requested_frames_per_batch"]
         self.info["frames_per_batch"] = each
-        self.target = target
         self.progress = CollectionProgress(collector, args.env)
         self.interrupts = Interrupts(self.progress.say)
         self.hurried = False
@@ -193,21 +183,11 @@ class _Run:
 
     def _write(self, batch: Any) -> None:
         try:
-            self.sink.write(self._fitting(batch))
+            self.sink.write(batch)
         except OSError as error:
             raise CliError(_unwritable(self.directory, error)) from error
         except (TypeError, ValueError) as error:
             raise CliError(message_of(error)) from error
-
-    def _fitting(self, batch: Any) -> Any:
-        """Returns the frames of a batch that the dataset still needs.
-
-        The last batch may have more frames than the dataset needs.
-        """
-        if self.target is None:
-            return batch
-        rows = flat_frames(batch)
-        return rows[: max(0, self.target - self.sink.frames - self.sink.waiting)]
 
     def _finish(self) -> None:
         """Closes the dataset.

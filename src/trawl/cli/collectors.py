@@ -44,6 +44,7 @@ def make_collector(
         options: dict[str, Any] = {
             "frames_per_batch": args.frames_per_batch or batch_size(args),
             "total_frames": args.frames,
+            "exact_frames": True,
             "max_frames_per_traj": args.max_frames_per_traj,
         }
         if args.deterministic:

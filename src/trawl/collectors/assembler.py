@@ -191,14 +191,17 @@ class BatchAssembler:
             part.answer.filled == self._ready[part.index].steps for part in parts
         )
         lease = parts[0].slice.lease
-        if self._whole is not None and lease is not None and not any(p.sent for p in parts):
+        if full and self._whole is not None and lease and not any(p.sent for p in parts):
             batch: TensorDictBase = as_batch(lease, self.hidden, None)
             return self._stamped_all(batch, parts)
         sent = all(part.answer.block is not None for part in parts)
         if full and sent and self._gathered is not None and self._partition is not None:
             return self._stamped_all(self._copied(self._partition, self._gathered, parts), parts)
-        if full and not self._masked:
-            return self._joined({part.index: self.batch_of(part) for part in parts})
+        even = len(parts) == len(self._ready) and len({part.answer.filled for part in parts}) == 1
+        if (full or even) and not self._masked:
+            return self._joined(
+                {part.index: self.batch_of(part)[..., : part.answer.filled] for part in parts}
+            )
         return self._incomplete(parts)
 
     def _copied(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from tensordict import TensorDictBase
-from torch import nn
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
@@ -25,7 +23,8 @@ from trawl.collectors.background import (
     CollectorClosed,
     RateLimiter,
 )
-from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.budget import FrameBudget
+from trawl.collectors.config import CollectorConfig
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.policy_version import PolicyVersion, version_tracker
 from trawl.collectors.profile import ProfileConfig, ProfiledCollector, RolloutProfiler
@@ -53,6 +52,7 @@ else:
 
 
 class BaseCollector(
+    FrameBudget,
     CollectorAccess,
     ProfiledCollector,
     BackgroundCollector,
@@ -79,12 +79,10 @@ class BaseCollector(
 
     Attributes:
         config: the options.
-        requested_frames_per_batch: number of frames in each batch.
         closed: True once the collector has been shut down.
     """
 
     config: CollectorConfig
-    requested_frames_per_batch: int
     _delivery: BatchDelivery
 
     def __init__(self, config: CollectorConfig) -> None:
@@ -94,7 +92,6 @@ class BaseCollector(
         _living[self] = os.getpid()
         self.pre_collect_hook: Callable[[], Any] | None = config.pre_collect_hook
         self.post_collect_hook: Callable[[Any], Any] | None = config.post_collect_hook
-        self._frames = 0
         self._batches = 0
         self._failed = False
         self._cause = ""  # the error that closed the collector, as the end of a message
@@ -194,21 +191,6 @@ class BaseCollector(
         with self._held(), suppress(CollectorClosed):
             return self._collect_or_close() if self._has_batch() else None
         return None
-
-    def __len__(self) -> int:
-        if self.config.endless:
-            raise TypeError("an endless collector (total_frames=-1) has no length")
-        if self._whole is not None and self.config.replay_buffer is None:
-            raise TypeError(
-                "with trajs_per_batch, the number of batches depends on the lengths of trajectories"
-            )
-        return math.ceil(self.config.total_frames / self.requested_frames_per_batch)
-
-    def _has_budget(self, more: int = 0) -> bool:
-        """Returns True if frames are left to collect after the next ``more`` frames."""
-        if self.closed:
-            return False
-        return self.config.endless or self._frames + more < self.config.total_frames
 
     def _has_batch(self) -> bool:
         """Returns True if a batch is ready to be delivered, or frames are left to collect."""
@@ -412,39 +394,3 @@ class BaseCollector(
         if self._whole is not None:
             facts |= self._whole.stats()
         return facts
-
-    def _set_frames_per_batch(self, environments: int) -> int:
-        """Sets ``requested_frames_per_batch``, and returns the frames per environment."""
-        wanted = self.config.frames_per_batch
-        each = math.ceil(wanted / environments)
-        self.requested_frames_per_batch = requested = each * environments
-        if requested != wanted:
-            warn(
-                f"frames_per_batch={wanted} is not a multiple of the number of environments, "
-                f"{environments}: each batch will have {requested} frames, {each} from each "
-                "environment"
-            )
-        self._warn_of_remainders()
-        return each
-
-    def _warn_of_remainders(self) -> None:
-        """Warns if a number of frames is not a multiple of the frames in a batch."""
-        requested, total = self.requested_frames_per_batch, self.config.total_frames
-        if total > 0 and total % requested and self.config.extend_buffer:
-            batches = math.ceil(total / requested)
-            warn(
-                f"total_frames={total} is not a multiple of the {requested} frames in a batch: "
-                f"{batches * requested} frames will be collected, in {batches} batches (if rows "
-                f"are masked, up to {total + requested - 1} frames, in more batches)"
-            )
-        random = self.config.init_random_frames
-        if random and random % requested and self.config.extend_buffer:
-            warn(
-                f"init_random_frames={random} is not a multiple of the {requested} frames in a "
-                f"batch: {math.ceil(random / requested) * requested} frames will be random"
-            )
-
-
-def module_of(policy: Any) -> nn.Module | None:
-    """Returns the policy if it is a module, and None otherwise."""
-    return policy if isinstance(policy, nn.Module) else None

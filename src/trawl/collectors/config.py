@@ -117,6 +117,12 @@ def _schemes(name: str, value: Any) -> Any:
     return value
 
 
+def _sampling(name: str, value: Any) -> Any:
+    if value not in (None, "per_env"):
+        raise ValueError(f"{name} must be 'per_env' or None, but it is {value!r}")
+    return value
+
+
 def _exploration(name: str, value: Any) -> InteractionType:
     """Returns an ``ExplorationType`` from a member or its name; None becomes ``RANDOM``."""
     kind = value or InteractionType.RANDOM
@@ -137,7 +143,12 @@ class CollectorConfig:
         frames_per_batch: number of frames in a batch, from all environments of the collector
             together. It is rounded up to a multiple of the number of environments.
         total_frames: number of frames after which iteration ends. The last batch is not cut short,
-            so the total may exceed this number by up to one batch. -1: no limit.
+            so the total may exceed this number by up to one batch, unless ``exact_frames`` is
+            True. -1: no limit.
+        exact_frames: True to collect exactly ``total_frames`` frames. The last batch then has only
+            the steps that are needed. If its last step has too many frames for the rest, frames of
+            some environments are masked out in ``("collector", "mask")``. A replay buffer gets
+            the frames in one dimension, environment by environment.
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
         device: default for ``storing_device``, ``env_device`` and ``policy_device``.
         storing_device: device on which batches are delivered.
@@ -162,6 +173,10 @@ class CollectorConfig:
             shape ``(trajs_per_batch, longest)``. Shorter trajectories have zeros at the end, where
             ``("collector", "mask")`` is False. With ``"cat"``, trajectories follow one another in
             the shape ``(frames,)``. A replay buffer always gets ``"cat"``.
+        traj_sampling: order in which whole trajectories are delivered. None: the order in which
+            they end, so that the first batches have more short trajectories than the environments
+            make in the long run. ``"per_env"``: the next trajectory of each environment in turn;
+            trajectories of faster environments wait.
         trajs_per_write: maximum number of whole trajectories in one write to the replay buffer.
             None: no maximum.
         exploration_type: way in which probabilistic policies choose actions; a member of
@@ -216,6 +231,7 @@ class CollectorConfig:
         metadata={"check": partial(check_number, least=1), "tags": (WHOLE,)}
     )
     total_frames: int = option(-1, _total, DRIVER, WHOLE)
+    exact_frames: bool = option(False, None, DRIVER, WHOLE)
     policy_factory: Callable[[], Any] | None = option(None, _policy_factory, EACH, LIST)
     device: DeviceLike | None = option(None, None, EACH, LIST)
     storing_device: DeviceLike | None = option(None, None, DRIVER, LIST)
@@ -233,6 +249,7 @@ class CollectorConfig:
     traj_format: Literal["padded", "cat"] | None = option(
         None, one_of("padded", "cat", None), DRIVER, WHOLE
     )
+    traj_sampling: Literal["per_env"] | None = option(None, _sampling, DRIVER, WHOLE)
     trajs_per_write: int | None = option(None, at_least(1), DRIVER, WHOLE)
     exploration_type: ExplorationKind | None = option(InteractionType.RANDOM, _exploration, EACH)
     return_same_td: bool = False
@@ -275,7 +292,7 @@ class CollectorConfig:
     def _check_trajectories(self) -> None:
         count = self.trajs_per_batch
         if count is None:
-            for name in ("traj_format", "trajs_per_write"):
+            for name in ("traj_format", "traj_sampling", "trajs_per_write"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name}={getattr(self, name)!r} applies only to whole trajectories: "
@@ -349,10 +366,11 @@ class CollectorConfig:
                 raise TypeError(f"{name} can't be used with replay_buffer{how}")
 
         ndim = getattr(getattr(buffer, "_storage", None), "ndim", 1)
-        if self.trajs_per_batch is not None and ndim != 1:
+        if ndim != 1 and (self.trajs_per_batch is not None or self.exact_frames):
+            what = "frames (exact_frames=True)" if self.exact_frames else "whole trajectories"
             raise ValueError(
-                "whole trajectories are written one after the other, in one dimension, but the "
-                f"storage of replay_buffer has ndim={ndim}: make the storage without ndim"
+                f"{what} are written one after the other, in one dimension, but the storage of "
+                f"replay_buffer has ndim={ndim}: make the storage without ndim"
             )
 
     def _check_flow(self) -> None:

@@ -49,8 +49,13 @@ class BatchDelivery:
         if config.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
         elif config.replay_buffer is not None:
-            batch = experience(batch)
+            batch = self.written(batch)
         return self.processed(batch)
+
+    def written(self, batch: TensorDictBase) -> TensorDictBase:
+        """Returns the frames of a batch in the shape that is written to the replay buffer."""
+        # The last batch may have fewer steps, so the buffer can't hold rows of many steps.
+        return experience(batch).reshape(-1) if self.config.exact_frames else experience(batch)
 
     def processed(self, batch: TensorDictBase) -> Any:
         """Returns the result of ``postproc``, without private entries."""

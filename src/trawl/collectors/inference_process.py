@@ -7,10 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tensordict import TensorDictBase
 from typing_extensions import override
 
-from trawl.collectors.assembler import WorkerBatch
 from trawl.collectors.multi import MultiAsyncCollector
 from trawl.collectors.serving import serving_worker
 from trawl.collectors.serving_options import AsyncBatchedArguments
@@ -53,20 +51,10 @@ class InferenceProcessCollector(MultiAsyncCollector):
         """False: this process counts the frames exactly before it writes them."""
         return False
 
+    @property
     @override
-    def _warn_of_remainders(self) -> None:
-        """Does nothing: the last batch has exactly the frames that are left."""
-
-    @override
-    def _collected(self, parts: list[WorkerBatch]) -> list[WorkerBatch]:
-        if self.config.endless:
-            return parts
-        left = self.config.total_frames - self._frames
-        return [_limited(part, left) for part in parts]
-
-    @override
-    def _batch_of(self, part: WorkerBatch) -> TensorDictBase:
-        return super()._batch_of(part)[: part.answer.filled]
+    def _is_exact(self) -> bool:
+        return True
 
     @override
     def _collect(self) -> Any:
@@ -99,11 +87,3 @@ class InferenceProcessCollector(MultiAsyncCollector):
         """
         (figures,) = self.map_fn("server_stats", [()], [{"reset": reset}])
         return dict(figures)
-
-
-def _limited(part: WorkerBatch, most: int) -> WorkerBatch:
-    """Returns the part, or its first ``most`` frames."""
-    answer = part.answer
-    if answer.frames <= most:
-        return part
-    return replace(part, answer=replace(answer, frames=most, filled=most))

@@ -145,6 +145,7 @@ class MultiConfig(CollectorConfig):
 
 # Options that a worker needs to write into a replay buffer.
 WRITER_OPTIONS = (
+    "exact_frames",
     "replay_buffer",
     "extend_buffer",
     "init_random_frames",

@@ -114,3 +114,8 @@ def compiler(
 
 def _options(argument: bool | Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(argument) if isinstance(argument, Mapping) else {}
+
+
+def module_of(policy: Any) -> nn.Module | None:
+    """Returns the policy if it is a module, and None otherwise."""
+    return policy if isinstance(policy, nn.Module) else None

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -181,15 +182,14 @@ class WorkerPool:
         return self._number
 
     def request_batch(
-        self, index: int, place: BufferSlice, random: bool, breakable: bool = False
+        self, index: int, place: BufferSlice, request: requests.CollectRequest
     ) -> int:
         """Requests a batch from a worker.
 
         Args:
             index: number of the worker.
             place: buffer slice that the batch is written into.
-            random: True for random actions.
-            breakable: True if :meth:`interrupt` may end the batch early.
+            request: the request, still without its number and place.
 
         Returns:
             The number of the request.
@@ -201,13 +201,12 @@ class WorkerPool:
                 slot.unmap(freed)
         number, memory, partition = self._next_number(), place.memory, place.partition
         name = self._names.name
-        request = requests.CollectRequest(
-            number,
-            random,
-            None if memory is None else name(memory),
-            0 if partition is None else name(partition),
-            place.part,
-            breakable,
+        request = replace(
+            request,
+            number=number,
+            memory=None if memory is None else name(memory),
+            partition=0 if partition is None else name(partition),
+            part=place.part,
         )
         self.slots[index].send(request, place)
         return number

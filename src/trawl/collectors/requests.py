@@ -24,14 +24,16 @@ class CollectRequest:
         partition: name of the partition that divides the memory among workers.
         part: index of this worker's part.
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
+        most: number of frames that are still wanted; None for a whole batch.
     """
 
-    number: int
+    number: int = 0
     random: bool = False
     memory: int | None = None
     partition: int = 0
     part: int = 0
     breakable: bool = False
+    most: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.collectors.config import CollectorConfig
-from trawl.collectors.delivery import count_frames, experience
+from trawl.collectors.delivery import count_frames
 from trawl.collectors.direct_weights import DirectWeights
+from trawl.collectors.exact import first_frames
 from trawl.collectors.first_ready import (
     VERSION,
     check_pool_options,
@@ -88,6 +89,11 @@ class RolloutCollector(DirectWeights):
         return pool_of(self.env) is not None
 
     @property
+    @override
+    def _is_exact(self) -> bool:
+        return self.config.exact_frames or self._takes_first_ready
+
+    @property
     def _adds_steps(self) -> bool:
         return self.config.replay_buffer is not None and not self.config.extend_buffer
 
@@ -154,9 +160,8 @@ class RolloutCollector(DirectWeights):
         # A batch has the version at its start, even if another thread advances the version later.
         version = None if self._version is None else self._version.version
         self._at_start = False
-        self._rollout.limit(
-            math.inf if self.config.endless else self.config.total_frames - self._frames
-        )
+        in_turn = self._in_turn or self._takes_first_ready
+        self._rollout.limit(self._left() if in_turn else math.inf)
         random, stopped = self._ordered or (self._is_random(), self._stopped())
         batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
@@ -178,6 +183,7 @@ class RolloutCollector(DirectWeights):
                 self._ordered = None
         self._prepare()
         self._at_start = False
+        self._rollout.limit(self._left())
         if block is None:
             return self._rollout.run(random, stopped)
         return self._rollout.run_into(block, random, stopped)
@@ -211,7 +217,7 @@ class RolloutCollector(DirectWeights):
         batch = self._turn()
         if batch is None:
             return None
-        filled = self._rollout.filled
+        batch, filled = self._cut(batch, self._rollout.filled)
         delivered = count_frames(batch, filled)
         if self._whole is not None:
             frames = self._by_source(self._delivery.frames(batch, filled))
@@ -229,6 +235,20 @@ class RolloutCollector(DirectWeights):
             self.post_collect_hook(batch)
         return None if self.config.replay_buffer is not None else batch
 
+    def _cut(self, batch: TensorDictBase, filled: int) -> tuple[TensorDictBase, int]:
+        """Cuts a batch where the budget of frames ends.
+
+        Returns:
+            The batch, and the number of its steps.
+        """
+        left = self._left()
+        if left >= batch.numel():
+            return batch, filled
+        batch = batch[..., :filled]
+        if count_frames(batch, filled) > left:
+            batch = first_frames(batch, int(left), self.config.set_truncated)
+        return batch, batch.shape[-1]
+
     @override
     def _note_whole(self, batch: Any) -> None:
         if self.post_collect_hook is not None:
@@ -243,12 +263,12 @@ class RolloutCollector(DirectWeights):
         stopped = self._stopped() or (lambda: False)
         last = False
         for t in range(self.frames_per_batch):
-            step = self._run()
-            frames = count_frames(step, self._rollout.filled)
+            step, filled = self._cut(self._run(), self._rollout.filled)
+            frames = count_frames(step, filled)
             last = t + 1 == self.frames_per_batch or not self._has_budget(frames) or stopped()
             if last and self.config.set_truncated:
                 self._delivery.truncate_last(step, 1)
-            frame = drop_private(experience(self._delivery.stored(step)))
+            frame = drop_private(self._delivery.written(self._delivery.stored(step)))
             # There is no frame if all environments spent the step on a reset, or failed.
             if self.env.batch_size:
                 if frames:

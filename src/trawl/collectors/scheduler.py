@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 
 from typing_extensions import override
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, BufferSlice, WorkerBatch
+from trawl.collectors.exact import shares
 from trawl.collectors.lag import LagBound
 from trawl.collectors.pool import WorkerPool
+from trawl.collectors.requests import CollectRequest
 
 # Time that a batch waits for interrupted workers, as a share of the time that the batch has taken
 # so far. A worker in the middle of a longer step delivers with the next batch.
@@ -24,6 +28,8 @@ class Scheduler(ABC):
 
     Args:
         pool: the pool of workers.
+        left: function that returns the number of frames that may be requested, besides those under
+            way.
 
     Attributes:
         frames: for each worker, the number of frames in one of its batches.
@@ -31,14 +37,15 @@ class Scheduler(ABC):
         requested: True if all requests for the next batch have been sent.
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, left: Callable[[], float] = lambda: math.inf) -> None:
         self.pool = pool
+        self.left = left
         self.assembler: BatchAssembler | None = None
         self.frames: list[int] = []
         self.frames_under_way = 0
         self.requested = False
-        # Number of batches that have been requested from each worker but have not arrived yet.
-        self._requested: list[int] = []
+        # For each worker, the sizes of the batches that it was asked for and that have not arrived.
+        self._requested: list[deque[int]] = []
 
     @abstractmethod
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
@@ -67,7 +74,7 @@ class Scheduler(ABC):
             frames: for each worker, old or new, the number of frames in one of its batches.
         """
         self.assembler, self.frames = assembler, frames
-        self._requested += [0] * (len(frames) - len(self._requested))
+        self._requested += [deque() for _ in range(len(frames) - len(self._requested))]
 
     def pop_finished(self) -> list[WorkerBatch]:
         """Removes and returns the batches that are finished but not yet delivered."""
@@ -77,20 +84,21 @@ class Scheduler(ABC):
         return parts
 
     def _request(
-        self, index: int, place: BufferSlice, random: bool, breakable: bool = False
+        self, index: int, place: BufferSlice, random: bool, size: int, breakable: bool = False
     ) -> int:
         # Counted before the request is sent, because Ctrl-C may be pressed right after that.
-        self._requested[index] += 1
-        self.frames_under_way += self.frames[index]
-        return self.pool.request_batch(index, place, random, breakable)
+        self._requested[index].append(size)
+        self.frames_under_way += size
+        most = size if size < self.frames[index] else None
+        request = CollectRequest(random=random, breakable=breakable, most=most)
+        return self.pool.request_batch(index, place, request)
 
     def _next(self, timeout: float | None = None) -> WorkerBatch | None:
         return self._counted(self.pool.next_batch(timeout))
 
     def _counted(self, part: WorkerBatch | None) -> WorkerBatch | None:
         if part is not None:
-            self._requested[part.index] -= 1
-            self.frames_under_way -= self.frames[part.index]
+            self.frames_under_way -= self._requested[part.index].popleft()
         return part
 
     def _slice(self, index: int) -> BufferSlice:
@@ -104,10 +112,16 @@ class SyncScheduler(Scheduler):
         pool: the pool of workers.
         threshold: share of the workers that a batch waits for before the other workers are
             interrupted; None or 1 to wait for all workers.
+        left: see :class:`Scheduler`.
     """
 
-    def __init__(self, pool: WorkerPool, threshold: float | None = None) -> None:
-        super().__init__(pool)
+    def __init__(
+        self,
+        pool: WorkerPool,
+        threshold: float | None = None,
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        super().__init__(pool, left)
         # Parts of the next batch that have arrived, and the workers that were asked for a part.
         self._made: list[WorkerBatch] = []
         self._fresh: set[int] = set()
@@ -151,15 +165,19 @@ class SyncScheduler(Scheduler):
         late = any(self._requested)
         fresh = [index for index, count in enumerate(self._requested) if not count]
         together = None if late or self.assembler is None else self.assembler.slices()
-        for index in fresh:
+        sizes = shares(self.left(), [self.frames[index] for index in fresh])
+        asked = [(index, size) for index, size in zip(fresh, sizes, strict=True) if size]
+        for index, size in asked:
             place = self._slice(index) if together is None else together[index]
-            self._request(index, place, random, breakable=self._threshold < 1)
-        return set(fresh)
+            self._request(index, place, random, size, breakable=self._threshold < 1)
+        return {index for index, _ in asked}
 
     def _gather(self) -> None:
         """Waits for the batches of all workers, or of as many workers as the threshold requires."""
-        count, fresh = len(self.frames), self._fresh
-        parts = self._made
+        parts, fresh = self._made, self._fresh
+        asked = {index for index, sizes in enumerate(self._requested) if sizes}
+        asked |= {part.index for part in parts}
+        count = len(asked)
         # Parts of the last batch that arrive late don't count towards the threshold.
         least = max(1, int(count * self._threshold))
         enough = count if self._threshold >= 1 else min(least, len(fresh))
@@ -169,7 +187,7 @@ class SyncScheduler(Scheduler):
                 parts.append(part)
         if len(parts) == count:
             return
-        missing = set(range(count)) - {part.index for part in parts}
+        missing = asked - {part.index for part in parts}
         for index in missing:
             self.pool.interrupt(index)
         now = time.monotonic()
@@ -193,10 +211,16 @@ class AsyncScheduler(Scheduler):
     Args:
         pool: the pool of workers.
         bound: object that delays requests so that no batch becomes too old; None for no limit.
+        left: see :class:`Scheduler`.
     """
 
-    def __init__(self, pool: WorkerPool, bound: LagBound | None = None) -> None:
-        super().__init__(pool)
+    def __init__(
+        self,
+        pool: WorkerPool,
+        bound: LagBound | None = None,
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        super().__init__(pool, left)
         self.bound = bound
         # Finished batches that are not delivered yet, in the order in which they were finished.
         self._made: list[WorkerBatch] = []
@@ -268,13 +292,16 @@ class AsyncScheduler(Scheduler):
         later: bool = False,
     ) -> None:
         """Sends a worker another request if the worker has too few and more frames are wanted."""
-        if self._requested[index] >= _AHEAD or not wanted():
+        if len(self._requested[index]) >= _AHEAD or not wanted():
             return
         at_random = random()
         # A batch of random actions can't become too old.
         bound = None if at_random else self.bound
         if bound is not None and not bound.room(later):
             return
-        self._last[index] = self._request(index, self._slice(index), at_random)
+        size = int(min(self.frames[index], self.left()))
+        if size < 1:
+            return
+        self._last[index] = self._request(index, self._slice(index), at_random, size)
         if bound is not None:
             bound.ordered(self._last[index], index)

@@ -134,7 +134,9 @@ class AsyncBatchedArguments:
     Attributes:
         policy_factory: function without arguments that makes the policy; alternative to ``policy``.
         frames_per_batch: number of frames in a batch.
-        total_frames: number of frames after which iteration ends; -1: no limit.
+        total_frames: number of frames after which iteration ends; -1: no limit. The last batch has
+            exactly the frames that are left.
+        exact_frames: has no effect, because the number of frames is always exact.
         max_batch_size: maximum number of environments for which the policy acts at once. Default:
             64.
         min_batch_size: number of ready environments that the policy waits for. Default: 1.
@@ -191,6 +193,7 @@ class AsyncBatchedArguments:
     policy_factory: Callable[[], Any] | None = None
     frames_per_batch: int = field()
     total_frames: int = -1
+    exact_frames: bool = True
     max_batch_size: int | None = None
     min_batch_size: int | None = None
     server_timeout: float | None = None

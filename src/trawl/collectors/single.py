@@ -15,7 +15,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
-from trawl.collectors.base import module_of
 from trawl.collectors.config import CollectorConfig, option_names, warn
 from trawl.collectors.delivery import BatchDelivery
 from trawl.collectors.dispatch import (
@@ -25,7 +24,13 @@ from trawl.collectors.dispatch import (
 )
 from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import did_you_mean
-from trawl.collectors.placing import compiler, on_device, resolve_devices, tensors_of
+from trawl.collectors.placing import (
+    compiler,
+    module_of,
+    on_device,
+    resolve_devices,
+    tensors_of,
+)
 from trawl.collectors.rollouts import RolloutCollector
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weak import weak

@@ -36,7 +36,8 @@ class TrajectoryBatcher:
         self._each = config.trajs_per_batch or 1
         self._group = config.trajs_per_write
         self._layout = config.traj_format or "cat"
-        self._assembler = TrajectoryAssembler(workers, stride)
+        in_turn = config.traj_sampling == "per_env"
+        self._assembler = TrajectoryAssembler(workers, stride, in_turn)
         # For each loaded state, the number of the last request before it. A state may reuse ids.
         self._loads: list[float] = []
         self.delivered = self.written = 0

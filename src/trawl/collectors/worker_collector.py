@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import pickle
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from trawl.backends.base import Backend
 from trawl.backends.spawn_payload import Shared
-from trawl.checks import check_bool
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
 from trawl.collectors.config import CollectorConfig, muted, warn
-from trawl.collectors.delivery import BatchDelivery, experience
+from trawl.collectors.delivery import BatchDelivery, count_frames
 from trawl.collectors.dispatch import DIRECT
+from trawl.collectors.exact import first_frames, limited
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.pool import WorkerPool
@@ -30,7 +30,7 @@ from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
 from trawl.collectors.worker import WorkerSpec
-from trawl.collectors.worker_control import WorkerControl
+from trawl.collectors.worker_shutdown import WorkerShutdown
 from trawl.envs.build import distinct
 from trawl.envs.own_process import parent_registry
 from trawl.envs.seeding import derive
@@ -42,7 +42,7 @@ from trawl.weight_update.scheme import WeightSyncScheme
 from trawl.weight_update.shared import SharedMemWeightSyncScheme
 
 
-class WorkerCollector(WorkerControl):
+class WorkerCollector(WorkerShutdown):
     """A collector with workers, each of which runs a :class:`Collector`.
 
     A subclass defines where the workers run (``_new_backend``), and whether all workers contribute
@@ -146,10 +146,6 @@ class WorkerCollector(WorkerControl):
     def _new_whole(self, config: CollectorConfig) -> TrajectoryBatcher:
         return TrajectoryBatcher(config, self._inner_workers, self.num_workers)
 
-    def _collected(self, parts: list[WorkerBatch]) -> list[WorkerBatch]:
-        """Hook for subclasses, which returns the parts of a batch that are to be delivered."""
-        return parts
-
     def _note_parts(self, parts: Sequence[WorkerBatch]) -> None:
         """Hook for subclasses, which is called with the workers' batches when these are counted."""
 
@@ -166,6 +162,8 @@ class WorkerCollector(WorkerControl):
 
     def _prepare(self) -> None:
         config = self.config
+        storing = set(self.storing_device)
+        self._delivery = BatchDelivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._buffer = None
         if self._workers_write:
             if config.sink is not None:
@@ -174,12 +172,10 @@ class WorkerCollector(WorkerControl):
                     "(shared=True), because their batches don't come to this process"
                 )
             self._buffer = self._buffer_of_workers()
-        storing = set(self.storing_device)
-        self._delivery = BatchDelivery(config, storing.pop() if len(storing) == 1 else None, [])
         self._scheduler: Scheduler = (
-            SyncScheduler(self._pool, config.preemptive_threshold)
+            SyncScheduler(self._pool, config.preemptive_threshold, weak(self._room))
             if self.sync
-            else AsyncScheduler(self._pool, self._lag_bound())
+            else AsyncScheduler(self._pool, self._lag_bound(), weak(self._room))
         )
         try:
             ready = self._start_workers(self.num_workers)
@@ -248,7 +244,7 @@ class WorkerCollector(WorkerControl):
             with muted():
                 one = Collector(self.create_env_fn[0], policy, backend=DIRECT, **options)
             with one:
-                buffer.extend(experience(one.fake_tensordict()))
+                buffer.extend(self._delivery.written(one.fake_tensordict()))
             buffer.empty()
         return Shared(buffer)
 
@@ -292,7 +288,8 @@ class WorkerCollector(WorkerControl):
     def _collect(self) -> Any:
         if not self._scheduler.requested:
             self._before_request()
-        parts = self._collected(self._scheduler.collect(self._wanted, self._is_random))
+        collected = self._scheduler.collect(self._wanted, self._is_random)
+        parts = limited(collected, self._left())
         self._count(parts)
         if self.config.prefetch:
             self._request_ahead(parts)
@@ -309,7 +306,11 @@ class WorkerCollector(WorkerControl):
             if not self._workers_write:
                 self._write(parts)
             return None
-        batch = self._assembler.assemble(parts) if self.sync else self._batch_of(parts[0])
+        if self.sync:
+            frames = sum(part.answer.frames for part in parts)
+            batch = self._cut(self._assembler.assemble(parts), frames)
+        else:
+            batch = self._batch_of(parts[0])
         delivered = self._delivery.deliver(batch, batch.shape[-1])
         self._record(delivered)
         return delivered
@@ -329,8 +330,8 @@ class WorkerCollector(WorkerControl):
         self._frames += sum(part.answer.frames for part in parts)
         self._note_parts(parts)
 
+    @override
     def _count_written(self) -> None:
-        """Counts batches that workers wrote into the replay buffer and that are not counted yet."""
         if "_scheduler" in vars(self):
             rest = self._scheduler.pop_finished()
             if self._workers_write:
@@ -340,18 +341,34 @@ class WorkerCollector(WorkerControl):
 
     def _batch_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns a worker's batch."""
-        return self._assembler.batch_of(part)
+        batch = self._assembler.batch_of(part)
+        if self._is_exact or self.most_frames < math.inf:
+            batch = self._cut(batch[..., : part.answer.filled], part.answer.frames)
+        return batch
+
+    def _cut(self, batch: TensorDictBase, frames: int) -> TensorDictBase:
+        """Returns the first frames of a batch, if exactly ``total_frames`` are wanted."""
+        last = self._is_exact and not (self.closed or self._has_budget())
+        if last or count_frames(batch, batch.shape[-1]) > frames:
+            return first_frames(batch, frames, self.config.set_truncated)
+        return batch
 
     def _frames_of(self, part: WorkerBatch) -> TensorDictBase:
         """Returns a worker's frames, from which trajectories are assembled."""
-        return self._delivery.frames(self._batch_of(part), part.answer.filled)
+        batch = self._batch_of(part)
+        return self._delivery.frames(batch, min(part.answer.filled, batch.shape[-1]))
 
     def _write(self, parts: Sequence[WorkerBatch]) -> None:
         """Writes the batch of each worker into the replay buffer, as the worker itself would."""
         for part in parts:
-            batch = self._delivery.deliver(self._batch_of(part), part.answer.filled)
+            batch = self._batch_of(part)
+            batch = self._delivery.deliver(batch, min(part.answer.filled, batch.shape[-1]))
             self._delivery.write(batch)
             self._record(batch)
+
+    def _room(self) -> float:
+        """Returns the number of frames that may be requested, besides those under way."""
+        return self._left() - self._scheduler.frames_under_way
 
     def _wanted(self, counted: int = 0) -> bool:
         """Returns True if more frames are wanted than are under way, or ``counted`` already."""
@@ -371,85 +388,3 @@ class WorkerCollector(WorkerControl):
             return False
         written = getattr(self.config.replay_buffer, "write_count", 0)
         return bool(max(self._frames + self._scheduler.frames_under_way, written) < first)
-
-    # --- background collection
-
-    @override
-    def _settle(self, timeout: float | None) -> None:
-        self._pool.settle(timeout)
-        if self._workers_write:
-            self._count_written()
-
-    @override
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        check_bool("close_env", close_env)
-        background = self._background
-        if background is not None and self._workers_write and not self.closed:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            background.stop(timeout)
-            if not self.closed:
-                # Workers finish the batches that they are writing.
-                self._settle(None if deadline is None else deadline - time.monotonic())
-        super().async_shutdown(timeout, close_env)
-
-    # --- the end
-
-    @override
-    def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
-    ) -> None:
-        """Ends the workers; may be called any number of times.
-
-        Args:
-            timeout: seconds that workers have to close their environments before they are killed;
-                None for a default of a few seconds.
-            close_env: must be True: environments end with their workers.
-            raise_on_error: True to raise errors that occur while closing.
-
-        Raises:
-            RuntimeError: if ``close_env`` is False.
-            TypeError: if ``close_env`` or ``raise_on_error`` is a string.
-        """
-        check_bool("close_env", close_env)
-        check_bool("raise_on_error", raise_on_error)
-        if not close_env:
-            raise RuntimeError(
-                f"{type(self).__name__} can't shut down with close_env=False, because "
-                "environments end with the workers that they live in"
-            )
-        self._closing_time = timeout
-        try:
-            if self._background is not None and not self.closed:
-                # The background thread waits for workers, and ends when they end.
-                self._background.request_stop()
-                self._close(close_env)
-        except Exception:
-            if raise_on_error:
-                raise
-        finally:
-            # If an environment raises an error while closing, the rest is still closed and counted.
-            try:
-                super().shutdown(timeout, close_env, raise_on_error)
-            finally:
-                self._count_written()
-
-    def __del__(self) -> None:
-        # Workers get a few seconds to close their environments.
-        if not self.__dict__.get("closed", True):
-            self.shutdown(raise_on_error=False)
-
-    def _close(self, close_env: bool) -> None:
-        pool = self.__dict__.get("_pool")
-        try:
-            try:
-                self._close_updater()
-            finally:
-                if pool is not None:
-                    pool.close(self._closing_time)
-        finally:
-            sender = self.__dict__.get("_sender")
-            if sender is not None:
-                sender.close()

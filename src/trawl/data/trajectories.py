@@ -26,6 +26,32 @@ class _Run(NamedTuple):
     ended: bool
 
 
+class _Turns:
+    """Holds whole trajectories back until it is the turn of their environments.
+
+    In each round, every environment has one turn. An environment that is first seen during a round
+    takes part from the next round on.
+    """
+
+    def __init__(self) -> None:
+        # The trajectories of each environment that are held back.
+        self.waiting: dict[_Place, deque[TensorDictBase]] = {}
+        # The environments that have not had their turn in this round.
+        self._round: deque[_Place] = deque()
+
+    def see(self, place: _Place) -> None:
+        self.waiting.setdefault(place, deque())
+
+    def pop_due(self) -> Iterator[TensorDictBase]:
+        """Removes and yields the trajectories whose turn it is."""
+        while self.waiting:
+            if not self._round:
+                self._round = deque(self.waiting)
+            if not self.waiting[self._round[0]]:
+                return
+            yield self.waiting[self._round.popleft()].popleft()
+
+
 class TrajectoryAssembler:
     """Assembles whole trajectories from the pieces in successive batches.
 
@@ -39,6 +65,8 @@ class TrajectoryAssembler:
             from the trajectory id.
         stride: difference between the first trajectory ids of successive workers. The ids of one
             worker differ by multiples of ``workers * stride``.
+        in_turn: True to return the next trajectory of each environment in turn. Otherwise, the
+            first trajectories that end are the short ones.
 
     Example:
         >>> from trawl.collectors import Collector
@@ -53,9 +81,10 @@ class TrajectoryAssembler:
         True
     """
 
-    def __init__(self, workers: int = 1, stride: int = 1) -> None:
+    def __init__(self, workers: int = 1, stride: int = 1, in_turn: bool = False) -> None:
         self._workers = workers
         self._stride = stride
+        self._turns = _Turns() if in_turn else None
         # The pieces of each environment's unfinished trajectory, by source, worker and row. None
         # if frames of the trajectory are missing.
         self._pieces: dict[_Place, list[TensorDictBase] | None] = {}
@@ -91,7 +120,7 @@ class TrajectoryAssembler:
             KeyError: if a batch has no trajectory ids, or no flag that marks the end of a
                 trajectory.
         """
-        found: list[tuple[int, int, int, TensorDictBase]] = []
+        found: list[tuple[int, int, int, _Place, TensorDictBase]] = []
         for order, (source, batch) in enumerate(parts):
             rows = batch.reshape(-1, batch.shape[-1])
             for run in self._runs(source, rows):
@@ -105,9 +134,14 @@ class TrajectoryAssembler:
                 del self._pieces[run.place]
                 if pieces is not None:
                     whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-                    found.append((run.stop, order, run.place[2], whole))
+                    found.append((run.stop, order, run.place[2], run.place, whole))
         found.sort(key=lambda end: end[:3])
-        self._whole.extend(trajectory for *_, trajectory in found)
+        if self._turns is None:
+            self._whole.extend(trajectory for *_, trajectory in found)
+            return
+        for *_, place, trajectory in found:
+            self._turns.waiting[place].append(trajectory)
+        self._whole.extend(self._turns.pop_due())
 
     def miss(self, batch: TensorDictBase, source: Hashable = None) -> None:
         """Drops the trajectories to which missing frames belong.
@@ -133,6 +167,8 @@ class TrajectoryAssembler:
                 trajectory = int(ids[row, start])
                 worker = trajectory // self._stride % self._workers
                 place = source, worker, row
+                if self._turns is not None:
+                    self._turns.see(place)
                 yield _Run(place, trajectory, start, stop, bool(done[row, stop - 1]))
 
     def _begun(self, run: _Run) -> list[TensorDictBase] | None:
@@ -162,10 +198,17 @@ class TrajectoryAssembler:
         for index in range(self._own, len(self._whole)):
             self._whole[index] = self._whole[index].clone()
         self._own = len(self._whole)
+        for waiting in self._held_back():
+            # What was held back before the last call was copied then; a second copy is rare.
+            waiting.extend([waiting.popleft().clone() for _ in range(len(waiting))])
+
+    def _held_back(self) -> Iterable[deque[TensorDictBase]]:
+        return () if self._turns is None else self._turns.waiting.values()
 
     def state(self) -> list[TensorDictBase]:
         """Returns copies of the whole trajectories that have not been taken yet."""
-        return [trajectory.clone() for trajectory in self._whole]
+        held = [trajectory for waiting in self._held_back() for trajectory in waiting]
+        return [trajectory.clone() for trajectory in [*self._whole, *held]]
 
     def load(self, whole: Iterable[TensorDictBase]) -> None:
         """Restores trajectories from :meth:`state`; unfinished trajectories are dropped."""
@@ -173,6 +216,8 @@ class TrajectoryAssembler:
         self._pieces = dict.fromkeys(self._pieces)
         self._whole = deque(whole)
         self._own = len(self._whole)
+        if self._turns is not None:
+            self._turns = _Turns()
 
 
 def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:

@@ -77,7 +77,8 @@ class CollectionProgress:
         self._cell: CellOutput | None = None
         self._shown = self._started
         self._printed = (self._started, 0)
-        self._total = _whole_batches(self._facts)
+        exact = getattr(collector, "exact_frames", False)
+        self._total = self._facts.get("total_frames") if exact else _whole_batches(self._facts)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),

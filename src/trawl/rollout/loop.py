@@ -9,6 +9,7 @@ Everything that can be decided beforehand is decided when the two functions are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter
@@ -69,6 +70,7 @@ class Rollout:
         with set_interaction_type(exploration):
             self.writer = self._new_writer(env, policy)
         self.steps_done = 0
+        self._most_steps = options.steps
         self.filled = 0
         self.stream: RandomStream | None = None
         self._act_time = self._step_time = 0.0
@@ -91,8 +93,9 @@ class Rollout:
     def limit(self, frames: float) -> None:
         """Sets the number of frames that are still wanted, before a batch is filled.
 
-        Batches of whole steps are not shortened.
+        The batch has as many steps as these frames need, but at least one.
         """
+        self._most_steps = max(1, math.ceil(min(frames / self.writer.num_envs, self.options.steps)))
 
     def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
         """Returns frames in which the last dimension is time, each with the number of a source."""
@@ -153,7 +156,7 @@ class Rollout:
         return batch
 
     def _fill(self, random: bool, stopped: Callable[[], bool] | None) -> int:
-        steps = self.options.steps
+        steps = self._most_steps
         for start in range(0, steps, _CHUNK):
             stop = min(start + _CHUNK, steps)
             before = perf_counter()

@@ -1,0 +1,93 @@
+"""Exact numbers of frames: batches are cut where ``total_frames`` are reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from trawl.collectors.assembler import WorkerBatch
+from trawl.keys import MASK, NO_TRAJECTORY, TRAJ_IDS
+
+
+def first_frames(batch: TensorDictBase, count: int, truncate: bool = False) -> TensorDictBase:
+    """Returns the first ``count`` frames of a batch, step by step.
+
+    Steps without any of these frames are cut off. If the last step has frames of only some
+    environments, the others are masked out and have trajectory id -1.
+
+    Args:
+        batch: a batch whose last dimension is time.
+        count: number of frames to keep. Frames that are masked out already don't count.
+        truncate: True to mark the last frame of each environment as truncated, if later frames of
+            the environment are left out.
+    """
+    before = batch.get(MASK, None)
+    mask = torch.ones(batch.shape, dtype=torch.bool, device=batch.device)
+    mask = mask if before is None else before
+    by_step = mask.movedim(-1, 0)
+    order = by_step.reshape(-1).cumsum(0).view(by_step.shape)
+    kept = (by_step & (order <= count)).movedim(0, -1)
+    position = torch.arange(1, batch.shape[-1] + 1, device=kept.device)
+    steps = int((position * kept).max()) if kept.numel() else 0
+    if truncate:
+        _truncate(batch, kept, mask)
+    batch, kept = batch[..., :steps], kept[..., :steps]
+    if before is None and kept.all():
+        return batch
+    ids = batch.get(TRAJ_IDS, None)
+    if ids is not None:
+        batch.set(TRAJ_IDS, torch.where(kept.to(ids.device), ids, NO_TRAJECTORY))
+    return batch.set(MASK, kept)
+
+
+def _truncate(batch: TensorDictBase, kept: Tensor, mask: Tensor) -> None:
+    """Marks the last kept frame of each environment that has frames which are not kept."""
+    cut = (mask & ~kept).any(-1, keepdim=True)
+    position = torch.arange(1, batch.shape[-1] + 1, device=kept.device)
+    last = kept & cut & (position == (position * kept).amax(-1, keepdim=True))
+    after = batch.get("next")
+    for key in list(after.keys(True, True)):
+        group = (key,) if isinstance(key, str) else key
+        if group[-1] == "truncated":
+            for name in ("truncated", "done"):
+                flags = after.get((*group[:-1], name))
+                flags |= last.reshape(*last.shape, *[1] * (flags.ndim - last.ndim)).to(flags.device)
+
+
+def limited(parts: Iterable[WorkerBatch], most: float) -> list[WorkerBatch]:
+    """Returns the parts of a batch, counted so that they have at most ``most`` frames together."""
+    found = []
+    for part in parts:
+        frames = part.answer.frames
+        if frames > most:
+            part = replace(part, answer=replace(part.answer, frames=int(most)))
+        most -= min(frames, most)
+        found.append(part)
+    return found
+
+
+def shares(total: float, sizes: Sequence[int]) -> list[int]:
+    """Divides a number of frames among workers, in proportion to the sizes of their batches.
+
+    Args:
+        total: number of frames that are left.
+        sizes: for each worker, the number of frames in one of its batches.
+
+    Returns:
+        For each worker, the number of frames to collect, which is at most the size of its batch.
+    """
+    whole = sum(sizes)
+    if total >= whole:
+        return list(sizes)
+    found = [math.floor(total * size / whole) for size in sizes]
+    rest = int(total) - sum(found)
+    for index, size in enumerate(sizes):
+        if rest and found[index] < size:
+            found[index] += 1
+            rest -= 1
+    return found

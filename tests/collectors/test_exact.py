@@ -1,0 +1,196 @@
+"""Collectors that collect exactly ``total_frames``."""
+
+import math
+
+import pytest
+import torch
+from collector_parts import Buffer, by_step
+from hypothesis import given
+from hypothesis import strategies as st
+from multi_parts import CLASSES, LENGTHS, MASK, TRAJ_IDS, drained, ledger, make, together
+from tensordict import TensorDict
+from whole_parts import Episodes, cycling
+
+from trawl.collectors import AsyncBatchedCollector, Collector
+from trawl.collectors.exact import first_frames, shares
+from trawl.keys import NO_TRAJECTORY
+from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
+
+
+def numbered(batch_size, mask=None):
+    """A batch whose ids number its frames from 0, with the environment in front of the step."""
+    count = math.prod(batch_size)
+    flags = {key: torch.zeros(*batch_size, 1, dtype=torch.bool) for key in ("truncated", "done")}
+    batch = TensorDict({"next": flags}, batch_size)
+    batch.set(TRAJ_IDS, torch.arange(count).view(batch_size))
+    return batch if mask is None else batch.set(MASK, mask)
+
+
+def kept(batch):
+    ids = batch[TRAJ_IDS]
+    return ids[ids != NO_TRAJECTORY].tolist()
+
+
+# --- parts of a batch
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.data())
+def test_the_first_frames_are_kept_step_by_step(envs, steps, data):
+    mask = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=envs * steps, max_size=envs * steps))
+    ).view(envs, steps)
+    count = data.draw(st.integers(0, int(mask.sum())))
+    batch = numbered((envs, steps), mask)
+    order = [env * steps + step for step in range(steps) for env in range(envs) if mask[env, step]]
+    found = first_frames(batch, count)
+    assert sorted(kept(found)) == sorted(order[:count])
+    assert found[MASK].sum() == count
+    assert not count or found[MASK][:, -1].any()
+
+
+def test_whole_steps_need_no_mask():
+    found = first_frames(numbered((2, 3)), 4)
+    assert found.shape == (2, 2)
+    assert MASK not in found.keys(True)
+
+
+def test_an_environment_that_loses_frames_is_truncated_before():
+    batch = numbered((2, 3))
+    truncated = first_frames(batch, 3, truncate=True)["next", "truncated"]
+    assert truncated[..., 0].tolist() == [[False, True], [True, False]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 400))
+def test_shares_add_up_and_fit(sizes, total):
+    found = shares(total, sizes)
+    assert sum(found) == min(total, sum(sizes))
+    assert all(0 <= share <= size for share, size in zip(found, sizes, strict=True))
+
+
+# --- one process
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 60))
+def test_a_collector_ends_at_its_last_frame(envs, steps, total):
+    book = Ledger([NumberedEnv(i, lengths=LENGTHS) for i in range(envs)])
+    sources = [lambda i=i: NumberedEnv(i, lengths=LENGTHS) for i in range(envs)]
+    collector = Collector(
+        sources, by_step(), frames_per_batch=envs * steps, total_frames=total, exact_frames=True
+    )
+    found = drained(collector, book)
+    assert book.frames == collector.stats()["frames"] == total
+    assert all(batch.shape == (envs, steps) for batch in found[:-1])
+    assert found[-1].shape[-1] == math.ceil((total - envs * steps * (len(found) - 1)) / envs)
+
+
+def test_environments_take_no_step_beyond():
+    env = NumberedEnv()
+    with Collector(env, frames_per_batch=10, total_frames=13, exact_frames=True) as collector:
+        assert [len(batch) for batch in collector] == [10, 3]
+    assert len(env.actions) == 13
+
+
+def test_masked_rows_do_not_count():
+    env = SelfResettingVectorEnv([lambda i=i: NumberedEnv(i, lengths=[2]) for i in range(2)])
+    with Collector(env, frames_per_batch=8, total_frames=13, exact_frames=True) as collector:
+        assert sum(int(batch[MASK].sum()) for batch in collector) == 13
+
+
+def test_a_buffer_gets_exactly_these_frames():
+    for extend in (True, False):
+        buffer = Buffer()
+        sources = [lambda i=i: NumberedEnv(i) for i in range(3)]
+        options = {"replay_buffer": buffer, "extend_buffer": extend, "exact_frames": True}
+        with Collector(sources, frames_per_batch=12, total_frames=20, **options) as collector:
+            assert list(collector) == [None, None]
+        assert len(buffer) == 20
+
+
+def test_the_last_frame_of_each_environment_is_truncated():
+    options = {"set_truncated": True, "exact_frames": True}
+    sources = [lambda i=i: NumberedEnv(i, lengths=[50]) for i in range(2)]
+    with Collector(sources, frames_per_batch=8, total_frames=13, **options) as collector:
+        *_, last = collector
+    assert last[MASK].tolist() == [[True] * 3, [True, True, False]]
+    assert last["next", "truncated"][..., 0].tolist() == [
+        [False, False, True],
+        [False, True, False],
+    ]
+
+
+def test_whole_trajectories_are_made_of_these_frames():
+    options = {"trajs_per_batch": 1, "traj_format": "cat", "exact_frames": True}
+    env = NumberedEnv(lengths=[5])
+    with Collector(env, frames_per_batch=10, total_frames=14, **options) as collector:
+        assert [len(batch) for batch in collector] == [5, 5]
+        assert collector.stats()["frames"] == 14
+    assert len(env.actions) == 14
+
+
+def test_environments_at_their_own_pace_are_always_exact():
+    options = {"policy": by_step(), "env_backend": "threading", "exact_frames": True}
+    with AsyncBatchedCollector(
+        [NumberedEnv] * 2, **options, frames_per_batch=10, total_frames=13
+    ) as collector:
+        assert [len(batch) for batch in collector] == [10, 3]
+
+
+# --- workers
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["inline", "messages", "forkserver"])
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_workers_end_at_the_last_frame(cls, method, lanes):
+    book = ledger(2, lanes)
+    options = {"frames_per_batch": 12, "total_frames": 41, "exact_frames": True}
+    collector = make(cls, lanes=lanes, start_method=method, **options)
+    found = drained(collector, book)
+    assert book.frames == collector.stats()["frames"] == 41
+    if together(cls):
+        left = 41 - 3 * 12
+        assert found[-1].shape[-1] == math.ceil(left / 2 / (lanes or 1))
+
+
+@pytest.mark.parametrize("cat", ["stack", 0, -1])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_parts_of_workers_are_joined_exactly(cat, prefetch):
+    book = ledger(3, 2)
+    options = {"frames_per_batch": 24, "total_frames": 61, "exact_frames": True}
+    collector = make(workers=3, lanes=2, cat_results=cat, prefetch=prefetch, **options)
+    drained(collector, book)
+    assert book.frames == 61
+
+
+def test_interrupted_workers_end_at_the_last_frame():
+    book = ledger(3)
+    options = {"frames_per_batch": 30, "total_frames": 100, "exact_frames": True}
+    collector = make(workers=3, preemptive_threshold=0.5, start_method="forkserver", **options)
+    drained(collector, book)
+    assert book.frames == collector.stats()["frames"] == 100
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+@pytest.mark.parametrize("total", [1, 41])
+def test_workers_that_write_themselves_write_these_frames(cls, total):
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), shared=True)
+    options = {"frames_per_batch": 12, "total_frames": total, "exact_frames": True}
+    options |= {"replay_buffer": buffer, "set_truncated": True}
+    with make(cls, lanes=3, start_method="forkserver", **options) as collector:
+        for _ in collector:
+            pass
+        assert collector.stats()["frames"] == total
+    assert len(buffer) == total
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=["sync", "async"])
+def test_workers_make_whole_trajectories_of_these_frames(cls):
+    episodes = Episodes(cycling(LENGTHS))
+    options = {"trajs_per_batch": 1, "traj_format": "cat", "exact_frames": True}
+    with make(cls, lanes=2, frames_per_batch=12, total_frames=41, **options) as collector:
+        for batch in collector:
+            episodes.add(batch)
+        assert collector.stats()["frames"] == 41
+    assert 41 - 4 * max(LENGTHS) < episodes.frames <= 41
