@@ -8,6 +8,7 @@ import hand
 import peers
 import stochastic
 import work
+from frameworks import others
 from harness import HAND, TRAWL, Case, Contender, Source
 
 FRAMES = 1000
@@ -32,6 +33,7 @@ def pendulum() -> Case:
             Contender(HAND, lambda: hand.single(work.pendulum(), hand.only(net), FRAMES), 0.95),
             Contender("TorchRL", lambda: _torchrl(policy), 5.0, "trust_policy=True"),
             Contender("TorchRL, no ids", lambda: _torchrl(policy, ids=False), note=NO_IDS),
+            *others(work.pendulum, net, 1, FRAMES),
         ),
     )
 
@@ -84,6 +86,7 @@ def batch8() -> Case:
                 lambda: peers.tianshou(make, net, ENVS, STEPS),
                 note="Collector, DummyVectorEnv",
             ),
+            *others(make, net, ENVS, FRAMES),
         ),
     )
 

@@ -28,6 +28,8 @@ PACKAGES = (
     "torchrl",
     "stable-baselines3",
     "tianshou",
+    "ray",
+    "sample-factory",
 )
 COLOURS = {
     TRAWL: "#0b7a75",
@@ -37,6 +39,9 @@ COLOURS = {
     "TorchRL, SyncVectorEnv": "#edb9ad",
     "Stable-Baselines3": "#5b7fa3",
     "Tianshou": "#9db4c8",
+    "RLlib": "#8a6fa8",
+    "RLlib, one connector": "#bba9cf",
+    "Sample Factory": "#d9a441",
 }
 # Of all others, in turn.
 GREYS = ("#9a9a9a", "#6b6b6b", "#c4c4c4", "#4a4a4a")
@@ -199,7 +204,8 @@ def write_chart(path: Path, results: list[Result]) -> None:
 
     results = [result for result in results if _bars(result)]
     rows = sum(len(_bars(result)) for result in results) + len(results)
-    figure, axes = pyplot.subplots(figsize=(9, 0.6 + 0.28 * rows))
+    # The layout keeps the legend near the bars, however many there are.
+    figure, axes = pyplot.subplots(figsize=(9, 1.8 + 0.28 * rows), layout="constrained")
     y, ticks, colours = 0.0, [], dict(COLOURS)
     for result in results:
         bars = _bars(result)
@@ -212,14 +218,14 @@ def write_chart(path: Path, results: list[Result]) -> None:
         y += 1
     axes.axvline(1.0, color="#444444", linewidth=1, linestyle="--")
     axes.set_yticks([tick for tick, _ in ticks], [title for _, title in ticks])
-    axes.invert_yaxis()
+    axes.set_ylim(y - 1, -1)
     axes.set_xlabel("frames per second, hand-written loop = 1")
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=3, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 

@@ -11,8 +11,12 @@
 The cases of one process run in this one, on one thread. In those of many processes each contender
 has a process of its own, which is stopped, with its workers, while it is another's turn. Absolute
 speeds depend on the machine and on what else it does; the ratios are what counts. Needs, besides
-Trawl: envpool, matplotlib, psutil, ray, rich, stable-baselines3, tianshou, torchrl and tyro; a peer
-that is missing is left out with a note.
+Trawl: envpool, matplotlib, psutil, ray, rich, stable-baselines3, tianshou, torchrl and tyro; RLlib
+also needs dm-tree, lz4 and scipy. A peer that is missing is left out with a note. `make bench`
+installs them all, except for Sample Factory: it asks for old versions of what others need, but its
+sampler also runs with the present ones. To add it:
+
+    pip install --no-deps sample-factory==2.1.1 signal-slot-mp==1.0.5 colorlog==6.12.0
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ distribution objects, as most programs do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,9 @@ from torch.nn.functional import softplus
 import hand
 import peers
 import work
+from frameworks import others
 from harness import HAND, TRAWL, Case, Contender, Source
+from rllib import DistributionName
 
 FRAMES = 1000
 ENVS = 8
@@ -138,6 +140,10 @@ class Kind:
         make: Makes the environment.
         env: Name of the environment.
         indexed: Whether actions are indices.
+        parameters: Makes the network of RLlib and Sample Factory, whose distributions take the
+            logarithm of a scale.
+        rllib: RLlib's distribution.
+        limits: Limits of the actions, if RLlib's distribution has some.
     """
 
     title: str
@@ -146,6 +152,9 @@ class Kind:
     modules: Callable[[nn.Module], Any]
     head: Callable[[], nn.Module]
     params: Sequence[str]
+    parameters: Callable[[], nn.Module]
+    rllib: DistributionName
+    limits: Mapping[str, float] | None = None
     make: Callable[[], Any] = work.pendulum
     env: str = "Pendulum"
     indexed: bool = False
@@ -158,9 +167,19 @@ GAUSSIAN = Kind(
     partial(policy, cls=Normal, names=NORMAL),
     work.gaussian_head,
     NORMAL,
+    partial(work.mlp, 3, 2),
+    "TorchDiagGaussian",
 )
 TANH_NORMAL = Kind(
-    "TanhNormal", squashed, squashed_objects, tanh_normal, work.gaussian_head, NORMAL
+    "TanhNormal",
+    squashed,
+    squashed_objects,
+    tanh_normal,
+    work.gaussian_head,
+    NORMAL,
+    partial(work.mlp, 3, 2),
+    "TorchSquashedGaussian",
+    {"low": -LIMIT, "high": LIMIT},
 )
 CATEGORICAL = Kind(
     "Categorical",
@@ -169,8 +188,10 @@ CATEGORICAL = Kind(
     partial(policy, cls=Categorical, names=("logits",)),
     partial(work.mlp, 4, 2),
     ("logits",),
-    work.cartpole,
-    "CartPole",
+    partial(work.mlp, 4, 2),
+    "TorchCategorical",
+    make=work.cartpole,
+    env="CartPole",
     indexed=True,
 )
 
@@ -203,6 +224,7 @@ def case(name: str, kind: Kind, count: int) -> Case:
             Contender(HAND, partial(loop, kind.formulas), 0.95, "bare formulas"),
             Contender(OBJECTS, partial(loop, kind.objects), 1.4),
             Contender("TorchRL", torchrl, 4.0, "trust_policy=True"),
+            *others(make, kind.parameters(), count, FRAMES, kind.rllib, kind.limits, goal=8.0),
         ),
     )
 

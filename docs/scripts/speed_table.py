@@ -31,7 +31,7 @@ GROWTH = (
 TRAWL = "Trawl"
 TITLES = {"hand-written": "hand-written loop"}
 # What the contenders' names begin with.
-OTHERS = ("hand-written", "TorchRL", "Stable-Baselines3", "Tianshou")
+OTHERS = ("hand-written", "TorchRL", "Stable-Baselines3", "Tianshou", "RLlib", "Sample Factory")
 # Alternatives in the README, whose table has at most five columns.
 FEW = OTHERS[:3]
 
