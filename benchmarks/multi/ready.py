@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import heapq
+import mmap
+import multiprocessing
+import os
+import selectors
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import hand
 import peers
 import work
-from harness import TRAWL, Source
-from multi.collecting import Collecting, SideBySide
+from harness import HAND, TRAWL, Source
+from multi.collecting import Collecting, Looping, SideBySide
 from multi.peers import trawl_parallel
 from multi.race import Contender, Goal, Race
 
@@ -180,6 +185,93 @@ class FirstReady:
         pass
 
 
+class ReadyPendulums:
+    """Pendulums in processes of their own, with the interface of EnvPool.
+
+    Everything is in shared memory. A byte through a pipe each way says that it is there.
+
+    Args:
+        makes: Make the environments.
+        least: How many results are returned at once: those that are ready first.
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], Any]], least: int) -> None:
+        self.num_envs, self._least = len(makes), least
+        self._rows = np.frombuffer(mmap.mmap(-1, 64 * len(makes)), np.float32).reshape(-1, 16)
+        self._ready: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._asks, self._processes = [], []
+        context = multiprocessing.get_context("fork")
+        for index, (make, row) in enumerate(zip(makes, self._rows, strict=True)):
+            (asked, ask), (answer, answered) = os.pipe(), os.pipe()
+            process = context.Process(
+                target=_serve_pendulum, args=(make, row, asked, answered), daemon=True
+            )
+            process.start()
+            self._asks.append(ask)
+            self._selector.register(answer, selectors.EVENT_READ, index)
+            self._processes.append(process)
+
+    def async_reset(self) -> None:
+        """Lets all environments reset themselves."""
+        self._wake(range(self.num_envs))
+
+    def send(self, actions: NDArray[Any], ids: NDArray[Any]) -> None:
+        """Lets environments step; those whose episode has ended reset themselves instead."""
+        self._rows[ids, 0] = actions[:, 0]
+        self._wake(ids)
+
+    def _wake(self, ids: Iterable[int]) -> None:
+        for index in ids:
+            os.write(self._asks[index], b"+")
+
+    def recv(self) -> tuple[Any, ...]:
+        """Waits for the first results."""
+        ready = self._ready
+        while len(ready) < self._least:
+            for key, _ in self._selector.select():
+                os.read(key.fd, 1)
+                ready.append(key.data)
+        ids = np.array(ready[: self._least])
+        del ready[: self._least]
+        rows = self._rows[ids]
+        ends = rows[:, 2:4].astype(bool)
+        return rows[:, 4:7], rows[:, 1], ends[:, 0], ends[:, 1], {"env_id": ids}
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _serve_pendulum(
+    make: Callable[[], Any], row: NDArray[np.float32], asked: int, answered: int
+) -> None:
+    """A row: the action, the reward, two flags and the observation."""
+    env = make()
+    row[2] = True
+    while os.read(asked, 1):
+        if row[2] or row[3]:
+            observation, row[1:4] = env.reset()[0], 0.0
+        else:
+            observation, row[1], row[2], row[3], _ = env.step(row[:1])
+        row[4:7] = observation
+        os.write(answered, b"+")
+
+
+def ready_loop(
+    makes: Sequence[Callable[[], Any]], policy: Callable[[], Any], least: int, frames: int
+) -> Source:
+    """The hand-written loop of the environments that are ready first."""
+    envs = ReadyPendulums(makes, least)
+    try:
+        for count, _ in hand.ready_pool(envs, hand.only(policy().module), frames):
+            yield count, None  # not the shape of the batches of environments that step together
+    finally:
+        envs.close()
+
+
 def ready16() -> Race:
     count, least, frames = 16, 8, 16 * 25
     makes = [partial(work.WaitingPendulum, index) for index in range(count)]
@@ -200,6 +292,11 @@ def ready16() -> Race:
                     Collecting, partial(trawl_parallel, makes, count, policy(), frames), ahead=0
                 ),
                 "ParallelEnv(groups=1)",
+            ),
+            Contender(
+                HAND,
+                partial(Looping, partial(ready_loop, makes, policy, least, frames)),
+                "the first 8 that are ready: shared arrays, a pipe each way and a selector",
             ),
             Contender(ARITHMETIC, partial(FirstReady, count, least), "if only waiting takes time"),
         ),
