@@ -1,12 +1,12 @@
 """Ways in which an owner and its processes can wake each other for a step.
 
-    python benchmarks/wakeups.py            # about a minute
+    python benchmarks/wakeups.py            # two minutes
     python benchmarks/wakeups.py --quick    # a glance; writes no file
 
 In a step, the owner wakes all processes. Each of them computes for a set time and wakes the owner.
 The step ends when all have answered. What a step takes longer than its computing is the price of a
 protocol; the owner's processor time is what it can't spend on a policy meanwhile. All protocols
-take turns, and the processes of one sleep while it is another's turn.
+take turns, each time with new processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,7 +291,7 @@ class Futexes(Protocol):
         self._futex(self._answers, index, FUTEX_WAKE, 1)
 
 
-PROTOCOLS: tuple[Callable[[Load], Protocol], ...] = (
+PROTOCOLS: tuple[type[Protocol], ...] = (
     Pipes,
     Connections,
     Eventfds,
@@ -314,19 +313,19 @@ class Measured:
 
 def compare(load: Load, rounds: int, seconds: float) -> list[Measured]:
     """Lets the protocols take turns."""
-    with ExitStack() as stack:
-        running = []
-        for make in PROTOCOLS:
+    results = {make: Measured(make.name) for make in PROTOCOLS}
+    for number in range(rounds):
+        for make in PROTOCOLS if number % 2 == 0 else reversed(PROTOCOLS):
+            # New processes each time: on which cores they come to lie decides much.
             protocol = make(load)
-            stack.callback(protocol.close)
-            running.append((protocol, Measured(protocol.name)))
-            turn(protocol, seconds / 10)  # warm-up
-        for number in range(rounds):
-            for protocol, measured in running if number % 2 == 0 else reversed(running):
+            try:
+                turn(protocol, seconds / 10)  # warm-up
                 step, processor = turn(protocol, seconds)
-                measured.step.append(step)
-                measured.processor.append(processor)
-    return [measured for _, measured in running]
+            finally:
+                protocol.close()
+            results[make].step.append(step)
+            results[make].processor.append(processor)
+    return list(results.values())
 
 
 def turn(protocol: Protocol, seconds: float) -> tuple[float, float]:

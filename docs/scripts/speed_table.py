@@ -7,7 +7,8 @@ The script replaces the text between pairs of markers such as ``<!-- speed:begin
 ``<!-- speed:end -->``. In README.md, ``speed`` becomes a table of Trawl's speed and its ratio to
 the speeds of others. In docs/performance.md, ``speed`` becomes a table of every contender's speed,
 ``multi`` the results of many processes, ``weights`` the cost of new weights, and ``clusters`` the
-results of clusters. ``benchmarks/run.py`` writes the results and the pictures.
+results of clusters. ``benchmarks/run.py`` writes the results and the pictures. In
+docs/internals.md, ``wakeups`` becomes the comparison of ``benchmarks/wakeups.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "single.json"
 MULTI = ROOT / "benchmarks" / "results" / "multi.json"
 WEIGHTS = ROOT / "benchmarks" / "results" / "weights.json"
 CLUSTERS = ROOT / "benchmarks" / "results" / "clusters.json"
+WAKEUPS = ROOT / "benchmarks" / "results" / "wakeups.json"
 PICTURE = "![Frames per second, relative to the hand-written loop]({}/speed.png)"
 GROWTH = (
     "![By number of workers: frames per second, seconds to the first batch, and the driver's "
@@ -212,6 +214,18 @@ def _median(rounds: dict[str, dict[str, list[float]]], name: str, key: str, form
     return format(statistics.median(values), form) if values else ""
 
 
+def wakeups_table(results: dict[str, Any]) -> str:
+    """One row for each protocol: what a step takes, and what it costs the owner."""
+    head, rows = ["Protocol"], {}
+    for load, measured in results["loads"].items():
+        head += [f"{load}: µs per step", "µs of the owner's processor"]
+        for each in measured:
+            cells = rows.setdefault(each["protocol"], [])
+            cells += [f"{statistics.median(each[key]):.0f}" for key in ("step_us", "owner_us")]
+    table = _table([head, *([name, *cells] for name, cells in rows.items())], numbers_from=1)
+    return f"{table}\n\n{_circumstances(results, 'one thread in each process')}"
+
+
 def replaced(page: str, block: str, mark: str = "speed") -> str:
     """The page with another text between the markers.
 
@@ -232,8 +246,9 @@ def write(
     multi: dict[str, Any] | None = None,
     weights: dict[str, Any] | None = None,
     clusters: dict[str, Any] | None = None,
+    wakeups: dict[str, Any] | None = None,
 ) -> None:
-    """Writes the tables into the two pages under ``root``."""
+    """Writes the tables into the pages under ``root``."""
     for name, table in (("README.md", short_table), ("docs/performance.md", full_table)):
         path = root / name
         page = replaced(path.read_text(encoding="utf-8"), table(results))
@@ -244,6 +259,10 @@ def write(
         if clusters is not None and table is full_table:
             page = replaced(page, weights_table(clusters), "clusters")
         path.write_text(page, encoding="utf-8")
+    if wakeups is not None:
+        path = root / "docs/internals.md"
+        page = replaced(path.read_text(encoding="utf-8"), wakeups_table(wakeups), "wakeups")
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
@@ -252,6 +271,7 @@ if __name__ == "__main__":
     parser.add_argument("--multi", type=Path, default=MULTI, help="default: %(default)s")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="default: %(default)s")
     parser.add_argument("--clusters", type=Path, default=CLUSTERS, help="default: %(default)s")
+    parser.add_argument("--wakeups", type=Path, default=WAKEUPS, help="default: %(default)s")
     given = parser.parse_args()
     more = {
         name: json.loads(path.read_text(encoding="utf-8"))
@@ -259,6 +279,7 @@ if __name__ == "__main__":
             ("multi", given.multi),
             ("weights", given.weights),
             ("clusters", given.clusters),
+            ("wakeups", given.wakeups),
         )
         if path.exists()
     }

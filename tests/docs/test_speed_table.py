@@ -194,6 +194,33 @@ def test_many_processes_have_a_place_of_their_own(
     assert "old" not in text
 
 
+def test_protocols_are_written_into_their_page(
+    script: ModuleType, results: dict[str, Any], tmp_path: Path
+) -> None:
+    def measured(name: str, step: float) -> dict[str, Any]:
+        return {"protocol": name, "step_us": [step, 9.0, 900.0], "owner_us": [2.0, 4.0, step]}
+
+    names = {"pipes": 20.0, "futexes": 30.0}
+    wakeups = {
+        **{key: results[key] for key in ("date", "machine", "versions", "settings")},
+        "loads": {
+            load: [measured(name, step * times) for name, step in names.items()]
+            for load, times in {"2 processes": 1.0, "4 processes": 10.0}.items()
+        },
+    }
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/performance.md"):
+        (tmp_path / name).write_text(PAGE, encoding="utf-8")
+    page = tmp_path / "docs" / "internals.md"
+    page.write_text("a\n<!-- wakeups:begin -->\nold\n<!-- wakeups:end -->\nb\n", encoding="utf-8")
+    script.write(results, tmp_path, wakeups=wakeups)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert "| pipes | 20 | 4 | 200 | 4 |" in lines
+    assert "| futexes | 30 | 4 | 300 | 4 |" in lines
+    assert lines[-2:] == ["<!-- wakeups:end -->", "b"]
+    assert "old" not in lines
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -210,7 +237,12 @@ def test_pages_without_their_markers_are_refused(script: ModuleType, page: str) 
 
 @pytest.mark.parametrize(
     ("name", "mark"),
-    [("README.md", "speed"), ("docs/performance.md", "speed"), ("docs/performance.md", "multi")],
+    [
+        ("README.md", "speed"),
+        ("docs/performance.md", "speed"),
+        ("docs/performance.md", "multi"),
+        ("docs/internals.md", "wakeups"),
+    ],
 )
 def test_our_pages_have_the_markers(script: ModuleType, name: str, mark: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
