@@ -1,7 +1,7 @@
 """RLlib's `SingleAgentEnvRunner`: environments in one vector environment, without an algorithm.
 
 Its batches are episodes, or parts of episodes, as numpy arrays. They hold what the batches of the
-others hold, in RLlib's own form. Each needs an id, as trajectories do elsewhere.
+others hold, in RLlib's own form: an episode has an id, and its last observation is the true one.
 """
 
 from __future__ import annotations
