@@ -2,16 +2,18 @@
 
 Each writes into memory that is allocated once, through numpy views of torch tensors, and delivers
 the same `TensorDict` object again and again, overwritten (which is cheaper than what a collector
-may do, as a collector's batches must stay valid). The policy is called as a plain function of a
-tensor that returns a tuple, the action first. Every frame keeps its true next observation, also
-at the end of an episode. Root flags are never written: an environment that is reset at once
-starts every frame with False.
+may do, as a collector's batches must stay valid). With large observations it matters how much
+memory is written in turn, so `single` can rotate through several batches, as a collector does. The
+policy is called as a plain function of a tensor that returns a tuple, the action first. Every frame
+keeps its true next observation, also at the end of an episode. Root flags are never written: an
+environment that is reset at once starts every frame with False.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -80,12 +82,13 @@ def allocate(sizes: tuple[int, ...], first: NDArray[Any], act: Act, names: Seque
     )
 
 
-def single(env: Any, act: Act, frames: int, names: Sequence[str] = ("action",)) -> Source:
-    """One Gymnasium environment."""
+def single(
+    env: Any, act: Act, frames: int, names: Sequence[str] = ("action",), blocks: int = 1
+) -> Source:
+    """One Gymnasium environment, and memory for so many batches, filled in turn."""
     observation, _ = env.reset(seed=0)
-    memory = allocate((frames,), observation, act, names)
     trajectory = 0
-    while True:
+    for memory in cycle([allocate((frames,), observation, act, names) for _ in range(blocks)]):
         with torch.no_grad():
             for t in range(frames):
                 memory.observations[t] = observation

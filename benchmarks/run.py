@@ -56,6 +56,7 @@ MultiName = Literal[
     "sync2",
     "async2",
     "images2",
+    "images_async2",
     "delivery",
     "vector2",
     "first_batch",
@@ -70,6 +71,7 @@ MultiName = Literal[
     "prefetch2",
     "workers",
     "sizes",
+    "sizes_async",
 ]
 WeightsName = Literal[
     "weights_2",
@@ -207,7 +209,7 @@ def compare_multi(names: list[str], options: Options, console: Console) -> None:
     from multi import report
     from multi.cases import RACES
     from multi.chart import write_growth
-    from multi.growth import COUNTS, per_worker, sizes, workers
+    from multi.growth import COUNTS, per_worker, sizes, sizes_async, workers
     from multi.race import Race, measure
     from report import write_json
 
@@ -219,6 +221,7 @@ def compare_multi(names: list[str], options: Options, console: Console) -> None:
     by_count = [run(workers(count)) for count in COUNTS] if "workers" in names else []
     by_size = run(sizes()) if "sizes" in names else None
     results += [by_size] if by_size else []
+    results += [run(sizes_async())] if "sizes_async" in names else []
     added = per_worker(by_count)
     for table in report.tables(results, by_count, added):
         console.print(table)

@@ -30,6 +30,9 @@ IMAGE_FRAMES = 128
 DELIVERED = (32, 128, 512)
 # An asynchronous worker may have sent one batch, and have another ready.
 AHEAD = 2 * WORKERS
+# The parts of batches that each worker of Trawl writes in turn. While one is written, the user
+# holds another; asynchronous workers have two of their own, and two are delivered or held.
+BLOCKS: dict[peers.Kind, int] = {"sync": 2, "async": 3}
 
 TORCHRL = "TorchRL"
 TRUSTED = "trust_policy=True"
@@ -38,9 +41,9 @@ TOGETHER = "all together"
 ARITHMETIC = "arithmetic"
 
 
-def hand_single(make: Callable[[], Any], net: Any, frames: int) -> Source:
+def hand_single(make: Callable[[], Any], net: Any, frames: int, blocks: int = 1) -> Source:
     """The hand-written loop of one environment."""
-    return hand.single(make(), hand.only(net), frames)
+    return hand.single(make(), hand.only(net), frames, blocks=blocks)
 
 
 def hand_vector(net: Any, envs: int, steps: int) -> Source:
@@ -111,20 +114,31 @@ def async2() -> Race:
 
 
 def images2() -> Race:
-    net, frames = work.Constant(), WORKERS * IMAGE_FRAMES
+    return _images("images2", "sync", "in lockstep")
+
+
+def images_async2() -> Race:
+    return _images("images_async2", "async", "at their own pace")
+
+
+def _images(name: str, kind: peers.Kind, pace: str) -> Race:
+    net, sync = work.Constant(), kind == "sync"
+    frames = WORKERS * IMAGE_FRAMES if sync else IMAGE_FRAMES
     theirs = [peers.wrapped(work.ImageEnv)] * WORKERS
-    loop = partial(hand_single, work.ImageEnv, net, IMAGE_FRAMES)
+    loop = partial(hand_single, work.ImageEnv, net, IMAGE_FRAMES, BLOCKS[kind])
     return Race(
-        "images2",
-        "2 workers in lockstep, 84x84x4 uint8 frames, constant policy",
+        name,
+        f"2 workers {pace}, 84x84x4 uint8 frames, constant policy",
         (
+            Contender(TRAWL, collecting(peers.trawl, kind, [work.ImageEnv] * WORKERS, net, frames)),
             Contender(
-                TRAWL, collecting(peers.trawl, "sync", [work.ImageEnv] * WORKERS, net, frames)
+                HAND,
+                partial(SideBySide, loop, WORKERS, stacked=sync),
+                f"two side by side, {BLOCKS[kind]} blocks each",
             ),
-            Contender(HAND, partial(SideBySide, loop, WORKERS), "two side by side"),
-            Contender(TORCHRL, collecting(peers.torchrl, "sync", theirs, net, frames), TRUSTED),
+            Contender(TORCHRL, collecting(peers.torchrl, kind, theirs, net, frames), TRUSTED),
         ),
-        goals=_speed_goals({TORCHRL: 4.0}),
+        goals=_speed_goals({HAND: 0.75, TORCHRL: 8.0}),
     )
 
 
@@ -392,6 +406,7 @@ RACES = {
         sync2,
         async2,
         images2,
+        images_async2,
         delivery,
         vector2,
         first_batch,

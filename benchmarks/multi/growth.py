@@ -10,7 +10,7 @@ from typing import Any
 import work
 from harness import HAND, TRAWL
 from multi import peers
-from multi.cases import TORCHRL, TRUSTED, collecting, hand_single
+from multi.cases import BLOCKS, TORCHRL, TRUSTED, collecting, hand_single
 from multi.collecting import Several, SideBySide
 from multi.race import Contender, Goal, Measure, Race, Result, Verdict
 
@@ -53,8 +53,17 @@ def workers(count: int) -> Race:
 
 
 def sizes() -> Race:
-    """Two workers, whose observations are small or large."""
-    net = work.Constant()
+    """Two workers in lockstep, whose observations are small or large."""
+    return _sizes("sizes", "sync", "in lockstep")
+
+
+def sizes_async() -> Race:
+    """Two workers at their own pace, whose observations are small or large."""
+    return _sizes("sizes_async", "async", "at their own pace")
+
+
+def _sizes(name: str, kind: peers.Kind, pace: str) -> Race:
+    net, sync = work.Constant(), kind == "sync"
 
     def several(part: Callable[[int, int], Any]) -> partial[Several]:
         frames = {size: min(256, max(4, BATCH_KILOBYTES // size)) for size in KILOBYTES}
@@ -63,25 +72,33 @@ def sizes() -> Race:
     def env(size: int) -> partial[work.BytesEnv]:
         return partial(work.BytesEnv, size * 1024)
 
+    def collected(prepare: Callable[..., Any], make: Callable[[], Any], frames: int) -> Any:
+        return collecting(prepare, kind, [make] * 2, net, 2 * frames if sync else frames)
+
     def ours(size: int, frames: int) -> Any:
-        return collecting(peers.trawl, "sync", [env(size)] * 2, net, 2 * frames)
+        return collected(peers.trawl, env(size), frames)
 
     def by_hand(size: int, frames: int) -> Any:
-        return partial(SideBySide, partial(hand_single, env(size), net, frames), 2)
+        loop = partial(hand_single, env(size), net, frames, BLOCKS[kind])
+        return partial(SideBySide, loop, 2, stacked=sync)
 
     def theirs(size: int, frames: int) -> Any:
-        makes = [peers.wrapped(env(size))] * 2
-        return collecting(peers.torchrl, "sync", makes, net, 2 * frames)
+        return collected(peers.torchrl, peers.wrapped(env(size)), frames)
 
     return Race(
-        "sizes",
-        "2 workers in lockstep, observations of various sizes, constant policy",
+        name,
+        f"2 workers {pace}, observations of various sizes, constant policy",
         (
             Contender(TRAWL, several(ours)),
-            Contender(HAND, several(by_hand), "two side by side"),
+            Contender(HAND, several(by_hand), f"two side by side, {BLOCKS[kind]} blocks each"),
             Contender(TORCHRL, several(theirs), TRUSTED),
         ),
         {f"speed_{size}": Measure(f"frames/s with {size} KB observations") for size in KILOBYTES},
+        tuple(
+            Goal(f"speed_{size}", bound, name)
+            for name, bound in ((HAND, 0.75), (TORCHRL, 8.0))
+            for size in KILOBYTES
+        ),
         stretch=2.0,
     )
 

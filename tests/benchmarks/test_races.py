@@ -181,8 +181,8 @@ def test_every_race_can_be_chosen_and_reported() -> None:
     from multi.cases import RACES
     from multi.race import Result
 
-    assert {*RACES, "workers", "sizes"} == set(run.GROUPS["multi"])
-    races = [*(make() for make in RACES.values()), growth.sizes()]
+    assert {*RACES, "workers", "sizes", "sizes_async"} == set(run.GROUPS["multi"])
+    races = [*(make() for make in RACES.values()), growth.sizes(), growth.sizes_async()]
     by_count = [growth.workers(count) for count in growth.COUNTS]
     results = [Result(race) for race in (*races, *by_count)]
     for result in results:
