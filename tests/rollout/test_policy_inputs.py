@@ -312,3 +312,148 @@ def test_an_output_that_its_first_dtype_can_hold_is_converted(later):
     assert extra.dtype == torch.float32
     assert extra[0] == 1.5
     assert extra[-1] == later
+
+
+class Returning(gymnasium.Env):
+    """Returns observations as ``give`` makes them from the number of the step.
+
+    Attributes:
+        places: the addresses of the observations.
+    """
+
+    observation_space = spaces.Box(-1000, 1000, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, give):
+        self.give, self.number, self.places = give, 0, []
+
+    def observe(self):
+        self.number += 1
+        obs = self.give(np.float32(self.number))
+        self.places.append(obs.ctypes.data)
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), 0.0, False, False, {}
+
+
+def new(number):
+    return np.full(3, number, np.float32)
+
+
+class KeepingArrays:
+    """Keeps all observations that it made."""
+
+    def __init__(self):
+        self.made = []
+
+    def __call__(self, number):
+        self.made.append(new(number))
+        return self.made[-1]
+
+
+class KeepingViews(KeepingArrays):
+    def __call__(self, number):
+        return super().__call__(number)[:]
+
+
+class Overwriting:
+    """Returns the same memory each time, as a view of something that is no array."""
+
+    def __init__(self):
+        self.memory = bytearray(12)
+
+    def __call__(self, number):
+        obs = np.frombuffer(self.memory, np.float32)
+        obs[:] = number
+        return obs
+
+
+def spoiling(seen):
+    def policy(observation):
+        seen.append((observation.data_ptr(), observation.clone()))
+        observation.fill_(-1)
+        return torch.zeros(*observation.shape[:-1], 1)
+
+    return policy
+
+
+@pytest.mark.parametrize("give", [new, KeepingArrays(), KeepingViews(), Overwriting()])
+def test_what_a_policy_writes_reaches_neither_the_batch_nor_the_environment(give):
+    seen = []
+    with Collector(Returning(give), spoiling(seen), frames_per_batch=6) as collector:
+        batches = [collector.next() for _ in range(2)]
+    numbers = torch.cat([batch["observation"] for batch in batches])[:, 0]
+    assert numbers.tolist() == list(range(1, 13))
+    after = torch.cat([batch["next", "observation"] for batch in batches])
+    assert (after == torch.arange(2, 14)[:, None]).all()
+    assert [int(first[0]) for _, first in seen[-12:]] == list(range(1, 13))
+    for made in getattr(give, "made", ()):
+        assert (made > 0).all()
+
+
+def test_a_policy_reads_a_new_observation_where_the_environment_made_it():
+    env, seen = Returning(new), []
+    with Collector(env, spoiling(seen), frames_per_batch=6) as collector:
+        collector.next()
+    # The first observation of a batch comes from the batch before.
+    assert [place for place, _ in seen[-5:]] == env.places[-6:-1]
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda number: np.full((3, 1), number, np.float32)[:, 0],
+        lambda number: np.asfortranarray(new(number))[::-1],
+        lambda number: new(number).astype(">f4"),
+    ],
+    ids=["view", "backwards", "big endian"],
+)
+def test_other_observations_are_copied_for_the_policy(give):
+    seen = []
+    with Collector(Returning(give), spoiling(seen), frames_per_batch=6) as collector:
+        batch = collector.next()
+    assert batch["observation"][:, 0].tolist() == list(range(1, 7))
+    assert [int(first[0]) for _, first in seen[-6:]] == list(range(1, 7))
+
+
+def keep_all(observation, kept):
+    kept.append(observation)
+
+
+def keep_views(observation, kept):
+    kept.append(observation[1:])
+
+
+def keep_arrays(observation, kept):
+    kept.append(torch.from_numpy(observation.numpy()[:2]))
+
+
+@pytest.mark.parametrize("keep", [keep_all, keep_views, keep_arrays])
+@pytest.mark.parametrize("give", [new, KeepingArrays()], ids=["new", "kept"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_inputs_that_a_policy_keeps_stay_as_they_were(count, give, keep):
+    kept, expected = [], []
+
+    def policy(observation):
+        keep(observation, kept)
+        expected.append(kept[-1].clone())
+        return torch.zeros(*observation.shape[:-1], 1)
+
+    envs = [Returning(give) for _ in range(count)]
+    source = envs[0] if count == 1 else envs
+    with Collector(source, policy, frames_per_batch=6 * count) as collector:
+        for _ in range(3):
+            collector.next()
+    assert all((one == other).all() for one, other in zip(kept, expected, strict=True))
+
+
+def test_copies_for_a_policy_that_keeps_none_share_one_memory():
+    seen = []
+    with Collector([Returning(new)] * 2, spoiling(seen), frames_per_batch=24) as collector:
+        for _ in range(3):
+            collector.next()
+    assert len({place for place, _ in seen[-36:]}) == 1

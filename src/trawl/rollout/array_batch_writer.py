@@ -38,6 +38,7 @@ from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
 from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
+from trawl.rollout.policy_inputs import LatestObservation
 from trawl.rollout.slab import SlabPool
 
 _FLAG = Leaf((1,), torch.bool)
@@ -79,8 +80,10 @@ class ArrayBatchWriter(BatchWriter):
         self._policy_leaves = self._discover()
         # A policy without in_keys may read every entry.
         self.episodes.counts_ahead = not policy.in_keys or STEP_COUNT in policy.in_keys
+        alone = not self.batch and len(self._observed) == 1
+        self._latest = LatestObservation(next(iter(self._observed))) if alone else None
         self._binder = PolicyBinder(
-            env, policy, self._policy_leaves, set(self._roots), self._next_obs
+            env, policy, self._policy_leaves, self._roots, self._next_obs, latest=self._latest
         )
         self._group_binders = self._bind_parts()
         self._in_turn: GroupsInTurn | None = None
@@ -105,7 +108,7 @@ class ArrayBatchWriter(BatchWriter):
             chosen = slice(group * rows, (group + 1) * rows)
             next_obs = {key: array[chosen] for key, array in self._next_obs.items()}
             part = range(group * size, (group + 1) * size)
-            leaves, roots = self._policy_leaves, set(self._roots)
+            leaves, roots = self._policy_leaves, self._roots
             found.append((part, PolicyBinder(env, self.policy, leaves, roots, next_obs, part)))
         return found
 
@@ -222,8 +225,10 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
-        if self._group_binders and not (random or self.policy.draws_from(self.env)):
+        by_policy = not (random or self.policy.draws_from(self.env))
+        if self._group_binders and by_policy:
             return self._bind_groups(self._block, start, stop)
+        self._view.latest = self._latest if by_policy and self._binder.copies_inputs else None
         step = self.stepper.bind(self._view, self.episodes, start, stop)
         return self._binder.bind(self._block, start, stop, random), step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.masks import MASK_KEY, fits, masked_rand, rand_actions
-from trawl.keys import Key, as_key, show_key
+from trawl.keys import Key, as_key, next_of, show_key
 from trawl.memory import Array
 from trawl.rollout.batch_writer import ActFn
 from trawl.rollout.block import Block, BlockPart, as_array
@@ -20,10 +20,7 @@ from trawl.rollout.episodes import following, split_rows
 from trawl.rollout.layout import Leaf
 from trawl.rollout.plan import unwrap
 from trawl.rollout.policy import Policy
-
-# Size in bytes of the largest row that numpy copies. For larger rows, the time saved is not worth
-# the memory for copies of a whole chunk of rows.
-_SMALL_BYTES = 4096
+from trawl.rollout.policy_inputs import InputCopies, LatestObservation
 
 
 @dataclass
@@ -79,11 +76,13 @@ class PolicyBinder:
         env: the environment.
         policy: the policy.
         leaves: entries that the policy writes.
-        readable: keys of the environment's data that the policy can read.
+        readable: entries of the environment's data that the policy can read, by key.
         next_obs: the entries that a step passes on to the next step, by key: for each entry, the
             row after the last row of a batch.
         part: range of the environments, along the first batch dimension, that the policy acts
             for; None for all.
+        latest: the environment's last observation, for a policy that may change its inputs; None
+            if the steppers don't provide it.
     """
 
     def __init__(
@@ -91,16 +90,34 @@ class PolicyBinder:
         env: TensorDictEnv,
         policy: Policy,
         leaves: PolicyLeaves,
-        readable: set[Key],
+        readable: Mapping[Key, Leaf],
         next_obs: dict[Key, Array],
         part: range | None = None,
+        latest: LatestObservation | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
         self.leaves = leaves
         self.batch = tuple(env.batch_size) if part is None else (len(part), *env.batch_size[1:])
-        self._readable = {*readable, *leaves.states, *leaves.memories}
+        self._readable = {
+            **readable,
+            **{key: leaves.written[next_of(key)] for key in leaves.states},
+            **{key: leaves.written[key] for key in leaves.memories},
+        }
         self._next_obs = next_obs
+        self._latest = latest
+        self._copies: dict[Key, InputCopies] = {}
+
+    @property
+    def copies_inputs(self) -> bool:
+        """True if the policy gets copies, because it may change or keep its inputs."""
+        return self._device is None and not self.policy.leaves_inputs_alone
+
+    @property
+    def _device(self) -> torch.device | None:
+        """The device that inputs are moved to; None if they stay where they are."""
+        device = self.policy.device or self.env.device
+        return None if device is None or device.type == "cpu" else device
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
@@ -113,7 +130,7 @@ class PolicyBinder:
 
     def bind_policy(self, block: Block | BlockPart, start: int, stop: int) -> ActFn:
         """Returns a function of ``t`` that calls the policy for row ``start + t``."""
-        plan = self.policy.plan(self._readable, self.batch, self.env.device)
+        plan = self.policy.plan(set(self._readable), self.batch, self.env.device)
         inputs, fetch = self._inputs(block, plan.reads, start, stop)
         writers = [self._writer(block, key, start, stop) for key in plan.writes]
         call = plan.call
@@ -187,23 +204,29 @@ class PolicyBinder:
     ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
         """Returns the rows of each key, and a function to apply to each row before use, or None."""
         inputs: list[Any] = []
-        contiguous = True
-        device = self.policy.device or self.env.device
-        elsewhere = device is not None and device.type != "cpu"
-        guarded = not (elsewhere or self.policy.leaves_inputs_alone)
+        contiguous, guarded = True, self.copies_inputs
         for key in keys:
             if key in self.leaves.memories:
-                inputs.append(_Copies(self._memory(key)))
-                continue
-            rows, together = block.inputs(key, start, stop)
-            if guarded:
-                inputs.append(_guarded(rows, block.rows[key][start:stop]))
+                inputs.append(_Clones(self._memory(key)))
+            elif guarded:
+                inputs.append(self._copied(key, block.rows[key][start:stop]))
             else:
+                rows, together = block.inputs(key, start, stop)
                 inputs.append(rows)
                 contiguous = contiguous and together
-        if elsewhere:
+        if self._device is not None:
+            device = self._device
             return inputs, lambda row: row.to(device, non_blocking=True)
         return inputs, None if contiguous else Tensor.contiguous
+
+    def _copied(self, key: Key, rows: Array) -> InputCopies:
+        """Returns copies of rows for a policy that may change or keep its inputs."""
+        copies = self._copies.get(key)
+        if copies is None:
+            latest = self._latest if self._latest is not None and self._latest.key == key else None
+            copies = self._copies[key] = InputCopies(self._readable[key].dtype, latest)
+        copies.bind(split_rows(rows))
+        return copies
 
     def _memory(self, key: Key) -> Tensor:
         leaf = self.leaves.written[key]
@@ -242,7 +265,7 @@ class PolicyBinder:
         return None
 
 
-class _Copies:
+class _Clones:
     """Rows that are all copied from the same changing tensor.
 
     Each row is a copy, because a policy may keep or return its input.
@@ -253,40 +276,6 @@ class _Copies:
 
     def __getitem__(self, t: int) -> Tensor:
         return self._tensor.clone()
-
-
-def _guarded(rows: Sequence[Tensor], arrays: Array) -> Any:
-    """Returns copies of rows for a policy that may change or keep its inputs."""
-    large = rows[0].nbytes > _SMALL_BYTES
-    return _Clones(rows) if large else _Snapshots(rows, arrays)
-
-
-class _Clones:
-    """Rows that are cloned when they are read."""
-
-    def __init__(self, rows: Sequence[Tensor]) -> None:
-        self._rows = rows
-
-    def __getitem__(self, t: int) -> Tensor:
-        return self._rows[t].clone()
-
-
-class _Snapshots:
-    """Small rows that numpy copies to preallocated memory when they are read.
-
-    This copy takes a tenth of the time of a clone. Each chunk gets new memory, so that a policy
-    may keep its inputs.
-    """
-
-    def __init__(self, rows: Sequence[Tensor], arrays: Array) -> None:
-        copies = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype)
-        self._tensors = copies.unbind(0)
-        self._targets = split_rows(as_array(copies))
-        self._sources = split_rows(arrays)
-
-    def __getitem__(self, t: int) -> Tensor:
-        self._targets[t][...] = self._sources[t]
-        return self._tensors[t]
 
 
 def converter(sample: Tensor) -> Callable[[Any], Array]:

@@ -99,6 +99,7 @@ class SingleStepper(ArrayStepper):
             (next_row,), (root_row,) = next_rows, root_rows
             (shape,), checked = self._observed.shapes, self._observed.checked
             (dtype,) = self._observed.dtypes
+            latest = view.latest
 
             def step_array(t: int) -> None:
                 nonlocal dtype
@@ -119,6 +120,8 @@ class SingleStepper(ArrayStepper):
                 ):
                     obs = checked(0, restart(t, obs, terminated, truncated))
                 root_row[t][...] = obs
+                if latest is not None:
+                    latest.array = obs
 
             return step_array
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from trawl.keys import DONE, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, TRUNCATED, Key, next_of
 from trawl.memory import Array
+from trawl.rollout.policy_inputs import LatestObservation
 
 NEVER = 2**62
 
@@ -28,7 +29,13 @@ class StepArrays:
             that a step passes on to the next step. The next batch begins with these entries.
         first: index of the first environment.
         bfloat16: keys of bfloat16 entries. Their arrays are int16, because numpy has no bfloat16.
+
+    Attributes:
+        latest: object to which a single environment's stepper assigns each observation; None if
+            nothing reads it there.
     """
+
+    latest: LatestObservation | None = None
 
     def __init__(
         self,
@@ -62,12 +69,14 @@ class StepArrays:
 
     def single(self) -> StepArrays:
         """Returns the arrays of a single environment, without the environment dimension."""
-        return StepArrays(
+        single = StepArrays(
             {key: array[:, 0] for key, array in self.arrays.items()},
             {key: array[0, ...] for key, array in self.next_obs.items()},
             self.first,
             self.bfloat16,
         )
+        single.latest = self.latest
+        return single
 
 
 def following(rows: list[Array], steps: int, next_obs: Array) -> list[Array]:

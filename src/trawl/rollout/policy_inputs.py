@@ -1,0 +1,102 @@
+"""Inputs for policies that may change them or keep them.
+
+A policy of unknown code must not see the memory of a batch: it could write into it, and memory that
+it keeps is filled again with later frames. Such a policy gets memory that nobody else refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trawl.keys import Key
+from trawl.memory import Array
+
+
+class LatestObservation:
+    """The array that an environment returned last, if a policy can read it instead of a copy.
+
+    Args:
+        key: key of the observation.
+
+    Attributes:
+        array: the observation that begins the next frame; None if there is none.
+    """
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.array: Array | None = None
+
+    def take(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
+        """Removes and returns the array, unless it is of another kind or others refer to it.
+
+        An environment may return the same array again and again, and change it. Such an environment
+        has a reference to the array, or to the memory that the array is a view of.
+        """
+        array, self.array = self.array, None
+        if (
+            array is not None
+            and getrefcount(array) == _ONLY_LOCAL
+            and array.flags.owndata
+            and array.flags.carray
+            and array.dtype == dtype
+            and array.shape == shape
+        ):
+            return array
+        return None
+
+
+class InputCopies:
+    """Copies of an entry's rows, all in the same memory.
+
+    If something still refers to the last copy, the next copy gets new memory.
+
+    Args:
+        dtype: dtype of the entry.
+        latest: the environment's last observation, if it is this entry.
+    """
+
+    def __init__(self, dtype: torch.dtype, latest: LatestObservation | None = None) -> None:
+        self._dtype = dtype
+        self._latest = latest
+        self._rows: Sequence[Array] = ()
+        self._renew(np.empty(0))
+
+    def bind(self, rows: Sequence[Array]) -> None:
+        """Sets the rows to copy."""
+        self._rows = rows
+        if self._copy.shape != rows[0].shape or self._copy.dtype != rows[0].dtype:
+            self._renew(rows[0])
+        if self._latest is not None:
+            # The first row may have been changed since the environment returned it.
+            self._latest.array = None
+
+    def _renew(self, row: Array) -> None:
+        self._copy = np.empty(row.shape, row.dtype)
+        # Counted in the same way as in ``__getitem__``, because Python versions count differently.
+        self._unused = getrefcount(self._copy)
+
+    def __getitem__(self, t: int) -> Tensor:
+        if self._latest is not None:
+            own = self._latest.take(self._copy.dtype, self._copy.shape)
+            if own is not None:
+                return torch.from_numpy(own)
+        if getrefcount(self._copy) != self._unused:
+            self._renew(self._copy)
+        self._copy[...] = self._rows[t]
+        tensor = torch.from_numpy(self._copy)
+        return tensor if tensor.dtype is self._dtype else tensor.view(self._dtype)
+
+
+def _local_references() -> int:
+    """Returns the reference count of an object that only a local variable refers to."""
+    array, _ = np.empty(0), None
+    return getrefcount(array)
+
+
+_ONLY_LOCAL = _local_references()
