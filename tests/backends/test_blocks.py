@@ -10,6 +10,7 @@ from backend_parts import held_files
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trawl.backends import blocks
 from trawl.backends.blocks import BlockAllocator
 
 
@@ -44,6 +45,21 @@ def test_a_slot_is_taken_again_once_no_view_of_it_is_left():
     again = [blocks.allocate(100) for _ in range(file.slots)]
     (taken,) = [one for one in again if (one.file, one.offset) == (file, offset)]
     assert not taken.buffer.any()
+
+
+def test_a_block_for_which_there_is_no_memory_leaves_its_slot_free(monkeypatch):
+    def fail(fd, start, nbytes):
+        raise MemoryError("none left")
+
+    allocator = BlockAllocator()
+    file = allocator.allocate(100).file
+    monkeypatch.setattr(blocks, "reserve", fail)
+    for _ in range(2 * file.slots):
+        with pytest.raises(MemoryError, match="none left"):
+            allocator.allocate(100)
+    monkeypatch.undo()
+    kept = [allocator.allocate(100) for _ in range(file.slots)]
+    assert {block.file for block in kept} == {file}
 
 
 def test_files_are_closed_when_their_blocks_are_gone():

@@ -1,12 +1,15 @@
 """Memory without a name."""
 
 import gc
+import mmap
 import os
+import resource
 
 import numpy as np
 import pytest
 from backend_parts import held_files
 
+from trawl.backends import memory
 from trawl.backends.memory import SharedMemory, map_once
 
 
@@ -62,3 +65,53 @@ def test_a_mapping_that_fails_leaves_no_descriptor():
         SharedMemory(write, 100)
     gc.collect()
     assert held_files() <= before
+
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.fixture(params=[True, False], ids=["at once", "page by page"])
+def populating(request, monkeypatch):
+    if request.param and not memory.CAN_POPULATE:
+        pytest.skip("Linux before 5.14")
+    monkeypatch.setattr(memory, "CAN_POPULATE", request.param)
+
+
+def test_populated_pages_need_not_be_got_one_by_one(populating):
+    pages = 2000
+    shared = SharedMemory.new(pages * mmap.PAGESIZE)
+    array = np.frombuffer(shared.buffer, np.uint8)
+    memory.populate(shared.buffer, 5, pages * mmap.PAGESIZE - 5)
+    before = faults()
+    array[:: mmap.PAGESIZE] = 1
+    assert faults() - before < pages / 10
+
+
+@pytest.mark.parametrize("start", [0, 1, mmap.PAGESIZE - 1, mmap.PAGESIZE])
+@pytest.mark.parametrize("size", [1, mmap.PAGESIZE, 3 * mmap.PAGESIZE + 1])
+def test_populating_changes_nothing(populating, start, size):
+    shared = SharedMemory.new(10 * mmap.PAGESIZE)
+    array = np.frombuffer(shared.buffer, np.uint8)
+    array[:] = np.arange(len(array)) % 251
+    expected = array.copy()
+    memory.populate(shared.buffer, start, start + size)
+    assert (array == expected).all()
+
+
+@pytest.mark.skipif(not memory.CAN_POPULATE, reason="Linux before 5.14")
+def test_memory_that_is_not_there_is_an_error_and_no_signal():
+    shared = SharedMemory.new(10 * mmap.PAGESIZE)
+    os.ftruncate(shared.fd, mmap.PAGESIZE)
+    with pytest.raises(MemoryError, match="no shared memory for 40,960 more bytes"):
+        memory.populate(shared.buffer, 0, 10 * mmap.PAGESIZE)
+
+
+def test_without_populating_memory_is_reserved(monkeypatch):
+    shared = SharedMemory.new(10 * mmap.PAGESIZE)
+    monkeypatch.setattr(memory, "CAN_POPULATE", False)
+    memory.reserve(shared.fd, mmap.PAGESIZE, 3 * mmap.PAGESIZE)
+    assert os.fstat(shared.fd).st_blocks * 512 == 3 * mmap.PAGESIZE
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write), pytest.raises(MemoryError):
+        memory.reserve(write, 0, 1)

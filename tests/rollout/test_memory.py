@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trawl.collectors import Collector
-from trawl.rollout.layout import Layout, Leaf
-from trawl.rollout.slab import SlabPool
+from trawl.memory import PrivateMemory
+from trawl.rollout.layout import BatchPartition, Layout, Leaf
+from trawl.rollout.slab import SlabPool, byte_ranges, tensors_over
 from trawl.testing import ImageEnv, NumberedEnv
 
 
@@ -226,6 +228,64 @@ def test_a_block_comes_back_only_when_the_last_of_its_tensors_is_gone():
     assert pool.leased == 1
     del part
     assert pool.leased == 0
+
+
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+def test_the_bytes_of_workers_are_all_bytes_of_entries_once(how):
+    leaves = {("a",): Leaf((3,), torch.float64), ("b",): Leaf((), torch.uint8)}
+    partition = BatchPartition(Layout(leaves, (2,), 8), [8, 8], how)
+    memory = bytearray(partition.whole.nbytes + 64)
+    tensors, _ = tensors_over(partition.whole, memory)
+    array = np.frombuffer(memory, np.uint8)
+    for index in range(2):
+        for start, stop in byte_ranges(partition.part(index, tensors).values(), memory):
+            array[start:stop] += index + 1
+    for tensor in tensors.values():
+        assert not (tensor.view(torch.uint8) == 0).any()
+    for index in range(2):
+        for tensor in partition.part(index, tensors).values():
+            assert (tensor.contiguous().view(torch.uint8) == index + 1).all()
+    assert np.bincount(array)[1:].tolist() == [8 * 2 * 25] * 2
+
+
+def small_pool(**options):
+    return SlabPool(Layout({("a",): Leaf((4,), torch.float32)}, (), 3), **options)
+
+
+def test_the_block_that_was_released_last_is_leased_first():
+    pool = small_pool(keep=3)
+    leases = [pool.lease() for _ in range(3)]
+    blocks = [lease.memory for lease in leases]
+    for number in (1, 0, 2):
+        leases[number] = None
+    again = [pool.lease() for _ in range(3)]
+    assert [blocks.index(lease.memory) for lease in again] == [2, 0, 1]
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_blocks_that_are_needed_from_time_to_time_are_kept(count):
+    made = []
+
+    def allocate(nbytes):
+        made.append(PrivateMemory(nbytes))
+        return made[-1]
+
+    pool = small_pool(allocate=allocate, keep_needed=8)
+    for _ in range(20):
+        held = [pool.lease() for _ in range(count)]
+        del held
+    assert len(made) == count
+
+
+def test_blocks_that_are_no_longer_needed_are_freed():
+    pool = small_pool(keep_needed=8)
+    held = [pool.lease() for _ in range(20)]
+    one = pool.nbytes / 20
+    del held
+    assert pool.nbytes == 8 * one
+    for _ in range(40):
+        pool.lease()
+    assert pool.nbytes == 2 * one
 
 
 def test_a_pool_may_go_before_its_blocks():

@@ -59,6 +59,18 @@ class Port(ABC):
         """
         raise KeyError(name)
 
+    def populate(self, name: int, start: int, stop: int) -> None:  # noqa: B027
+        """Gets the pages of memory that this worker is about to write, if they are not there yet.
+
+        Args:
+            name: name of the memory.
+            start: offset of the first byte.
+            stop: offset after the last byte. Only this worker may write to these bytes meanwhile.
+
+        Raises:
+            MemoryError: if the system has no memory for them.
+        """
+
     @abstractmethod
     def interrupted(self) -> int:
         """Returns the number last passed to :meth:`Worker.interrupt`, or 0. The call is cheap."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trawl.backends.memory import SharedMemory
+from trawl.backends.memory import SharedMemory, reserve
 
 _PAGE = mmap.PAGESIZE
 _FEWEST_SLOTS = 4
@@ -37,7 +37,12 @@ class BlockAllocator:
         self._files: dict[int, list[BlockFile]] = {}
 
     def allocate(self, nbytes: int) -> SharedBlock:
-        """Returns a block of zeros, whose size is ``nbytes`` rounded up to whole pages."""
+        """Returns a block of zeros, whose size is ``nbytes`` rounded up to whole pages.
+
+        Raises:
+            MemoryError: if the system has no memory for it. Linux since 5.14 can't tell yet; then
+                :func:`trawl.backends.memory.populate` raises the error.
+        """
         size = -(-max(nbytes, 1) // _PAGE) * _PAGE
         files = self._files.setdefault(size, [])
         # Iterates over a copy, because blocks that are freed meanwhile may change the list.
@@ -74,12 +79,21 @@ class BlockFile:
         self._free = deque(range(slots))
 
     def allocate_slot(self) -> SharedBlock | None:
-        """Returns a free slot as a block, or None if all are in use."""
+        """Returns a free slot as a block, or None if all are in use.
+
+        Raises:
+            MemoryError: if the system has no memory for the block.
+        """
         try:
             slot = self._free.popleft()
         except IndexError:
             return None
         offset = slot * self._size
+        try:
+            reserve(self.memory.fd, offset, self._size)
+        except MemoryError:
+            self._free.append(slot)
+            raise
         array = np.frombuffer(self.memory.buffer, np.uint8, self._size, offset)
         # Every view of the block keeps this array alive.
         weakref.finalize(array, self._release, slot).atexit = False

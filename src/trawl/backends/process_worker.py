@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from trawl.backends.base import Service
 from trawl.backends.ipc import Closed, IpcConnection
-from trawl.backends.memory import map_once
+from trawl.backends.memory import map_once, populate
 from trawl.backends.spawn_payload import unpack
 from trawl.backends.title import set_title
 from trawl.backends.worker_loop import NOTHING, Breaker, Stopped, WorkerLoop, leave
@@ -52,7 +52,8 @@ class _ProcessPort(WorkerLoop):
         self._connection = connection
         self._interruptions = np.frombuffer(interruptions, dtype=np.int64)
         self._files: dict[int, mmap.mmap] = {}
-        self._memory: dict[int, memoryview] = {}
+        # By name, the file that contains a piece of memory, its offset there and its size.
+        self._memory: dict[int, tuple[mmap.mmap, int, int]] = {}
         # A signal alone does not end a wait for messages.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._breaker.wake = partial(os.eventfd_write, self._bell, 1)
@@ -89,7 +90,7 @@ class _ProcessPort(WorkerLoop):
                 name, (file, size, offset, nbytes) = content
                 if fds:
                     self._files[file] = _not_in_copies(map_once(fds[0], size))
-                self._memory[name] = memoryview(self._files[file])[offset : offset + nbytes]
+                self._memory[name] = self._files[file], offset, nbytes
             elif verb == "forget":
                 name, file = content
                 self._memory.pop(name, None)
@@ -118,7 +119,13 @@ class _ProcessPort(WorkerLoop):
 
     @override
     def memory(self, name: int) -> memoryview:
-        return self._memory[name]
+        file, offset, nbytes = self._memory[name]
+        return memoryview(file)[offset : offset + nbytes]
+
+    @override
+    def populate(self, name: int, start: int, stop: int) -> None:
+        file, offset, _ = self._memory[name]
+        populate(file, offset + start, offset + stop)
 
     @override
     def interrupted(self) -> int:

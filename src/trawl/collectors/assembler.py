@@ -20,6 +20,10 @@ from trawl.rollout.block import as_batch
 from trawl.rollout.layout import BatchPartition, Layout, along_time
 from trawl.rollout.slab import Lease, SlabPool, tensors_in
 
+# Number of spare blocks that are kept for a user who repeatedly holds several batches and releases
+# them together. New shared memory is mapped, and its pages are cleared, in each worker.
+_KEEP_NEEDED = 8
+
 
 @dataclass(frozen=True)
 class BufferSlice:
@@ -134,7 +138,9 @@ class BatchAssembler:
             if allocate is None:
                 self._gathered = SlabPool(self._partition.whole, recycle)
             else:
-                self._whole = SlabPool(self._partition.whole, recycle, allocate)
+                self._whole = SlabPool(
+                    self._partition.whole, recycle, allocate, keep_needed=_KEEP_NEEDED
+                )
         elif allocate is not None:
             self._own = _pools_of(layouts, recycle, allocate)
 
@@ -285,7 +291,7 @@ def _pools_of(
     keep = 2 * len(layouts) + 1
     found = {
         layout: (
-            SlabPool(layout, recycle, allocate, keep),
+            SlabPool(layout, recycle, allocate, keep, keep + _KEEP_NEEDED),
             BatchPartition(layout, [layout.steps], -1),
         )
         for layout in layouts

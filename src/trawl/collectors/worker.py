@@ -42,7 +42,7 @@ from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition
-from trawl.rollout.slab import Lease, tensors_in, tensors_over
+from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
 from trawl.weight_update.layout import FlatLayout
@@ -393,8 +393,11 @@ class CollectorService(HandleCalls, Service):
         block = self._blocks.pop(request.memory, None)
         if block is None:
             partition = self._partitions[request.partition]
-            tensors, _ = tensors_over(partition.whole, self._port.memory(request.memory))
+            memory = self._port.memory(request.memory)
+            tensors, _ = tensors_over(partition.whole, memory)
             part = partition.part(request.part, tensors)
+            for start, stop in byte_ranges(part.values(), memory):
+                self._port.populate(request.memory, start, stop)
             block = Block(Lease(partition.layouts[request.part], part))
         self._blocks[request.memory] = block  # the most recently used comes last
         if len(self._blocks) > _MOST_BLOCKS:

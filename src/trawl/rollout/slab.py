@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from trawl.rollout.layout import Layout
 
 # Two blocks are enough for the usual loop: one is filled while the user holds the previous one.
 _KEEP = 2
+# Number of leases after which spare blocks that none of them needed are freed.
+_WINDOW = 16
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,18 @@ def tensors_in(layout: Layout, block: NDArray[np.uint8]) -> dict[Key, Tensor]:
     return {key: _tensor(block, layout, key) for key in layout.leaves}
 
 
+def byte_ranges(tensors: Iterable[Tensor], buffer: Any) -> Iterator[tuple[int, int]]:
+    """Yields the bytes of tensors in a buffer, as ranges of offsets."""
+    base = np.frombuffer(buffer, dtype=np.uint8).ctypes.data
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            # Between its rows, there are other data.
+            yield from byte_ranges(tensor, buffer)
+        elif tensor.numel():
+            start = tensor.data_ptr() - base
+            yield start, start + tensor.nbytes
+
+
 def needed_bytes(layout: Layout) -> int:
     """Returns the size in bytes of a block in which the batch can be aligned."""
     return layout.nbytes + ALIGNMENT
@@ -92,13 +106,16 @@ class SlabPool:
     """Pool of blocks for the batches of one layout.
 
     The pool grows while the user keeps batches, and shrinks to its spare blocks when the batches
-    are released.
+    are released. The block that was released last is leased first, because its memory is the most
+    likely to be in a cache.
 
     Args:
         layout: layout of the batches.
         recycle: True to reuse blocks; otherwise each batch gets new memory.
         allocate: function that allocates a block of the given number of bytes.
         keep: number of spare blocks to keep.
+        keep_needed: number of spare blocks to keep while they are needed from time to time, which
+            matters if new memory is costly; at least ``keep``.
     """
 
     def __init__(
@@ -107,11 +124,15 @@ class SlabPool:
         recycle: bool = True,
         allocate: Callable[[int], Memory] = PrivateMemory,
         keep: int = _KEEP,
+        keep_needed: int = 0,
     ) -> None:
         self.layout = layout
         self._allocate = allocate
+        self._keep = keep
         # When the deque exceeds this length, it drops its oldest entry, and thereby the block.
-        self._spare: deque[_LeaseEnd] = deque(maxlen=keep if recycle else 0)
+        self._spare: deque[_LeaseEnd] = deque(maxlen=max(keep, keep_needed) if recycle else 0)
+        # Number of spare blocks that none of the latest leases needed, and the number of leases.
+        self._unneeded = self._lately = 0
         self._leases: list[weakref.ref[NDArray[np.uint8]]] = []
         self._most_leases = 0
 
@@ -120,6 +141,7 @@ class SlabPool:
         block = (
             self._spare.pop().block if self._spare else self._allocate(needed_bytes(self.layout))
         )
+        self._drop_unneeded()
         memory = np.frombuffer(block.buffer, np.uint8).view(_Bytes)
         # An array over ``memory`` itself would keep the block's bytes alive, but not ``memory``.
         tensors, owner = tensors_over(self.layout, memory.data)
@@ -129,6 +151,16 @@ class SlabPool:
         memory.end.block = block
         self._note(owner)
         return Lease(self.layout, tensors, block)
+
+    def _drop_unneeded(self) -> None:
+        """Frees spare blocks that have not been needed for a while."""
+        spare = len(self._spare)
+        self._unneeded, self._lately = min(self._unneeded, spare), self._lately + 1
+        if self._lately >= _WINDOW:
+            # The leased block will be spare, too. Other threads only add blocks, at the other end.
+            for _ in range(self._unneeded + 1 - self._keep):
+                self._spare.popleft()
+            self._unneeded, self._lately = len(self._spare), 0
 
     def _note(self, owner: NDArray[np.uint8]) -> None:
         if len(self._leases) > self._most_leases:
