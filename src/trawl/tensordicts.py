@@ -50,12 +50,24 @@ def _made(tree: Mapping[str, Any], batch_size: torch.Size, names: list[str | Non
 
 def drop_private(batch: TensorDictBase) -> TensorDictBase:
     """Returns the batch without entries whose key has a part that begins with an underscore."""
-    private = [key for key in batch.keys(True) if _is_private(key)]
+    private = list(_private_keys(batch, ()))
     return batch.exclude(*private) if private else batch
 
 
-def _is_private(key: Any) -> bool:
-    return any(part.startswith("_") for part in ((key,) if isinstance(key, str) else key))
+def _private_keys(batch: TensorDictBase, path: Key) -> Iterator[Key]:
+    if is_lazy(batch):
+        # Its items may be tensors of different shapes, which can't be stacked.
+        for name in batch.keys(True):
+            names = (name,) if isinstance(name, str) else name
+            if any(part.startswith("_") for part in names):
+                yield (*path, *names)
+        return
+    # Several times as fast as an iteration over ``batch.keys(True)``.
+    for key, value in batch.items():
+        if key.startswith("_"):
+            yield (*path, key)
+        elif not isinstance(value, Tensor) and _is_branch(value):
+            yield from _private_keys(value, (*path, key))
 
 
 def is_lazy(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Workers whose observations are large: when memory is got from the system, and when it can't be."""
+"""Workers with large observations: when memory is got from the system, and when there is none."""
 
 import mmap
 import resource

@@ -225,12 +225,11 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def bind(self, start: int, stop: int, random: bool) -> tuple[ActFn | None, StepFn]:
         assert self._block is not None
-        by_policy = not (random or self.policy.draws_from(self.env))
-        if self._group_binders and by_policy:
+        if self._group_binders and not (random or self.policy.draws_from(self.env)):
             return self._bind_groups(self._block, start, stop)
-        self._view.latest = self._latest if by_policy and self._binder.copies_inputs else None
-        step = self.stepper.bind(self._view, self.episodes, start, stop)
-        return self._binder.bind(self._block, start, stop, random), step
+        act = self._binder.bind(self._block, start, stop, random)
+        self._view.latest = self._latest if self._binder.reads_latest else None
+        return act, self.stepper.bind(self._view, self.episodes, start, stop)
 
     @property
     @override

@@ -83,6 +83,9 @@ class PolicyBinder:
             for; None for all.
         latest: the environment's last observation, for a policy that may change its inputs; None
             if the steppers don't provide it.
+
+    Attributes:
+        reads_latest: True if the functions that were bound last read ``latest``.
     """
 
     def __init__(
@@ -105,25 +108,16 @@ class PolicyBinder:
             **{key: leaves.written[key] for key in leaves.memories},
         }
         self._next_obs = next_obs
+        self.reads_latest = False
         self._latest = latest
         self._copies: dict[Key, InputCopies] = {}
-
-    @property
-    def copies_inputs(self) -> bool:
-        """True if the policy gets copies, because it may change or keep its inputs."""
-        return self._device is None and not self.policy.leaves_inputs_alone
-
-    @property
-    def _device(self) -> torch.device | None:
-        """The device that inputs are moved to; None if they stay where they are."""
-        device = self.policy.device or self.env.device
-        return None if device is None or device.type == "cpu" else device
 
     def bind(self, block: Block, start: int, stop: int, random: bool) -> ActFn | None:
         """Returns a function of ``t`` that acts in row ``start + t``.
 
         Returns None if all actions of the chunk have already been drawn at random.
         """
+        self.reads_latest = False
         if random or self.policy.draws_from(self.env):
             return self._act_randomly(block, start, stop)
         return self.bind_policy(block, start, stop)
@@ -204,7 +198,9 @@ class PolicyBinder:
     ) -> tuple[list[Any], Callable[[Tensor], Tensor] | None]:
         """Returns the rows of each key, and a function to apply to each row before use, or None."""
         inputs: list[Any] = []
-        contiguous, guarded = True, self.copies_inputs
+        device = self.policy.device or self.env.device
+        elsewhere = device is not None and device.type != "cpu"
+        contiguous, guarded = True, not (elsewhere or self.policy.leaves_inputs_alone)
         for key in keys:
             if key in self.leaves.memories:
                 inputs.append(_Clones(self._memory(key)))
@@ -214,8 +210,7 @@ class PolicyBinder:
                 rows, together = block.inputs(key, start, stop)
                 inputs.append(rows)
                 contiguous = contiguous and together
-        if self._device is not None:
-            device = self._device
+        if elsewhere:
             return inputs, lambda row: row.to(device, non_blocking=True)
         return inputs, None if contiguous else Tensor.contiguous
 
@@ -225,7 +220,8 @@ class PolicyBinder:
         if copies is None:
             latest = self._latest if self._latest is not None and self._latest.key == key else None
             copies = self._copies[key] = InputCopies(self._readable[key].dtype, latest)
-        copies.bind(split_rows(rows))
+        self.reads_latest = self.reads_latest or copies.latest is not None
+        copies.bind(rows)
         return copies
 
     def _memory(self, key: Key) -> Tensor:

@@ -6,7 +6,6 @@ it keeps is filled again with later frames. Such a policy gets memory that nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -58,36 +57,36 @@ class InputCopies:
 
     Args:
         dtype: dtype of the entry.
-        latest: the environment's last observation, if it is this entry.
+        latest: the environment's last observation, if it is this entry; None otherwise.
     """
 
     def __init__(self, dtype: torch.dtype, latest: LatestObservation | None = None) -> None:
         self._dtype = dtype
-        self._latest = latest
-        self._rows: Sequence[Array] = ()
-        self._renew(np.empty(0))
+        self.latest = latest
+        self._rows = self._copy = np.empty(0)
+        self._unused = 0
 
-    def bind(self, rows: Sequence[Array]) -> None:
+    def bind(self, rows: Array) -> None:
         """Sets the rows to copy."""
         self._rows = rows
-        if self._copy.shape != rows[0].shape or self._copy.dtype != rows[0].dtype:
-            self._renew(rows[0])
-        if self._latest is not None:
+        if self._copy.shape != rows.shape[1:] or self._copy.dtype != rows.dtype:
+            self._renew()
+        if self.latest is not None:
             # The first row may have been changed since the environment returned it.
-            self._latest.array = None
+            self.latest.array = None
 
-    def _renew(self, row: Array) -> None:
-        self._copy = np.empty(row.shape, row.dtype)
+    def _renew(self) -> None:
+        self._copy = np.empty(self._rows.shape[1:], self._rows.dtype)
         # Counted in the same way as in ``__getitem__``, because Python versions count differently.
         self._unused = getrefcount(self._copy)
 
     def __getitem__(self, t: int) -> Tensor:
-        if self._latest is not None:
-            own = self._latest.take(self._copy.dtype, self._copy.shape)
+        if self.latest is not None:
+            own = self.latest.take(self._copy.dtype, self._copy.shape)
             if own is not None:
                 return torch.from_numpy(own)
         if getrefcount(self._copy) != self._unused:
-            self._renew(self._copy)
+            self._renew()
         self._copy[...] = self._rows[t]
         tensor = torch.from_numpy(self._copy)
         return tensor if tensor.dtype is self._dtype else tensor.view(self._dtype)
