@@ -24,6 +24,7 @@ from trawl.envs.env_service import (
     WakeupHandles,
 )
 from trawl.envs.own_process import parent_registry
+from trawl.envs.spin import Spin, may_spin
 from trawl.envs.step_buffers import SharedStepBuffers, StepBufferSpec
 from trawl.errors import WorkerDied, WorkerError
 
@@ -77,6 +78,9 @@ class EnvProcesses:
         self._poll = select.epoll()
         self._poll.register(self._answers, select.EPOLLIN | select.EPOLLET)
         self._poll.register(self._backend.fileno(), select.EPOLLIN)
+        # A thread must not spin, because the other threads would wait for it.
+        self._spins = self._backend.isolated and may_spin(self.count, affinity)
+        self._spin = Spin(self._poll.poll) if self._spins else list
         # A thread finds the registry of this process, and must not change its settings.
         self._registry = parent_registry() if self._backend.isolated else None
         try:
@@ -107,7 +111,9 @@ class EnvProcesses:
             wakeups = wakeups.duplicate()
         try:
             first, cores = index * self._each, self._affinity(index)
-            factory = EnvServiceFactory(index, first, own, wakeups, self._registry, cores)
+            factory = EnvServiceFactory(
+                index, first, own, wakeups, self._registry, cores, self._spins
+            )
             self._workers[index : index + 1] = [self._backend.launch(index, factory)]
         except BaseException:
             if not self._backend.isolated:

@@ -8,6 +8,7 @@ and one write.
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from trawl.envs.base import TensorDictEnv
 from trawl.envs.env_member import EnvMember
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
+from trawl.envs.spin import Spin
 from trawl.envs.step_buffers import (
     SharedStepBuffers,
     StepBufferSpec,
@@ -151,6 +153,7 @@ class EnvServiceFactory:
         registry: environments that the owner has registered with Gymnasium. The process registers
             them too. None if the service runs in a thread of the owner.
         cores: CPU cores on which the process may run; None for all.
+        spins: True to spin for a moment before each wait.
     """
 
     index: int
@@ -159,6 +162,7 @@ class EnvServiceFactory:
     wakeups: WakeupHandles
     registry: Mapping[str, Any] | None
     cores: Sequence[int] | None = None
+    spins: bool = False
 
     def __call__(self, port: Port) -> EnvService:
         """Makes the service and its environments; called in the new process."""
@@ -179,6 +183,11 @@ class EnvService(Service):
         self._port = port
         self._index = factory.index
         self._wakeups = factory.wakeups
+        self._spin: Spin | None = None
+        if factory.spins:
+            poll = select.poll()
+            poll.register(self._wakeups.steps, select.POLLIN)
+            self._spin = Spin(poll.poll)
         self._members: dict[int, EnvMember] = {}
         self._buffers: SharedStepBuffers | None = None
         try:
@@ -220,10 +229,12 @@ class EnvService(Service):
         steps, answers = self._wakeups.steps, self._wakeups.answers
         index, buffers = self._index, self._buffers
         numbers, answered, eager = buffers.numbers, buffers.answers, buffers.eager
-        read, wake = os.read, os.eventfd_write
+        read, wake, spin = os.read, os.eventfd_write, self._spin
         # A reset can change a member's step function, but comes as a message, which ends the loop.
         members = [(member, member.step_buffers) for member in self._members.values()]
         while True:
+            if spin is not None:
+                spin()
             wakeup = read(steps, 1)
             if wakeup != STEP:
                 if not wakeup:

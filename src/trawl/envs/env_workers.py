@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
 
@@ -19,6 +19,7 @@ from trawl.memory import Mask
 
 # Seconds that a process may take for a restart, in addition to the limit for a step.
 _STARTING = 60.0
+T = TypeVar("T")
 _BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 
 
@@ -92,15 +93,25 @@ class EnvWorkers(EnvProcesses):
 
     # --- steps
 
-    def step(self, eager: bool) -> None:
-        """Takes a step of all environments; see :meth:`stepper`."""
-        if self.step_pending:
+    def step(self, eager: bool, meanwhile: Callable[[], T]) -> T:
+        """Takes a step of all environments; see :meth:`stepper`.
+
+        Args:
+            eager: True to also reset rows in the step that ends their episode.
+            meanwhile: function that is called while the processes step.
+
+        Returns:
+            What ``meanwhile`` has returned.
+        """
+        if self._pending:
             self.finish_step()
         begin, wait = self._whole
         begin(eager)
+        result = meanwhile()
         wait()
         if self.failures:
             raise next(iter(self.take_failures().values()))
+        return result
 
     @cached_property
     def _whole(self) -> tuple[Callable[[bool], None], Callable[[], None]]:
@@ -208,7 +219,7 @@ class EnvWorkers(EnvProcesses):
         """
         if self._timeout is not None:
             timeout = self._timeout if timeout is None else min(timeout, self._timeout)
-        for descriptor, _ in self._poll.poll(timeout):
+        for descriptor, _ in (timeout != 0 and self._spin()) or self._poll.poll(timeout):
             if descriptor != self._answers:
                 self._handle_events()
         if self._timeout is not None:

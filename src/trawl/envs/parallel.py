@@ -28,7 +28,7 @@ from trawl.envs.step_buffers import (
     SharedStepBuffers,
     StepBufferSpec,
 )
-from trawl.envs.step_results import StepResults
+from trawl.envs.step_results import StepEntries, StepResults
 from trawl.envs.types import EnvKwargs, EnvSources
 from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array, Mask
@@ -149,6 +149,7 @@ class ParallelEnv(BatchedEnv):
         self._seed: int | None = None
         self._restarts = 0
         self._eager = False
+        self._no_bits = np.zeros((*self.batch_size, 1), np.uint8)
         # Flags of the last step, if it could also reset environments; None once the observations
         # of the reset have been read.
         self._last_bits: Array | None = None
@@ -319,20 +320,29 @@ class ParallelEnv(BatchedEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         if self.buffers is None:
             return self._step_by_messages(tensordict)
-        _, results = self._results(tensordict)
-        return self._tensordict(results)
-
-    def _results(self, tensordict: TensorDictBase) -> tuple[Array, dict[str, Any]]:
-        """Takes a step, and returns its flags and the entries of the TensorDict for ``"next"``."""
         self._put_actions(tensordict)
+        entries, _ = self._take_step(self._step_results.allocate)
+        return self._tensordict(entries.after)
+
+    def _take_step(self, allocate: Callable[[], StepEntries]) -> tuple[StepEntries, Array | None]:
+        """Takes a step with the actions in the shared memory.
+
+        Args:
+            allocate: function that returns memory for the results. It is called while the
+                processes step.
+
+        Returns:
+            The results, and the flags of the step; None if there are none.
+        """
         self._last_bits = None
-        self.processes.step(self._eager)
-        bits = self._step_results.flags()
+        entries = self.processes.step(self._eager, allocate)
+        bits = self._step_results.write(entries)
         if self._eager:
-            self._last_bits = bits
+            self._last_bits = self._no_bits if bits is None else bits
         if self._has_autoresets:
-            self._autoresets = torch.from_numpy(bits & AUTORESET != 0).view(self.batch_size)
-        return bits, self._step_results.after_step(bits)
+            found = self._no_bits if bits is None else bits
+            self._autoresets = torch.from_numpy(found & AUTORESET != 0).view(self.batch_size)
+        return entries, bits
 
     @override
     def step_and_maybe_reset(
@@ -345,9 +355,21 @@ class ParallelEnv(BatchedEnv):
             if not simple or "next" in tensordict.keys():  # noqa: SIM118
                 return super().step_and_maybe_reset(tensordict)
             # The same operations as in the base class, without its lookups.
-            bits, after = self._results(tensordict)
-            tensordict.set("next", self._tensordict(after))
-            return tensordict, self._tensordict(self._step_results.to_go_on_from(bits, after))
+            self._put_actions(tensordict)
+            following = begin = None
+
+            def allocate() -> StepEntries:
+                nonlocal following, begin
+                entries = self._step_results.allocate()
+                following, begin = map(self._tensordict, (entries.after, entries.begin))
+                return entries
+
+            _, bits = self._take_step(allocate)
+            assert begin is not None
+            tensordict.set("next", following)
+            if bits is not None:
+                begin = self._tensordict(self._step_results.to_go_on_from(bits))
+            return tensordict, begin
         finally:
             self._eager, self._last_bits = False, None
 

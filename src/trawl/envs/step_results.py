@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,26 @@ from trawl.keys import Key, nested
 from trawl.memory import Array
 
 _ENDS = {"done": TERMINATED | TRUNCATED, "terminated": TERMINATED, "truncated": TRUNCATED}
+
+
+@dataclass(frozen=True)
+class StepEntries:
+    """Memory for the results of a step.
+
+    Attributes:
+        begin: the entries with which the next step begins, unless :meth:`StepResults.write` found
+            flags. They share their tensors with ``after``.
+        after: the entries for ``"next"``.
+        observed: the arrays of the observations.
+        rewards: the array of the rewards.
+        flags: the arrays of the flags, in the order of ``_ENDS``.
+    """
+
+    begin: dict[str, Any]
+    after: dict[str, Any]
+    observed: Sequence[Array]
+    rewards: Array
+    flags: Sequence[Array]
 
 
 class StepResults:
@@ -30,56 +52,71 @@ class StepResults:
         self._rewards, self._flags = (
             array.reshape(*batch_size, 1) for array in (buffers.rewards, buffers.flags)
         )
-        self._no_flags = np.zeros(self._flags.shape, np.bool_)
-        self._nothing = self._no_flags.tobytes()
+        self._nothing = bytes(self._flags.size)
         self._flat = all(len(key) == 1 for key in self._observed)
+        self._sources = list(self._observed.values())
+        self._shapes = [(array.shape, array.dtype) for array in self._sources]
 
-    def flags(self) -> Array:
-        """Returns the flags of the last step, one byte for each environment."""
-        return self._flags.copy()
+    def allocate(self) -> StepEntries:
+        """Returns memory for the results of a step, in which all flags are False."""
+        observed = [np.empty(shape, dtype) for shape, dtype in self._shapes]
+        rewards = np.empty(self._rewards.shape, np.float32)
+        flags = [self._no_flags() for _ in _ENDS]
+        begin = self._entries(observed, flags)
+        after = {**begin, "reward": torch.from_numpy(rewards)}
+        return StepEntries(begin, after, observed, rewards, flags)
 
-    def after_step(self, bits: Array) -> dict[str, Any]:
-        """Returns the entries for ``"next"``.
+    def write(self, entries: StepEntries) -> Array | None:
+        """Writes the results of a step.
 
-        Args:
-            bits: the flags of the step.
+        Returns:
+            The flags of the step, one byte for each environment; None if there are none.
         """
-        observed = {key: array.copy() for key, array in self._observed.items()}
-        return self._entries(observed, bits) | {"reward": torch.from_numpy(self._rewards.copy())}
+        for target, source in zip(entries.observed, self._sources, strict=True):
+            target[...] = source
+        entries.rewards[...] = self._rewards
+        if self._flags.tobytes() == self._nothing:
+            return None
+        bits = self._flags.copy()
+        self._write_flags(entries.flags, bits)
+        return bits
 
-    def to_go_on_from(self, bits: Array, after: dict[str, Any]) -> dict[str, Any]:
+    def to_go_on_from(self, bits: Array) -> dict[str, Any]:
         """Returns the entries with which the next step begins.
 
         Args:
             bits: the flags of the step, which has reset the environments whose episodes ended.
-            after: the entries that :meth:`after_step` has returned.
         """
-        if bits.tobytes() == self._nothing:
-            return {key: value for key, value in after.items() if key != "reward"}
         rows = bits[..., 0] & RESET != 0
-        observed = {}
-        for key, array in self._observed.items():
-            observed[key] = begin = array.copy()
-            begin[rows] = self._begun[key][rows]
-        bits = bits.copy()
-        bits[rows] = 0
-        return self._entries(observed, bits)
+        observed = []
+        for source, begun in zip(self._sources, self._begun.values(), strict=True):
+            array = source.copy()
+            array[rows] = begun[rows]
+            observed.append(array)
+        flags = [self._no_flags() for _ in _ENDS]
+        self._write_flags(flags, np.where(rows[..., None], np.uint8(0), bits))
+        return self._entries(observed, flags)
 
     def after_reset(self) -> dict[str, Any]:
         """Returns the observations of the last resets."""
-        return self._nested({key: array.copy() for key, array in self._begun.items()})
+        return self._nested([array.copy() for array in self._begun.values()])
 
-    def _entries(self, observed: dict[Key, Array], bits: Array) -> dict[str, Any]:
+    def _no_flags(self) -> Array:
+        return np.zeros(self._flags.shape, np.bool_)
+
+    def _write_flags(self, flags: Sequence[Array], bits: Array) -> None:
+        for target, mask in zip(flags, _ENDS.values(), strict=True):
+            target[...] = bits & mask
+
+    def _entries(self, observed: Sequence[Array], flags: Sequence[Array]) -> dict[str, Any]:
         found = self._nested(observed)
-        if bits.tobytes() == self._nothing:
-            for name in _ENDS:
-                found[name] = torch.from_numpy(self._no_flags.copy())
-        else:
-            for name, mask in _ENDS.items():
-                found[name] = torch.from_numpy(bits & mask != 0)
+        found.update(zip(_ENDS, map(torch.from_numpy, flags), strict=True))
         return found
 
-    def _nested(self, arrays: dict[Key, Array]) -> dict[str, Any]:
+    def _nested(self, arrays: Sequence[Array]) -> dict[str, Any]:
+        tensors: dict[Key, Any] = dict(
+            zip(self._observed, map(torch.from_numpy, arrays), strict=True)
+        )
         if self._flat:
-            return {key[0]: torch.from_numpy(array) for key, array in arrays.items()}
-        return nested({key: torch.from_numpy(array) for key, array in arrays.items()})
+            return {key[0]: tensor for key, tensor in tensors.items()}
+        return nested(tensors)
