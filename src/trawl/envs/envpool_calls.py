@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class EnvPoolCalls:
         self._env = env
         self._original = all(_is_original(env, name) for name in ("step", "send", "recv", "reset"))
         self._places = self._find_places()
+        self._pick = itemgetter(*(self._places or (0, 0)))
         self._inner_send = self._find_send()
         self._action_dtype = None
         if self._inner_send is not None:
@@ -101,7 +103,7 @@ class EnvPoolCalls:
         if self._places is None:
             obs, reward, terminated, truncated, info = raw
             return EnvPoolResults(info["env_id"], obs, reward, terminated, truncated)
-        ids, obs, reward, done, truncated = (raw[place] for place in self._places)
+        ids, obs, reward, done, truncated = self._pick(raw)
         return EnvPoolResults(ids, obs, reward, done & ~truncated, truncated)
 
     def reset(self, ids: Array) -> tuple[Any, Array]:

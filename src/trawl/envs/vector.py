@@ -121,6 +121,18 @@ class VectorAdapter:
             self._check.others(before, leaves, mask)
         return leaves
 
+    def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
+        """Begins new episodes where the last step has ended one.
+
+        Args:
+            ended: mask of the sub-environments, at least one.
+
+        Returns:
+            The index of some rows, among them those where ``ended`` is True, and their
+            observations. The observations of the other rows remain those of the last step.
+        """
+        return ..., self.restart(ended)
+
     def autoreset_mask(self) -> Mask | None:
         """Returns a mask of the rows whose last step was only a reset, or None."""
         return None
@@ -230,11 +242,16 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
-        obs, rows = self._calls.reset(np.flatnonzero(mask).astype(np.int32))
+        rows, begun = self.begin_next(mask)
         merged = [np.array(leaf) for leaf in self._shown]
-        for target, value in zip(merged, self.codec.encode(obs), strict=True):
+        for target, value in zip(merged, begun, strict=True):
             target[rows] = value
         return merged
+
+    @override
+    def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
+        obs, rows = self._calls.reset(self._ids[ended])
+        return rows, self.codec.encode(obs)
 
 
 class StepResetVector(VectorAdapter):

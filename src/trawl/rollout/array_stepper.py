@@ -216,7 +216,8 @@ class VectorStepper(ArrayStepper):
         vector, first = self.vector, view.first
         keys = self._observed.keys
         write_next = self._observed.writer([view.rows(next_of(k), start, stop) for k in keys])
-        write_root = self._observed.writer([view.following(k, start, stop) for k in keys])
+        root_rows = [view.following(k, start, stop) for k in keys]
+        write_root = self._observed.writer(root_rows)
         read_action = _action_reader(self.env.action_codec, view, start, stop)
         rewards, terminations, truncations, dones = (
             view.arrays[key][start:stop, :, 0] for key in (REWARD, TERMINATED, TRUNCATED, DONE)
@@ -241,9 +242,14 @@ class VectorStepper(ArrayStepper):
                 terminations[t] = terminated
                 truncations[t] = truncated
                 dones[t] = done
-                for index in np.flatnonzero(done):
-                    episodes.end(first + int(index), row)
-                leaves = vector.restart(done)
+                episodes.end_all([first + index for index in done.nonzero()[0].tolist()], row)
+                begun, values = vector.begin_next(done)
+                if begun is not ...:
+                    write_root(t, leaves)
+                    for rows, value in zip(root_rows, values, strict=True):
+                        rows[t][begun] = value
+                    return
+                leaves = values
             write_root(t, leaves)
 
         return step

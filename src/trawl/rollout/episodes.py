@@ -159,9 +159,22 @@ class EpisodeTracker:
 
     def end(self, index: int, row: int) -> None:
         """Ends the environment's episode with the step in ``row``, and begins a new one."""
-        self._write(index, row + 1)
-        self._renew(index)
-        self._start(index, row + 1)
+        self.end_all((index,), row)
+
+    def end_all(self, indices: Iterable[int], row: int) -> None:
+        """Ends the episodes of some environments with the step in ``row``, and begins new ones."""
+        stop, began, ids, numbers = row + 1, self._began, self.ids, self._traj_ids
+        if self._counts is None and not self._starts:
+            for index in indices:
+                if numbers is not None:
+                    numbers[began[index] : stop, index] = ids[index]
+                self._renew(index)
+                began[index] = stop
+            return
+        for index in indices:
+            self._write(index, stop)
+            self._renew(index)
+            self._start(index, stop)
 
     def skip(self, index: int, row: int) -> None:
         """Excludes the step in ``row``, such as an autoreset, from all episodes."""

@@ -95,4 +95,6 @@ class ReadyPolicy:
         if found is None:
             # The flags before a step are always False.
             return torch.zeros((len(chosen), *leaf.shape), dtype=leaf.dtype)
-        return torch.from_numpy(found[chosen]).view(leaf.dtype)
+        tensor = torch.from_numpy(found[chosen])
+        # The arrays of bfloat16 entries are int16.
+        return tensor if tensor.dtype is leaf.dtype else tensor.view(leaf.dtype)

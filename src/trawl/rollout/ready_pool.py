@@ -103,14 +103,15 @@ class ReadyPool(ReadySource):
         # The bits are TERMINATED and TRUNCATED.
         flags: NDArray[np.uint8] = terminated.view(np.uint8) | self._resetting[rows]
         flags |= truncated.view(np.uint8) << 1
-        if flags.any():
+        if flags.tobytes() != bytes(len(flags)):
             self._resetting[rows] = _NEXT[flags] if self._pool.resets_next else 0
             flags = _WITH_RESET[flags]
-        self._note_begun(rows, begun)
+        if begun is not None:
+            self._note_begun(rows, begun)
         return StepResults(rows, dict(zip(self._keys, leaves, strict=True)), rewards, flags)
 
-    def _note_begun(self, rows: Rows, begun: list[Array] | None) -> None:
-        for key, values in zip(self._keys, begun or (), strict=begun is not None):
+    def _note_begun(self, rows: Rows, begun: list[Array]) -> None:
+        for key, values in zip(self._keys, begun, strict=True):
             if key not in self._begun:
                 shape = (self._pool.num_envs, *values.shape[1:])
                 self._begun[key] = np.zeros(shape, values.dtype)

@@ -203,48 +203,57 @@ class ReadyBatchWriter(ArrayBatchWriter):
     def _record_frames(self, results: StepResults, start: int) -> int:
         """Writes the frames of environments into the batch; returns the number of filled rows."""
         everyone, flags = results.rows, results.flags
-        chosen, kept, flagged = everyone, slice(None), flags.any()
-        if flagged and (flags & AUTORESET).any():
-            # Resets are no frames. Their results only become the beginning of the next frames.
-            self._forget_memories(everyone[(flags & AUTORESET).nonzero()[0]])
+        rewards, observations = results.rewards, results.observed
+        chosen, flagged = everyone, flags.tobytes() != bytes(len(flags))
+        kept = None
+        if flagged:
             kept = (flags & AUTORESET == 0).nonzero()[0]
-            chosen = everyone[kept]
+            if len(kept) < len(flags):
+                # Resets are no frames. Their results only become the beginning of the next frames.
+                self._forget_memories(everyone, flags)
+                chosen, rewards, flags = everyone[kept], rewards[kept], flags[kept]
+            else:
+                kept = None
         stop = start + len(chosen)
         for source, target in self._copied:
             source.take(chosen, 0, target[start:stop], "clip")
         if self.options.restarts is not None:
             self._last[chosen] = np.arange(start, stop)
         rows, envs = self._rows, self._source.rows_per_env
-        rows[REWARD][start:stop, 0] = results.rewards[kept]
+        rows[REWARD][start:stop, 0] = rewards
         rows[ENV_INDEX][start:stop] = chosen if envs == 1 else chosen // envs
         if TRAJ_IDS in rows:
             rows[TRAJ_IDS][start:stop] = self._ids[chosen]
         for key, target, following in self._observed_rows:
-            observed = results.observed[key]
+            observed = observations[key]
             following[everyone] = observed
-            target[start:stop] = observed[kept]
+            target[start:stop] = observed if kept is None else observed[kept]
         for key in self._policy_leaves.states:
             self._next_obs[key][chosen] = self._begun[next_of(key)][chosen]
         if self._marks_starts:
             self._next_obs[IS_INIT][chosen] = False
         if flagged:
-            self._record_ends(chosen, flags[kept], start)
+            self._record_ends(chosen, flags, start, stop)
         return stop
 
-    def _record_ends(self, chosen: Rows, bits: NDArray[np.uint8], start: int) -> None:
+    def _record_ends(self, chosen: Rows, bits: NDArray[np.uint8], start: int, stop: int) -> None:
         """Writes the flags of frames, and begins new trajectories where they ended."""
-        ended = (bits & RESET).nonzero()[0]
+        resets = bits & RESET
+        ended = resets.nonzero()[0]
         if not len(ended):
             return
-        bits, frames = bits[ended], ended + start
-        self._rows[keys.TERMINATED][frames, 0] = bits & TERMINATED
-        self._rows[keys.TRUNCATED][frames, 0] = bits & TRUNCATED
-        self._rows[DONE][frames, 0] = True
+        rows = self._rows
+        rows[keys.TERMINATED][start:stop, 0] = bits & TERMINATED
+        rows[keys.TRUNCATED][start:stop, 0] = bits & TRUNCATED
+        rows[DONE][start:stop, 0] = resets
         self._start_episodes(chosen[ended])
 
-    def _forget_memories(self, chosen: Rows) -> None:
-        for key in self._policy_leaves.memories:
-            self._next_obs[key][chosen] = 0
+    def _forget_memories(self, everyone: Rows, flags: NDArray[np.uint8]) -> None:
+        """Lets the policy forget what it remembers of environments whose step was a reset."""
+        if self._policy_leaves.memories:
+            chosen = everyone[(flags & AUTORESET).nonzero()[0]]
+            for key in self._policy_leaves.memories:
+                self._next_obs[key][chosen] = 0
 
     def _start_episodes(self, chosen: Rows) -> None:
         """Begins new trajectories of environments that were reset by their step."""
