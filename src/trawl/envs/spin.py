@@ -15,7 +15,7 @@ _MOST_SKIPPED = 64
 _INTERRUPTED = 5
 # Seconds without spins after such a spin: at first, and at most. The pause doubles if the next
 # interruption comes soon, in seconds, after its end.
-_PAUSE, _LONGEST_PAUSE, _SOON = 1e-3, 1.0, 20e-3
+_PAUSE, _LONGEST_PAUSE, _SOON = 0.01, 1.0, 0.5
 
 
 class Spin:
