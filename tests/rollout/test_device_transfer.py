@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trawl.rollout import device_transfer
 from trawl.rollout.device_transfer import DeviceTransfer
 from trawl.rollout.layout import Leaf
 
@@ -74,3 +75,84 @@ def test_values_that_are_not_on_the_device_are_left_as_they_are(device):
     (left, value) = transfer.receive([array, torch.ones(2, device=device)])
     assert left is array
     assert value.tolist() == [1, 1]
+
+
+# --- blocks that are filled again
+
+
+class Copying:
+    """Stands in for a CUDA event: the copy of a block goes on until somebody waits for it."""
+
+    made = ()
+
+    def __init__(self):
+        self.recorded, self.calls = None, []
+        Copying.made = (*Copying.made, self)
+
+    def record(self, stream):
+        self.calls.append("record")
+        self.recorded = self.watched.clone()
+
+    def synchronize(self):
+        if self.recorded is not None:
+            assert (self.recorded == self.watched).all(), "filled again before the copy was done"
+        self.calls.append("wait")
+
+
+@pytest.fixture
+def copying(monkeypatch):
+    """Makes the transfers of the CPU behave as if their copies took time."""
+    Copying.made = ()
+    monkeypatch.setattr(device_transfer, "new_event", lambda device: Copying())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+
+    class Watched(device_transfer.HostBlock):
+        def __init__(self, nbytes, device):
+            super().__init__(nbytes, device)
+            Copying.made[-1].watched = self.memory
+
+    monkeypatch.setattr(device_transfer, "HostBlock", Watched)
+
+
+def test_a_block_is_filled_again_only_when_its_copy_is_done(copying):
+    leaves = {("x",): Leaf((2,), torch.float32)}
+    arrays = arrays_of(leaves, 4)
+    transfer = DeviceTransfer(torch.device("cpu"))
+    for _ in range(3):
+        transfer.send(leaves, arrays, np.array([0, 1]))
+        arrays[("x",)] += 1
+    sent = [event.calls for event in Copying.made if event.calls]
+    assert sent == [["wait", "record"] * 3]
+
+
+def test_blocks_of_different_sizes_do_not_wait_for_each_other(copying):
+    leaves = {("x",): Leaf((2,), torch.float32)}
+    arrays = arrays_of(leaves, 4)
+    transfer = DeviceTransfer(torch.device("cpu"))
+    for rows in ([0], [0, 1], [1]):
+        transfer.send(leaves, arrays, np.array(rows))
+    sent = sorted(event.calls for event in Copying.made if event.calls)
+    assert sent == [["wait", "record"], ["wait", "record"] * 2]
+
+
+def test_what_is_received_is_there_when_it_is_returned(copying):
+    transfer = DeviceTransfer(torch.device("cpu"))
+    (value,) = transfer.receive([torch.ones(2)])
+    assert Copying.made[-1].calls == ["record", "wait"]
+    assert value.tolist() == [1, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_are_right_even_if_the_device_is_far_behind():
+    device = torch.device("cuda:0")
+    leaves = {("x",): Leaf((1 << 16,), torch.float32)}
+    arrays = {("x",): np.zeros((2, 1 << 16), np.float32)}
+    transfer = DeviceTransfer(device)
+    busy = torch.rand(4096, 4096, device=device)
+    sent = []
+    for value in range(8):
+        for _ in range(20):
+            busy = busy @ busy
+        arrays[("x",)][:] = value
+        sent.append(transfer.send(leaves, arrays, np.array([0]))[("x",)])
+    assert [one.unique().tolist() for one in sent] == [[value] for value in range(8)]

@@ -15,11 +15,44 @@ from trawl.memory import Array
 from trawl.rollout.layout import Layout, Leaf
 
 
+class HostBlock:
+    """Memory of the host that is copied to or from a device; pinned, if the device is a GPU.
+
+    Args:
+        nbytes: size of the block.
+        device: the device.
+
+    Attributes:
+        memory: the bytes.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self._device = device
+        self._copied = new_event(device)
+
+    def note_copy(self) -> None:
+        """Notes that a copy from or to the block has begun on the device's current stream."""
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Waits until the last copy that was noted is done, if there is one."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+def new_event(device: torch.device) -> torch.cuda.Event | None:
+    """Returns an event that tells when a copy is done; None if copies are done when they return."""
+    return torch.cuda.Event() if device.type == "cuda" else None
+
+
 class DeviceTransfer:
     """Sends rows of arrays to a device, and receives tensors from it.
 
     All entries are packed into one block, so that each direction is a single copy. On the host,
-    the blocks are pinned, and are used again for the next rows.
+    the blocks are pinned, and are filled again once they have been copied.
 
     Args:
         device: the device.
@@ -28,18 +61,13 @@ class DeviceTransfer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # By the number of rows: the block to send, its layout, and the entries in it.
-        self._outgoing: dict[int, tuple[Tensor, Layout, dict[Key, Array]]] = {}
-        self._incoming = self._host_block(0)
-
-    def _host_block(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        self._outgoing: dict[int, tuple[HostBlock, Layout, dict[Key, Array]]] = {}
+        self._incoming = HostBlock(0, device)
 
     def send(
         self, leaves: Mapping[Key, Leaf], arrays: Mapping[Key, Array], rows: NDArray[Any]
     ) -> dict[Key, Tensor]:
         """Returns some rows of arrays as tensors on the device.
-
-        The rows of the last call must have been used up, which :meth:`receive` waits for.
 
         Args:
             leaves: the entries, the same in each call.
@@ -50,10 +78,13 @@ class DeviceTransfer:
         if count not in self._outgoing:
             self._outgoing[count] = self._new_block(leaves, arrays, count)
         block, layout, entries = self._outgoing[count]
+        # The copy of the rows before may still be under way.
+        block.wait()
         for key, target in entries.items():
             arrays[key].take(rows, 0, target, "clip")
         # A fresh block on the device, so that the policy may keep what it reads.
-        sent = block.to(self._device, non_blocking=True, copy=True)
+        sent = block.memory.to(self._device, non_blocking=True, copy=True)
+        block.note_copy()
         return {
             key: _entry(sent, layout.offsets[key], leaf.dtype, layout.shape(key))
             for key, leaf in layout.leaves.items()
@@ -61,12 +92,14 @@ class DeviceTransfer:
 
     def _new_block(
         self, leaves: Mapping[Key, Leaf], arrays: Mapping[Key, Array], count: int
-    ) -> tuple[Tensor, Layout, dict[Key, Array]]:
+    ) -> tuple[HostBlock, Layout, dict[Key, Array]]:
         layout = Layout(leaves, (), count)
-        block = self._host_block(layout.nbytes).zero_()
+        block = HostBlock(layout.nbytes, self._device)
+        # The policy also sees the bytes of entries without an array.
+        memory = block.memory.zero_().numpy()
         entries = {
             key: np.frombuffer(
-                block.numpy(), arrays[key].dtype, arrays[key][:1].size * count, layout.offsets[key]
+                memory, arrays[key].dtype, arrays[key][:1].size * count, layout.offsets[key]
             ).reshape(layout.shape(key))
             for key in leaves
             if key in arrays
@@ -90,15 +123,16 @@ class DeviceTransfer:
         here.sort(key=lambda index: -found[index].dtype.itemsize)
         parts = [found[index].detach().reshape(-1).view(torch.uint8) for index in here]
         packed = torch.cat(parts)
-        if len(self._incoming) < len(packed):
-            self._incoming = self._host_block(len(packed))
-        self._incoming[: len(packed)].copy_(packed, non_blocking=True)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if len(self._incoming.memory) < len(packed):
+            self._incoming = HostBlock(len(packed), self._device)
+        block = self._incoming
+        block.memory[: len(packed)].copy_(packed, non_blocking=True)
+        block.note_copy()
+        block.wait()
         offset = 0
         for index, part in zip(here, parts, strict=True):
             value = found[index]
-            found[index] = _entry(self._incoming, offset, value.dtype, tuple(value.shape))
+            found[index] = _entry(block.memory, offset, value.dtype, tuple(value.shape))
             offset += len(part)
         return found
 
