@@ -7,8 +7,8 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs import GymEnv
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector
+from trawl.envs import GymEnv, ParallelEnv
 from trawl.testing import NumberedEnv
 
 
@@ -132,3 +132,167 @@ def test_an_index_out_of_range_need_not_be_encoded():
     ):
         collector.next()
     assert "one_hot" not in str(raised.value)
+
+
+# --- a row for each environment
+
+
+class Rows(torch.nn.Module):
+    """Policy that always returns the same number of actions."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, observation):
+        return torch.nn.functional.one_hot(torch.zeros(self.count, dtype=torch.int64), 4)
+
+
+def test_a_number_of_rows_that_is_not_that_of_the_environments():
+    expected = (
+        r"policy wrote 'action' with shape \(4, 4\), but it was called with inputs of batch size "
+        r"\(3,\), so the shape must begin with \(3, ...\): write a row for each environment"
+    )
+    with pytest.raises(ValueError, match=expected):
+        Collector([NumberedEnv] * 3, Rows(4), frames_per_batch=9)
+
+
+def test_a_policy_that_ignores_how_many_environments_are_ready():
+    expected = (
+        r"policy wrote 'action' with shape \(4, 4\), but it was called with inputs of batch size "
+        r"\([123],\), so the shape must be \([123], 4\)\. The policy acts for the environments "
+        r"that are ready, whose number changes .* Take the batch size from the inputs"
+    )
+    with (
+        AsyncBatchedCollector(
+            [NumberedEnv] * 4, policy=Rows(4), frames_per_batch=100, max_batch_size=3
+        ) as collector,
+        pytest.raises(ValueError, match=expected),
+    ):
+        collector.next()
+
+
+def test_always_the_same_number_of_environments_is_an_option():
+    with AsyncBatchedCollector(
+        [NumberedEnv] * 4,
+        policy=Rows(4),
+        frames_per_batch=100,
+        server_config={"static_batch_size": 4},
+    ) as collector:
+        assert len(collector.next()) == 100
+
+
+def test_a_policy_that_ignores_that_it_acts_for_a_group():
+    env = ParallelEnv(4, NumberedEnv, groups=2)
+    with (
+        Collector(env, Rows(4), frames_per_batch=8) as collector,
+        pytest.raises(ValueError, match=r"batch size \(2,\), so the shape must be \(2, 4\)"),
+    ):
+        collector.next()
+
+
+def test_another_shape_later_on():
+    def policy(observation):
+        calls.append(None)
+        action = hides(NETWORK)(observation)
+        return action if len(calls) < 4 else action[:, :3]
+
+    calls = []
+    with (
+        AsyncBatchedCollector([NumberedEnv] * 2, policy=policy, frames_per_batch=9) as collector,
+        pytest.raises(
+            ValueError, match=r"with shape \([12], 3\), but at first with shape \([12], "
+        ),
+    ):
+        collector.next()
+
+
+# --- networks that updates can't reach
+
+NETWORK = torch.nn.Linear(5, 4)
+
+
+def frozen():
+    return torch.nn.Linear(5, 4).requires_grad_(False)
+
+
+def hides(network):
+    """A function that calls a network."""
+
+    def policy(observation):
+        return torch.nn.functional.one_hot(network(observation).argmax(-1), 4)
+
+    return policy
+
+
+class Holder:
+    """Object that calls a network, and has a method that does not."""
+
+    def __init__(self):
+        self.network = torch.nn.Linear(5, 4)
+
+    def __call__(self, observation):
+        return hides(self.network)(observation)
+
+    def first(self, observation):
+        return torch.nn.functional.one_hot(torch.zeros_like(observation[..., 0]).long(), 4)
+
+
+def names_it(observation):
+    """Mentions the network, without calling it."""
+    return Holder.first(NETWORK, observation)
+
+
+def started(kind, policy):
+    options = {"frames_per_batch": 4}
+    if kind is AsyncBatchedCollector:
+        options["policy_backend"] = "multiprocessing"
+        options["policy"] = policy
+        return kind([NumberedEnv], **options)
+    return kind([NumberedEnv], policy, **options)
+
+
+WITH_WORKERS = pytest.mark.parametrize("kind", [MultiSyncCollector, AsyncBatchedCollector])
+
+
+@WITH_WORKERS
+@pytest.mark.parametrize(
+    "make",
+    [lambda: hides(torch.nn.Linear(5, 4)), Holder, lambda: Holder().__call__],
+    ids=["function", "object", "method"],
+)
+def test_a_network_that_updates_cannot_reach_is_warned_of(kind, make):
+    expected = r"the policy calls a network that is not part of it \(Linear\): .* don't reach"
+    with pytest.warns(UserWarning, match=expected):
+        collector = started(kind, make())
+    collector.shutdown()
+
+
+@WITH_WORKERS
+@pytest.mark.parametrize(
+    "make",
+    [lambda: names_it, lambda: Holder().first, lambda: hides(frozen())],
+    ids=["function", "method", "frozen"],
+)
+def test_what_has_no_such_network_is_not(kind, make):
+    with started(kind, make()) as collector:
+        assert collector.next() is not None
+
+
+def test_nor_is_one_in_this_process():
+    with Collector(NumberedEnv, hides(NETWORK), frames_per_batch=4) as collector:
+        assert len(collector.next()) == 4
+
+
+def test_a_network_that_is_part_of_the_policy_is_not_warned_of():
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = torch.nn.Linear(5, 4)
+
+        def forward(self, observation):
+            return hides(self.network)(observation)
+
+    module = TensorDictModule(Both(), ["observation"], ["action"])
+    with started(MultiSyncCollector, module) as collector:
+        assert collector.next() is not None

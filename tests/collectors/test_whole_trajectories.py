@@ -73,6 +73,7 @@ def test_batches_of_trajectories_that_follow_each_other() -> None:
     assert MASK not in keys(first)
 
 
+@pytest.mark.filterwarnings("ignore:no batch is delivered")
 @FORMATS
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -106,6 +107,7 @@ def test_every_episode_comes_once_whole_and_in_order(
     assert episodes.found == expected[: len(episodes.found)]
 
 
+@pytest.mark.filterwarnings("ignore:no batch is delivered")
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     workers=st.integers(1, 3),
@@ -681,3 +683,49 @@ def test_the_sampling_of_trajectories_is_checked():
         Collector(NumberedEnv(), frames_per_batch=5, trajs_per_batch=1, traj_sampling="x")
     with pytest.raises(ValueError, match="traj_sampling='per_env' applies only to whole"):
         Collector(NumberedEnv(), frames_per_batch=5, traj_sampling="per_env")
+
+
+# --- when nothing is delivered
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_budget_that_ends_before_the_first_batch_is_warned_of(workers: int) -> None:
+    options: dict[str, Any] = {"frames_per_batch": 8, "total_frames": 8, "traj_format": "cat"}
+    options["trajs_per_batch"] = 50
+    collector: Any = make(**options)
+    if workers:
+        collector = MultiSyncCollector([env(), env(1)], by_step(), **options)
+    with collector:
+        with pytest.warns(UserWarning, match="no batch is delivered") as caught:
+            assert list(collector) == []
+        waiting = collector.stats()["trajectories_waiting"]
+        # Nothing is said twice.
+        assert collector.next() is None
+    assert waiting > 0
+    assert str(caught[0].message) == (
+        f"no batch is delivered: within total_frames=8, the number of whole trajectories is "
+        f"{waiting}, but a batch has 50 (trajs_per_batch). Increase total_frames, decrease "
+        "trajs_per_batch, or end episodes earlier"
+    )
+
+
+def test_next_warns_of_it_as_well() -> None:
+    collector = make(frames_per_batch=8, total_frames=8, trajs_per_batch=50)
+    with collector, pytest.warns(UserWarning, match="no batch is delivered"):
+        assert collector.next() is None
+
+
+def test_a_rest_after_the_last_batch_is_not_warned_of() -> None:
+    with make(lengths_of(3), frames_per_batch=8, total_frames=16, trajs_per_batch=4) as collector:
+        assert len(list(collector)) == 1
+        assert collector.stats()["trajectories_waiting"] == 1
+
+
+def test_a_replay_buffer_is_not_warned_of() -> None:
+    options = {"frames_per_batch": 8, "total_frames": 8, "trajs_per_batch": 50}
+    with make(lengths_of(100), replay_buffer=Buffer(), **options) as collector:
+        assert list(collector) == [None]
+
+
+def lengths_of(*lengths: int) -> Any:
+    return env(0, list(lengths))

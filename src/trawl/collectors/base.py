@@ -238,6 +238,8 @@ class BaseCollector(
             return None
         while not whole.ready:
             if not self._has_budget():
+                if not self.closed:
+                    whole.warn_if_undelivered(self.config.total_frames)
                 return None
             self._collect_profiled()
         batch = self._delivery.deliver_whole(whole.pop_batch())

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
+from torch import nn
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.config import CollectorConfig, option_names, warn
@@ -26,7 +27,6 @@ from trawl.collectors.multi_config import MultiConfig
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.placing import (
     compiler,
-    module_of,
     on_device,
     resolve_devices,
     tensors_of,
@@ -41,8 +41,9 @@ from trawl.envs.serial import build_env
 from trawl.paths import get_path
 from trawl.rollout.batch_writer import BatchOptions
 from trawl.rollout.env_restarts import EnvRestarts
-from trawl.rollout.policy import Policy, resolve
+from trawl.rollout.policy import Policy
 from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.resolving import resolve
 from trawl.rollout.rng import RandomStream
 
 
@@ -324,7 +325,7 @@ class Collector(RolloutCollector):
                 "iter": self._batches,
                 "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
             }
-            module = module_of(self.policy)
+            module = _module_of(self.policy)
             if module is not None:
                 state["policy_state_dict"] = module.state_dict()
             if self._version is not None:
@@ -343,7 +344,7 @@ class Collector(RolloutCollector):
             KeyError: if an entry is missing.
         """
         needed = ["frames", "iter"]
-        module = module_of(self.policy)
+        module = _module_of(self.policy)
         if strict and module is not None:
             needed.append("policy_state_dict")
         for name in needed:
@@ -394,7 +395,8 @@ class Collector(RolloutCollector):
         - On the array path, ``batches_held``, the number of batches that are still referred to,
           and ``memory_bytes``, the memory of these batches and of spare blocks.
         - With ``on_env_error="restart"``, ``env_restarts``, the number of times that an
-          environment was rebuilt.
+          environment was rebuilt. If a process of a :class:`~trawl.envs.ParallelEnv` dies, each of
+          its environments is rebuilt and counted.
         """
         facts = super().stats()
         if self._restarts is not None:
@@ -416,6 +418,11 @@ class Collector(RolloutCollector):
             f"frames_per_batch={self.requested_frames_per_batch}, "
             f"total_frames={self.config.total_frames})"
         )
+
+
+def _module_of(policy: Any) -> nn.Module | None:
+    """Returns the policy if it is a module, and None otherwise."""
+    return policy if isinstance(policy, nn.Module) else None
 
 
 def _register(target: Any, collector: Collector) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from trawl.collectors.config import CollectorConfig
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.data.trajectories import TrajectoryAssembler, join
 
 STATE = "trajectories"
@@ -74,6 +74,22 @@ class TrajectoryBatcher:
         """Returns a batch of whole trajectories; call this method only if :attr:`ready` is True."""
         self.delivered += self._each
         return join(self._assembler.take(self._each), self._layout)
+
+    def warn_if_undelivered(self, total: int) -> None:
+        """Warns if no batch was delivered, although all frames have been collected.
+
+        Args:
+            total: the value of ``total_frames``.
+        """
+        if self.delivered:
+            return
+        several = self._each > 1
+        warn(
+            f"no batch is delivered: within total_frames={total}, the number of whole "
+            f"trajectories is {len(self._assembler)}, but a batch has {self._each}"
+            f"{' (trajs_per_batch)' if several else ''}. Increase total_frames"
+            f"{', decrease trajs_per_batch' if several else ''}, or end episodes earlier"
+        )
 
     def groups(self) -> Iterator[TensorDictBase]:
         """Yields all waiting trajectories in groups, concatenated for the replay buffer."""

@@ -42,6 +42,7 @@ from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
 from trawl.rollout.layout import BatchPartition
+from trawl.rollout.networks import networks_noted
 from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
@@ -128,7 +129,7 @@ class CollectorService(HandleCalls, Service):
         if spec.collector_class is Collector:
             # Overrides torchrl.service_backend, which a worker in the driver's process would see.
             options["backend"] = DIRECT
-        with muted():
+        with muted(), networks_noted():
             self.collector = spec.collector_class(spec.create_env_fn, policy, **options)
         try:
             self._begin(spec)
@@ -168,7 +169,7 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                warnings=tuple(writer.warnings),
+                warnings=(*writer.warnings, *self._doubts(spec)),
                 versioned=self.collector._rollout.stamps_frames,
             )
         )
@@ -196,6 +197,22 @@ class CollectorService(HandleCalls, Service):
     def _updates(self) -> int:
         count: int = self.collector._receivers[POLICY].count
         return count
+
+    def _doubts(self, spec: WorkerSpec) -> list[str]:
+        """Returns a warning if the policy was sent with networks that updates can't reach."""
+        models = [self._model(model_id) for model_id in self.collector._receivers]
+        modules = [model.modules() for model in models if isinstance(model, nn.Module)]
+        reached = {part for parts in modules for part in parts}
+        found = [one for one in self.collector._resolved.networks if one not in reached]
+        if spec.policy is None or not found:
+            return []
+        names = ", ".join(sorted({type(one).__name__ for one in found}))
+        return [
+            f"the policy calls a network that is not part of it ({names}): workers act with a "
+            "copy of the network, and weight updates don't reach the copy. Pass the network "
+            "itself as the policy, for example as TensorDictModule(network, ['observation'], "
+            "['action']). If its weights stay as they are, call network.requires_grad_(False)"
+        ]
 
     def _weight_layouts(self) -> dict[str, FlatLayout]:
         """Returns the memory layout of the weights of each model that may receive weights.

@@ -42,7 +42,7 @@ class PolicyLeaves:
 
 
 def output_checker(
-    leaves: PolicyLeaves, key: Key, dtype: np.dtype[Any]
+    leaves: PolicyLeaves, key: Key, dtype: np.dtype[Any], batch: int, hint: str = ""
 ) -> Callable[[Any, tuple[int, ...]], Array]:
     """Returns a function that converts what the policy wrote to an array.
 
@@ -52,6 +52,8 @@ def output_checker(
         leaves: entries that the policy writes.
         key: key of the entry.
         dtype: dtype of the array.
+        batch: number of dimensions in front, which number the environments.
+        hint: text for the error that the number of environments is wrong.
     """
     leaf, convert = leaves.written[key], leaves.convert[key]
 
@@ -63,7 +65,7 @@ def output_checker(
         if array.dtype is not dtype:
             array = _unusual(value, key, leaf.dtype)
         if array.shape != shape:
-            raise _wrong_shape(key, array.shape, shape)
+            raise _wrong_shape(key, array.shape, shape, batch, hint)
         return array
 
     return checked
@@ -234,7 +236,8 @@ class PolicyBinder:
     ) -> Callable[[int, Any], None]:
         shape = (*self.batch, *self.leaves.written[key].shape)
         rows = split_rows(block.rows[key][start:stop])
-        checked = output_checker(self.leaves, key, block.rows[key].dtype)
+        batch = len(self.batch)
+        checked = output_checker(self.leaves, key, block.rows[key].dtype, batch)
         also = self._also(block, key, shape, start, stop)
 
         def write(t: int, value: Any) -> None:
@@ -312,7 +315,15 @@ def _loses(tensor: Tensor, cast: Tensor) -> bool:
     return not torch.equal(cast.to(tensor.dtype), tensor)
 
 
-def _wrong_shape(key: Key, got: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+def _wrong_shape(
+    key: Key, got: tuple[int, ...], expected: tuple[int, ...], batch: int, hint: str
+) -> ValueError:
+    if got[batch:] == expected[batch:] and len(got) == len(expected):
+        return ValueError(
+            f"policy wrote {show_key(key)} with shape {tuple(got)}, but it was called with inputs "
+            f"of batch size {expected[:batch]}, so the shape must be {expected}. {hint}Take the "
+            "batch size from the inputs, as in torch.zeros(len(observation))"
+        )
     return ValueError(
         f"policy wrote {show_key(key)} with shape {tuple(got)}, but at first with shape "
         f"{expected}: the shape must not change"

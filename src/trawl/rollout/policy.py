@@ -6,20 +6,20 @@ way to call it on tensors (:class:`~trawl.rollout.plan.Plan`).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
 from trawl.errors import add_note
 from trawl.keys import Key, as_key, show_key, show_keys
 from trawl.rollout.modules import leaves_inputs_alone
+from trawl.rollout.networks import call_noting_networks
 from trawl.rollout.plan import NotPlannable, Plan, make_plan
-from trawl.rollout.random_policy import RandomPolicy
+from trawl.rollout.resolving import name_of
 from trawl.rollout.sampling import Sampling, keep_reasons
 from trawl.tensordicts import changes, is_lazy
 
@@ -37,6 +37,8 @@ class Policy:
     Attributes:
         writes: keys that the policy writes; known once :meth:`discover` has run.
         alone: True if no other thread draws random numbers while the policy is called.
+        networks: networks that the policy calls, that are not part of it, and that can be trained;
+            known in a worker, once :meth:`discover` has run.
         varies: True if the policy is called with batches of different sizes.
         why_not_direct: reason why the policy is called with a TensorDict, or None if it is called
             on tensors.
@@ -55,8 +57,11 @@ class Policy:
         self.transform = transform
         self.alone = True
         self.varies = False
+        self.networks: list[nn.Module] = []
         self.writes: tuple[Key, ...] = ()
         self.why_not_direct: str | None = None
+        # An entry without a row for each environment, and its shape; None if there is none.
+        self._misfit: tuple[Key, tuple[int, ...]] | None = None
         self._samplings: tuple[Sampling, ...] = ()
         self._compiled: Plan | None = None
         self._compiled_module: Callable[[Any], Any] | None = None
@@ -151,15 +156,21 @@ class Policy:
             The values that the policy wrote, by key. All values within a lazy stack form one
             entry, which is a lazy stack too. If ``root`` itself is a lazy stack, the key of this
             entry is the empty tuple.
+
+        Raises:
+            ValueError: if an entry does not have a row for each environment.
+            Exception: an error that the policy raised.
         """
         try:
             found = self._call_on_tensors(root)
             if found is None:
                 found = self._call(root)
         except Exception as error:
+            if self._misfit is not None:
+                raise _wrong_batch(*self._misfit, root.batch_size) from error
             add_note(
                 error,
-                f"while calling policy {_name(self.module)} once, to see what it writes, with "
+                f"while calling policy {name_of(self.module)} once, to see what it writes, with "
                 f"batch size {list(root.batch_size)} and {_describe(root)}",
             )
             if any(_is_tensor(v) and v.dtype is torch.float64 for v in _entries(root).values()):
@@ -171,6 +182,11 @@ class Policy:
             raise
         self.writes = tuple(found)
         return found
+
+    def _noting_networks(self, call: Callable[..., Any], *inputs: Any) -> Any:
+        """Returns the result of a call of the policy, and notes the networks that it calls."""
+        result, self.networks = call_noting_networks(self.module, call, *inputs)
+        return result
 
     def _call_on_tensors(self, root: TensorDictBase) -> dict[Key, Any] | None:
         """Calls the policy on tensors, and returns the entries that it writes.
@@ -193,12 +209,17 @@ class Policy:
             return None
         state = torch.get_rng_state()
         try:
-            made = plan.call(*inputs)
+            made = self._noting_networks(plan.call, *inputs)
         except Exception:
             made = None  # the call with a TensorDict raises a more informative error
         values = [made] if len(plan.writes) == 1 else made or [None]
-        if not all(_is_tensor(v) and v.shape[: len(batch)] == batch for v in values):
+        wrong = [
+            i for i, v in enumerate(values) if _is_tensor(v) and v.shape[: len(batch)] != batch
+        ]
+        if wrong or not all(map(_is_tensor, values)):
             torch.set_rng_state(state)
+            if wrong:
+                self._misfit = plan.writes[wrong[0]], tuple(values[wrong[0]].shape)
             return None
         found = dict(zip(plan.writes, values, strict=True))
         return {key: value for key, value in found.items() if value is not given.get(key)}
@@ -207,11 +228,11 @@ class Policy:
         """Calls the policy with a TensorDict, and returns the entries that it writes."""
         given_to = root if self.device is None else root.to(self.device)
         given = given_to.copy()
-        result = self.module(given_to)
+        result = self._noting_networks(self.module, given_to)
         if not is_tensor_collection(result):
             kind = type(result).__name__
             raise TypeError(
-                f"policy must return a TensorDict, but {_name(self.module)} returned {kind}"
+                f"policy must return a TensorDict, but {name_of(self.module)} returned {kind}"
             )
         found = _entries(changes(given, result))
         if self.device is not None:
@@ -280,48 +301,6 @@ class Policy:
         return Plan(reads, writes, call)
 
 
-def resolve(policy: Any, env: Any, trust: bool) -> Any:
-    """Returns a function of a TensorDict for a policy, by the rules of TorchRL's collectors.
-
-    A ``TensorDictModule``, a :class:`RandomPolicy`, a compiled module and a callable whose only
-    parameter is a TensorDict (by its annotation, or by the name ``tensordict`` or ``td``) are
-    returned unchanged. Any other module or function is wrapped: the names of its parameters
-    must be observation keys, and its results are the action, followed by ``output1``,
-    ``output2``, …
-
-    Args:
-        policy: the user's policy.
-        env: the environment, for its observation and action keys.
-        trust: True to return any callable unchanged.
-
-    Raises:
-        TypeError: if the policy can't be called, has only one of ``in_keys`` and ``out_keys``, or
-            has a required parameter that is not an observation key.
-        RuntimeError: if the policy has ``in_keys`` and ``out_keys``, but is not a
-            ``TensorDictModuleBase``.
-    """
-    if not callable(policy):
-        raise TypeError(f"policy must be callable, but it is {type(policy).__name__}: {policy!r}")
-    if isinstance(policy, type):
-        raise TypeError(
-            f"policy must be an object, but it is the class {policy.__name__}: pass an instance, "
-            f"{policy.__name__}(...)"
-        )
-    if trust or isinstance(policy, (TensorDictModuleBase, RandomPolicy)) or _is_compiled(policy):
-        return policy
-    has_keys = hasattr(policy, "in_keys"), hasattr(policy, "out_keys")
-    if all(has_keys):
-        raise RuntimeError(
-            f"policy {_name(policy)} has in_keys and out_keys, but is not a "
-            "TensorDictModuleBase: derive its class from tensordict.nn.TensorDictModuleBase"
-        )
-    if any(has_keys):
-        raise TypeError(f"policy {_name(policy)} must have both in_keys and out_keys, or neither")
-    if _takes_tensordict(policy):
-        return policy
-    return _wrap(policy, env)
-
-
 def _reads_is_init(module: Any) -> bool:
     # Ornstein-Uhlenbeck noise reads the key without naming it among its `in_keys`.
     named = getattr(module, "is_init_key", None) == "is_init"
@@ -331,88 +310,6 @@ def _reads_is_init(module: Any) -> bool:
 def _keys_of(keys: Any) -> list[Key]:
     """Returns the keys of a module's key list or mapping; for None, an empty list."""
     return [as_key(key) for key in keys or ()]
-
-
-def _is_compiled(policy: Any) -> bool:
-    return hasattr(policy, "_orig_mod") or hasattr(policy, "_torchdynamo_orig_callable")
-
-
-def _name(policy: Any) -> str:
-    return getattr(policy, "__name__", None) or type(policy).__name__
-
-
-def _parameters(policy: Any) -> list[inspect.Parameter]:
-    target = policy.forward if isinstance(policy, nn.Module) else policy
-    try:
-        found = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"the signature of policy {_name(policy)} can't be read: {error}"
-        ) from error
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [parameter for parameter in found if parameter.kind not in variadic]
-
-
-def _takes_tensordict(policy: Any) -> bool:
-    parameters = _parameters(policy)
-    if len(parameters) != 1:
-        return False
-    (parameter,) = parameters
-    if parameter.name in ("tensordict", "td"):
-        return True
-    target = policy.forward if isinstance(policy, nn.Module) else policy
-    try:
-        hint = get_type_hints(target).get(parameter.name)
-    except Exception:  # an annotation that can't be evaluated here is used unevaluated
-        hint = parameter.annotation
-    if isinstance(hint, str):
-        return hint.split(".")[-1] in ("TensorDict", "TensorDictBase")
-    return isinstance(hint, type) and issubclass(hint, TensorDictBase)
-
-
-def _wrap(policy: Any, env: Any) -> TensorDictModule:
-    observations = {str(key) for key in env.observation_spec.keys()}  # noqa: SIM118
-    parameters = _parameters(policy)
-    required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
-    unknown = [name for name in required if name not in observations]
-    if unknown or not parameters:
-        raise TypeError(
-            f"Failed to wrap the policy {_name(policy)}: its parameters {required} must be "
-            f"observation keys of the environment, which are {sorted(observations)}. Rename "
-            "them, or use tensordict.nn.TensorDictModule(policy, in_keys=[...], "
-            "out_keys=[...]), or set trust_policy=True for a function of a TensorDict."
-        )
-    names = [p.name for p in parameters if p.name in observations]
-    out_keys = list(env.action_keys)
-    out_keys += [f"output{i + 1}" for i in range(_extra_outputs(policy, env, names, out_keys))]
-    if names == [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][: len(names)]:
-        return TensorDictModule(policy, in_keys=names, out_keys=out_keys)
-    # If the inputs were passed by position, they would reach the wrong parameters.
-    by_name = {name: name for name in names}
-    return TensorDictModule(policy, in_keys=by_name, out_keys=out_keys, out_to_in_map=True)
-
-
-def _extra_outputs(policy: Any, env: Any, in_keys: list[str], actions: list[Any]) -> int:
-    """Calls the policy, and returns the number of values that it returns besides the actions."""
-    sample = env.observation_spec.rand()
-    device = (
-        next((p.device for p in policy.parameters()), None)
-        if isinstance(policy, nn.Module)
-        else None
-    )
-    # Indexing unwraps non-tensor data, as a TensorDictModule does.
-    inputs = {key: sample[key] for key in in_keys}
-    if device is not None:
-        inputs = {k: v.to(device) if _is_tensor(v) else v for k, v in inputs.items()}
-    with torch.no_grad():
-        outputs = policy(**inputs)
-    count = len(outputs) if isinstance(outputs, tuple) else 1
-    if count < len(actions):
-        raise TypeError(
-            f"policy {_name(policy)} returned {count} value(s), but the environment takes "
-            f"{len(actions)} actions: {show_keys({as_key(key) for key in actions})}"
-        )
-    return count - len(actions)
 
 
 def _entries(values: TensorDictBase) -> dict[Key, Any]:
@@ -445,9 +342,19 @@ def _describe(root: TensorDictBase) -> str:
     return ", ".join(parts)
 
 
+def _wrong_batch(key: Key, shape: tuple[int, ...], batch: Sequence[int]) -> ValueError:
+    """Returns the error for a policy that does not write a row for each environment."""
+    first = ", ".join(map(str, batch))
+    return ValueError(
+        f"policy wrote {show_key(key)} with shape {shape}, but it was called with inputs of batch "
+        f"size {tuple(batch)}, so the shape must begin with ({first}, ...): write a row for each "
+        "environment"
+    )
+
+
 def missing_action(key: Key, policy: Any, wrote: set[Key]) -> KeyError:
     """Returns the error for a policy that writes no action."""
     return KeyError(
-        f"policy {_name(policy)} wrote no action: the environment takes {show_key(key)}, but the "
+        f"policy {name_of(policy)} wrote no action: the environment takes {show_key(key)}, but the "
         f"policy wrote {show_keys(wrote)}. Name the action in the policy's out_keys."
     )

@@ -18,6 +18,10 @@ from trawl.rollout.plan import Plan
 from trawl.rollout.policy import Policy
 
 Rows = NDArray[np.int64]
+_HINT = (
+    "The policy acts for the environments that are ready, whose number changes from call to call "
+    "unless server_config has static_batch_size. "
+)
 
 
 class ReadyPolicy:
@@ -55,7 +59,7 @@ class ReadyPolicy:
         self._plan = policy.direct(set(self._leaves))
         self._plans: dict[int, Plan] = {}
         self._checkers = {
-            key: output_checker(leaves, key, begun[key].dtype) for key in leaves.written
+            key: output_checker(leaves, key, begun[key].dtype, 1, _HINT) for key in leaves.written
         }
 
     def call(self, chosen: Rows) -> None:
