@@ -26,6 +26,10 @@ def tree():
         (["Pendulum-v1", "--envs", "4", "--env-processes", "3"], "--env-processes must divide"),
         (["Pendulum-v1", "--env-processes", "-1"], "--env-processes must divide"),
         (
+            ["Pendulum-v1", "--envs", "2", "--env-processes", "4"],
+            "--env-processes must divide the number of environments (--envs), which is 2, but",
+        ),
+        (
             ["Pendulum-v1", "--envs", "2", "--env-processes", "2", "--workers", "2"],
             "--env-processes can't be used with --workers",
         ),

@@ -149,8 +149,8 @@ def test_there_are_as_many_functions_as_environments():
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (ImageEnv, "full_observation_spec"),
-        (lambda: GymEnv(NumberedEnv(), categorical_action_encoding=True), "full_action_spec"),
+        (ImageEnv, "observation 'observation'"),
+        (lambda: GymEnv(NumberedEnv(), categorical_action_encoding=True), "action 'action'"),
         (lambda: SyncVectorEnv([NumberedEnv]), "batch_size"),
     ],
 )

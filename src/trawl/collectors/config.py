@@ -22,7 +22,6 @@ from trawl.collectors.options import (
     WHOLE,
     at_least,
     check_callable,
-    check_env_kwargs,
     check_instance,
     check_switch,
     one_of,
@@ -30,6 +29,7 @@ from trawl.collectors.options import (
     validate,
 )
 from trawl.collectors.types import SupportsStop, SupportsVersion, SupportsWrite, Switch
+from trawl.envs.batched import check_env_kwargs
 from trawl.envs.types import DeviceLike, EnvKwargs
 from trawl.weight_update.scheme import WeightSyncScheme
 

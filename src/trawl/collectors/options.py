@@ -9,7 +9,6 @@ from inspect import getattr_static, isfunction
 from typing import Any, Final
 
 from trawl.checks import check_bool, check_number
-from trawl.envs.types import is_list
 
 #: Function that checks the value of an option. It is called with the option's name and the given
 #: value, and returns the value, possibly converted.
@@ -72,17 +71,6 @@ def check_callable(name: str, value: Any) -> Any:
     """Returns the value; raises a ``TypeError`` if it is neither None nor callable."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable, but it is {type(value).__name__}: {value!r}")
-    return value
-
-
-def check_env_kwargs(name: str, value: Any) -> Any:
-    """Returns the value, which must be None, a mapping, or a list of mappings and Nones."""
-    for one in value if is_list(value) else [value]:
-        if one is not None and not isinstance(one, Mapping):
-            raise TypeError(
-                f"{name} must be a mapping of keyword arguments, or a list of mappings, but got "
-                f"{type(one).__name__}: {one!r}"
-            )
     return value
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trawl.collectors.config import CollectorConfig
+from trawl.devices import optional_device
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -24,7 +25,9 @@ class Devices:
     storing: torch.device | None
 
 
-def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = None) -> Devices:
+def resolve_devices(
+    config: CollectorConfig, own: Mapping[str, Any] | None = None, here: bool = True
+) -> Devices:
     """Resolves the devices of the policy, the environment and the stored batches.
 
     ``device`` is the default for all three. If neither ``device`` nor ``storing_device`` is given,
@@ -33,33 +36,24 @@ def resolve_devices(config: CollectorConfig, own: Mapping[str, Any] | None = Non
     Args:
         config: the options.
         own: options that take precedence over ``config``.
+        here: True if the policy and the environment are on this machine.
+
+    Raises:
+        TypeError: if an option is not a device.
+        ValueError: if it is not a device, or if this machine does not have the device.
     """
 
-    def given(name: str) -> torch.device | None:
-        return _device(name, (own or {}).get(name, getattr(config, name)))
+    def given(name: str, here: bool = here) -> torch.device | None:
+        return optional_device(name, (own or {}).get(name, getattr(config, name)), here)
 
     general = given("device")
     policy = given("policy_device") or general
     env = given("env_device") or general
-    storing = given("storing_device") or general
+    # Batches of workers on other machines are stored on this machine.
+    storing = given("storing_device", True) or given("device", True)
     if storing is None and env is not None and env == policy:
         storing = env
     return Devices(policy, env, storing)
-
-
-def _device(name: str, value: torch.device | str | int | None) -> torch.device | None:
-    if value is None:
-        return None
-    try:
-        device = torch.device(value)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {value!r} is not a device: {error}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"{name} is {value!r}, but torch finds no CUDA device")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", 0)
-    # torch treats "cpu:0" and "cpu" as different devices, but there is only one CPU.
-    return torch.device("cpu") if device.type == "cpu" else device
 
 
 def on_device(policy: Any, device: torch.device | None) -> Any:

@@ -15,7 +15,9 @@ from trawl.collectors.first_ready import VERSION, pool_of
 from trawl.collectors.options import did_you_mean
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.types import PolicyLike
+from trawl.devices import check_device
 from trawl.envs.affinity import Affinity, check_cores
+from trawl.envs.batched import arguments_of
 from trawl.envs.build import is_env, refuse_policy
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import build_env
@@ -83,8 +85,9 @@ def batching_of(
         ValueError: if a size is out of range, or given twice.
     """
     given = {"max_batch_size": most, "min_batch_size": least, "server_timeout": patience}
-    size = None
+    size, timeout = None, "server_timeout"
     if config is not None:
+        timeout = "the timeout in server_config"
         twice = [name for name, value in given.items() if value is not None]
         if twice:
             raise ValueError(
@@ -96,18 +99,16 @@ def batching_of(
         patience, size = attribute(config, "timeout"), attribute(config, "static_batch_size")
     least = check_number("min_batch_size", _LEAST if least is None else least, 1)
     most = check_number("max_batch_size", (size or _MOST) if most is None else most, 1)
-    patience = check_seconds("server_timeout", _PATIENCE if patience is None else patience)
+    patience = check_seconds(timeout, _PATIENCE if patience is None else patience)
     if not patience >= 0:
-        raise ValueError(
-            f"server_timeout must be a number of seconds from 0 on, but it is {patience!r}"
-        )
+        raise ValueError(f"{timeout} must be a number of seconds from 0 on, but it is {patience!r}")
     if least > min(most, count):
         what = f"max_batch_size={most}" if least > most else f"the {count} environments"
         raise ValueError(f"min_batch_size={least} is larger than {what}")
     if least > 1 and patience == 0:
         raise ValueError(
-            f"min_batch_size={least} has no effect with server_timeout=0: give the number of "
-            "seconds to wait, or math.inf"
+            f"min_batch_size={least} has no effect if {timeout} is 0: give the number of seconds "
+            "to wait, or math.inf"
         )
     if size is not None and check_number("static_batch_size", size, 1) < most:
         raise ValueError(f"static_batch_size={size} is smaller than max_batch_size={most}")
@@ -149,11 +150,11 @@ class AsyncBatchedArguments:
         env_backend: ``"multiprocessing"`` (the default) runs environments in processes, and
             ``"threading"`` in threads of this process.
         env_exchange: has no effect. ``"auto"`` and ``"shm"`` are accepted.
-        envs_per_worker: number of environments in each process. They become ready together.
+        envs_per_worker: environments in each process, which become ready together.
         transition_chunk_size: has no effect. ``"auto"`` and 1 are accepted.
-        policy_backend: place where the policy runs. ``"threading"`` (the default): in the thread
-            that collects. ``"multiprocessing"``: in a process of its own, the inference process,
-            which collects ahead while the learner works. The constructor then returns an
+        policy_backend: place where the policy runs. ``"threading"`` (the default): the thread that
+            collects. ``"multiprocessing"``: the inference process, which collects ahead while the
+            learner works. The constructor then returns an
             :class:`~trawl.collectors.inference_process.InferenceProcessCollector`.
         reset_at_each_iter: True to reset all environments before each batch.
         postproc: function called with each batch; its result is delivered instead.
@@ -233,12 +234,17 @@ class AsyncBatchedArguments:
             self._check_decided_by_pool()
         elif not self.create_env_fn:
             raise ValueError("create_env_fn must not be an empty list")
+        else:
+            count = len(self.create_env_fn)
+            arguments_of(count, self.create_env_kwargs, "the number of environments is")
         check_bool("yield_completed_trajectories", self.yield_completed_trajectories)
         key = self.policy_version_key
         if key is not None and not isinstance(key, (str, tuple)):
             raise TypeError(f"policy_version_key must be a key or None, but it is {key!r}")
-        if (self.policy is None) == (self.policy_factory is None):
-            raise TypeError("exactly one of policy and policy_factory must be given")
+        if self.policy is not None and self.policy_factory is not None:
+            raise TypeError("policy and policy_factory can't both be given")
+        if self.policy is None and self.policy_factory is None:
+            raise TypeError("a policy is missing: pass policy or policy_factory")
         check_transport(self.transport, self.env_exchange, self.transition_chunk_size)
         chosen_policy_backend(self.policy_backend, self.server_config)
         batching = self.batching
@@ -435,10 +441,10 @@ def device_options(device: Any, config: Any) -> dict[str, Any]:
     """Returns a collector's options for devices.
 
     Raises:
-        ValueError: if both arguments are given, or if a device has no meaning here.
+        ValueError: if both arguments are given, or if ``device`` is not a device of this machine.
     """
     if config is None:
-        return {} if device is None else {"policy_device": device}
+        return {} if device is None else {"policy_device": check_device("device", device)}
     if device is not None:
         raise ValueError("device and device_config can't both be given")
     check_config("device_config", config, _DEVICES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,15 +13,19 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trawl.backends.spawn_payload import SpawnPayload
+from trawl.backends.spawn_payload import Shared, SpawnPayload
 from trawl.checks import check_number
-from trawl.collectors.config import CollectorConfig, warn
+from trawl.collectors.config import CollectorConfig, muted, warn
+from trawl.collectors.delivery import BatchDelivery
+from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.multi_config import NOT_HERE, MultiConfig
-from trawl.collectors.options import DRIVER, LIST, check_env_kwargs, tagged
+from trawl.collectors.options import DRIVER, LIST, tagged
 from trawl.collectors.placing import Devices, resolve_devices, tensors_of
 from trawl.collectors.policy_version import PolicyVersion
 from trawl.collectors.requests import WorkerReady
+from trawl.collectors.single import Collector
 from trawl.collectors.worker import WorkerSpec
+from trawl.envs.batched import check_env_kwargs
 from trawl.envs.types import is_list
 
 # Each worker that is added later has its own range of 2**40 trajectory ids.
@@ -70,6 +75,7 @@ class WorkerSetups:
         sources: source of each worker's environment.
         policy: the policy, or a list of policies.
         options: the user's options. Options that differ from worker to worker are lists.
+        here: True if the workers run on this machine.
 
     Attributes:
         config: the options; ``frames_per_batch`` is the sum of its entries if it was a list.
@@ -82,9 +88,11 @@ class WorkerSetups:
         Exception: any error that :class:`~trawl.collectors.MultiConfig` raises.
     """
 
-    def __init__(self, sources: list[Any], policy: Any, options: dict[str, Any]) -> None:
+    def __init__(
+        self, sources: list[Any], policy: Any, options: dict[str, Any], here: bool = True
+    ) -> None:
         options = dict(options)
-        self._sources = sources
+        self._sources, self._here = sources, here
         self.count = len(sources)
         self.policies = self._each("policy", policy)
         self.given: dict[str, list[Any]] = {}
@@ -120,6 +128,9 @@ class WorkerSetups:
         """Returns a worker's values of the options that were given as lists."""
         return {name: values[index] for name, values in self.given.items()}
 
+    def _devices(self, index: int) -> Devices:
+        return resolve_devices(self.config, self._options(index), self._here)
+
     def factory(self, index: int) -> Any:
         """Returns the function that makes a worker's policy, or None if the policy is given."""
         return self._options(index).get("policy_factory", self.config.policy_factory)
@@ -144,7 +155,7 @@ class WorkerSetups:
         Raises:
             TypeError: if a policy can't be pickled.
         """
-        devices = [resolve_devices(self.config, self._options(i)) for i in range(self.count)]
+        devices = [self._devices(i) for i in range(self.count)]
         packed = [
             None if self.makes_policy(i) else _packed(policy, i)
             for i, policy in enumerate(self.policies)
@@ -197,14 +208,13 @@ class WorkerSetups:
             self.given["policy_factory"][index] = None
         packed = first.packed if policy is None else _packed(policy, index)
         options = self._options(index)
-        devices = resolve_devices(self.config, options)
         self._setups.append(
             WorkerSetup(
                 source,
                 self.policies[index],
                 packed,
                 options,
-                devices,
+                self._devices(index),
                 first.frames,
                 kwargs,
                 environments,
@@ -251,6 +261,21 @@ class WorkerSetups:
             # The replacement skips all of these ids.
             begin = max(next_id, begin) + stride * (self._setups[index].frames + 1)
         return begin, stride
+
+
+def shared_buffer(buffer: Any, setups: WorkerSetups, delivery: BatchDelivery) -> Shared:
+    """Returns a replay buffer in the form that is sent to workers.
+
+    An empty buffer gets its layout first, because it can't be shared without a layout.
+    """
+    if not getattr(buffer.storage, "initialized", True):
+        packed = setups[0].packed
+        policy = None if packed is None else pickle.loads(packed)
+        source, options = setups[0].create_env_fn, setups.options(0)
+        with muted(), Collector(source, policy, backend=DIRECT, **options) as one:
+            buffer.extend(delivery.written(one.fake_tensordict()))
+        buffer.empty()
+    return Shared(buffer)
 
 
 def check_sendable(specs: Iterable[WorkerSpec], to_children: bool) -> None:

@@ -12,18 +12,16 @@ from tensordict import TensorDictBase
 from typing_extensions import override
 
 from trawl.backends.base import Backend
-from trawl.backends.spawn_payload import Shared
 from trawl.collectors.assembler import BatchAssembler, WorkerBatch
-from trawl.collectors.config import CollectorConfig, muted, warn
+from trawl.collectors.config import CollectorConfig, warn
 from trawl.collectors.delivery import BatchDelivery, count_frames
-from trawl.collectors.dispatch import DIRECT
 from trawl.collectors.exact import first_frames, limited
 from trawl.collectors.lag import Lags
 from trawl.collectors.multi_config import WRITER_OPTIONS, check_names, sources
 from trawl.collectors.pool import WorkerPool
 from trawl.collectors.requests import WorkerReady
 from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
-from trawl.collectors.setups import WorkerSetups, check_sendable
+from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
@@ -56,6 +54,8 @@ class WorkerCollector(WorkerShutdown):
 
     # True if weights of the policy are sent even if the user asks for no scheme.
     _sends_weights: ClassVar[bool] = False
+    # True if all workers run on this machine.
+    _workers_here: ClassVar[bool] = True
     num_workers: int
     trust_policy: bool
     collector_class: Any
@@ -71,7 +71,9 @@ class WorkerCollector(WorkerShutdown):
         self.create_env_fn = sources(create_env_fn, options.get("num_workers"))
         self.num_workers = len(self.create_env_fn)
         kwargs = self._share_options(options)
-        self._setups = setups = WorkerSetups(self.create_env_fn, policy, options)
+        self._setups = setups = WorkerSetups(
+            self.create_env_fn, policy, options, self._workers_here
+        )
         config = setups.config
         # With schemes, a policy may be given in addition to a factory, as the source of weights.
         made = any(map(setups.makes_policy, range(self.num_workers)))
@@ -232,21 +234,8 @@ class WorkerCollector(WorkerShutdown):
         self._start_workers(len(found))
 
     def _buffer_of_workers(self) -> Any:
-        """Returns the replay buffer in the form that is sent to workers.
-
-        An empty buffer gets its layout first, because it can't be shared without a layout.
-        """
-        buffer = self.config.replay_buffer
-        if not getattr(buffer.storage, "initialized", True):
-            packed = self._setups[0].packed
-            policy = None if packed is None else pickle.loads(packed)
-            options = self._setups.options(0)
-            with muted():
-                one = Collector(self.create_env_fn[0], policy, backend=DIRECT, **options)
-            with one:
-                buffer.extend(self._delivery.written(one.fake_tensordict()))
-            buffer.empty()
-        return Shared(buffer)
+        """Returns the replay buffer in the form that is sent to workers."""
+        return shared_buffer(self.config.replay_buffer, self._setups, self._delivery)
 
     @property
     @override

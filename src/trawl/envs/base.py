@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from trawl.devices import check_device
 from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.envs.vector import VectorAdapter
@@ -325,8 +326,12 @@ class TensorDictEnv(ABC):
         self._close()
 
     def to(self, device: torch.device | str) -> TensorDictEnv:
-        """Sets the device of all later outputs, and returns the environment."""
-        self.device = torch.device(device)
+        """Sets the device of all later outputs, and returns the environment.
+
+        Raises:
+            ValueError: if this machine does not have the device.
+        """
+        self.device = device = check_device("device", device)
         self.full_observation_spec = self.full_observation_spec.to(device)
         self.full_action_spec = self.full_action_spec.to(device)
         return self

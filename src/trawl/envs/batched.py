@@ -13,6 +13,7 @@ from torch import Tensor
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.seeding import check_seed
 from trawl.envs.types import is_list
+from trawl.keys import as_key, show_key
 
 
 class BatchedEnv(TensorDictEnv):
@@ -30,18 +31,19 @@ class BatchedEnv(TensorDictEnv):
         """Sets the members, and the batch size and specs of the whole batch.
 
         Raises:
-            ValueError: if a member differs from the first one; the message names the difference.
+            ValueError: if a member differs from the first one; the message names the entry that
+                differs.
         """
         self.members = members
         first = members[0]
         for index, member in enumerate(members[1:], 1):
-            for what in ("batch_size", "full_observation_spec", "full_action_spec"):
-                mine, other = getattr(first, what), getattr(member, what)
-                if mine != other:
-                    raise ValueError(
-                        f"environments in one batch must be alike, but environment {index} has "
-                        f"{what} {other}, and environment 0 has {mine}"
-                    )
+            found = _difference(first, member)
+            if found is not None:
+                what, expected, got = found
+                raise ValueError(
+                    f"environments in one batch must be alike, but environment {index} has {what} "
+                    f"{got}, and environment 0 has {expected}"
+                )
         self.batch_size = torch.Size([len(members), *first.batch_size])
         place = self.device or "cpu"
         self.full_observation_spec = first.full_observation_spec.expand(len(members)).to(place)
@@ -109,13 +111,52 @@ def factories_of(count: int, create: Any) -> list[Any]:
     return [create] * count
 
 
+def check_env_kwargs(name: str, value: Any) -> Any:
+    """Returns the value, which must be None, a mapping, or a list of mappings and Nones."""
+    for one in value if is_list(value) else [value]:
+        if one is not None and not isinstance(one, Mapping):
+            raise TypeError(
+                f"{name} must be a mapping of keyword arguments, or a list of mappings, but got "
+                f"{type(one).__name__}: {one!r}"
+            )
+    return value
+
+
 def arguments_of(count: int, kwargs: Any, counted: str = "num_workers is") -> list[Any]:
     """Returns the keyword arguments for each environment.
 
-    ``counted`` is the text before the number of environments in the error message.
+    Args:
+        count: number of environments.
+        kwargs: the user's ``create_env_kwargs``.
+        counted: text before the number of environments in the error message.
+
+    Raises:
+        TypeError: if ``kwargs`` are neither a mapping nor a list of mappings.
+        ValueError: if a list does not have exactly one entry for each environment.
     """
-    if kwargs is None or isinstance(kwargs, Mapping):
+    check_env_kwargs("create_env_kwargs", kwargs)
+    if not is_list(kwargs):
         return [kwargs or {}] * count
     if len(kwargs) != count:
         raise ValueError(f"create_env_kwargs has {len(kwargs)} entries, but {counted} {count}")
     return list(kwargs)
+
+
+def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
+    """Returns the first difference between two environments; None if there is none.
+
+    The difference consists of texts: what differs, and both values.
+    """
+    if one.batch_size != other.batch_size:
+        return "batch_size", str(tuple(one.batch_size)), str(tuple(other.batch_size))
+    for what in ("observation", "action"):
+        specs = [getattr(env, f"full_{what}_spec") for env in (one, other)]
+        if specs[0] != specs[1]:
+            leaves = [{as_key(key): leaf for key, leaf in spec.items(True, True)} for spec in specs]
+            for key in sorted({*leaves[0], *leaves[1]}):
+                mine, its = (found.get(key) for found in leaves)
+                if mine != its:
+                    texts = ["none" if leaf is None else repr(leaf) for leaf in (mine, its)]
+                    return f"{what} {show_key(key)}:", texts[0], texts[1]
+            return f"full_{what}_spec", repr(specs[0]), repr(specs[1])
+    return None

@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
+from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
@@ -126,7 +127,7 @@ class GymEnv(TensorDictEnv):
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
-        self.device = None if device is None else torch.device(device)
+        self.device = optional_device("device", device)
         self.categorical_action_encoding = categorical_action_encoding
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None

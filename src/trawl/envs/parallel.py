@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
+from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
@@ -55,9 +56,9 @@ class ParallelEnv(BatchedEnv):
             functions of ``__main__``) are sent by value.
         create_env_kwargs: keyword arguments for ``create_env_fn``: one mapping for all
             environments, or a sequence with one mapping for each.
-        envs_per_worker: number of environments in each process. The process steps them one after
-            another. One wake-up then serves several environments, which pays off if their steps
-            are short.
+        envs_per_worker: number of environments in each process; the last process may have fewer.
+            The process steps them one after another. One wake-up then serves several environments,
+            which pays off if their steps are short.
         groups: number of groups of equal size. A collector's policy acts for one group while the
             other groups step. The groups take turns in a fixed order, so equal seeds give equal
             data.
@@ -119,7 +120,7 @@ class ParallelEnv(BatchedEnv):
             )
         if backend not in ("process", "thread"):
             raise ValueError(f"backend must be 'process' or 'thread', but it is {backend!r}")
-        self.device = None if device is None else torch.device(device)
+        self.device = optional_device("device", device)
         self.num_workers = num_workers
         self.envs_per_worker = check_number("envs_per_worker", envs_per_worker, 1)
         self.groups = _check_groups(groups, num_workers, self.envs_per_worker)

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
+from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
 from trawl.envs.build import build_one, distinct
@@ -57,7 +58,7 @@ class SerialEnv(BatchedEnv):
     ) -> None:
         factories = factories_of(num_workers, create_env_fn)
         arguments = arguments_of(num_workers, create_env_kwargs)
-        self.device = None if device is None else torch.device(device)
+        self.device = optional_device("device", device)
         self.envs: list[TensorDictEnv] = _build_each(factories, arguments)
         try:
             _check_distinct(self.envs)

@@ -114,6 +114,7 @@ class ClusterCollector(WorkerCollector):
 
     remote: ClusterOptions
     _options: ClassVar[type[ClusterOptions]] = ClusterOptions
+    _workers_here = False
 
     def _take_options(self, options: dict[str, Any]) -> None:
         """Moves the options that only cluster collectors have from ``options`` to ``remote``."""
