@@ -1,0 +1,144 @@
+"""Collectors of ALE's own vector environment, which returns whichever Atari games are ready."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import nn
+
+from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.envs import GymEnv
+
+# Older versions have no `AtariVectorEnv`, or one that does not state its autoreset mode.
+pytest.importorskip("ale_py", minversion="0.12", reason="needs ale-py 0.12")
+from ale_py.vector_env import AtariVectorEnv
+
+MODES = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+KINDS = pytest.mark.parametrize("kind", [Collector, AsyncBatchedCollector])
+GAME, SEED, FRAMES = "breakout", 7, 240
+
+
+def games(num_envs, batch_size, mode):
+    """Small games that end after some steps, each after another number of no-ops."""
+    return AtariVectorEnv(
+        GAME,
+        num_envs,
+        batch_size=batch_size,
+        num_threads=2,
+        autoreset_mode=mode,
+        img_height=21,
+        img_width=21,
+        stack_num=2,
+        noop_max=12,
+        max_num_frames_per_episode=80,
+    )
+
+
+def action_of(observation):
+    """The action that the pixels name, for numpy's arrays and for tensors."""
+    return observation.reshape(len(observation), -1).sum(-1) % 4
+
+
+class Pixels(nn.Module):
+    """Policy that takes this action."""
+
+    def forward(self, observation):
+        return nn.functional.one_hot(action_of(observation.long()), 4)
+
+
+def played_by_hand(count, steps):
+    """The frames of each game, played with all others: observation, reward, the next, flags."""
+    envs = games(count, 0, AutoresetMode.NEXT_STEP)
+    frames = [[] for _ in range(count)]
+    obs, _ = envs.reset(seed=SEED)
+    ended = np.zeros(count, bool)
+    for _ in range(steps):
+        actions = action_of(obs.astype(np.int64))
+        after, reward, terminated, truncated, _ = envs.step(actions)
+        for env in np.flatnonzero(~ended):
+            flags = terminated[env], truncated[env]
+            frames[env].append((obs[env], actions[env], reward[env], after[env], *flags))
+        obs, ended = after, terminated | truncated
+    return frames
+
+
+@KINDS
+@MODES
+@pytest.mark.parametrize("sizes", [(4, 2), (5, 3), (3, 1)])
+def test_each_game_goes_as_if_it_were_played_by_hand(kind, mode, sizes):
+    by_hand = played_by_hand(sizes[0], FRAMES)
+    env = GymEnv(games(*sizes, mode))
+    env.set_seed(SEED)
+    with kind(env, policy=Pixels(), frames_per_batch=FRAMES, total_frames=FRAMES) as collector:
+        (batch,) = collector
+    assert len(batch) == FRAMES
+    assert batch["next", "done"].any()
+    # On a busy machine, ALE may return some of the games only rarely.
+    for game, expected in enumerate(by_hand):
+        frames = batch[batch["env_index"] == game]
+        for frame, (obs, action, reward, after, terminated, truncated) in zip(
+            frames, expected, strict=False
+        ):
+            assert (frame["observation"].numpy() == obs).all()
+            assert frame["action"].argmax() == action
+            assert frame["next", "reward"] == reward
+            assert (frame["next", "observation"].numpy() == after).all()
+            assert frame["next", "terminated"] == terminated
+            assert frame["next", "truncated"] == truncated
+
+
+@KINDS
+@MODES
+def test_batches_and_the_budget_are_exact(kind, mode):
+    env = GymEnv(games(4, 2, mode))
+    policy = RandomPolicy(env.full_action_spec)
+    with kind(env, policy=policy, frames_per_batch=50, total_frames=120) as collector:
+        assert [len(batch) for batch in collector] == [50, 50, 20]
+
+
+@KINDS
+@MODES
+def test_whole_trajectories(kind, mode):
+    options = {"yield_completed_trajectories": True}
+    if kind is Collector:
+        options = {"trajs_per_batch": 1, "traj_format": "cat"}
+    env = GymEnv(games(4, 2, mode))
+    with kind(env, policy=Pixels(), frames_per_batch=50, **options) as collector:
+        for _ in range(5):
+            trajectory = collector.next()
+            done = trajectory["next", "done"][:, 0]
+            assert done.nonzero().tolist() == [[len(trajectory) - 1]]
+            assert len(trajectory["env_index"].unique()) == 1
+            goes_on = trajectory["next", "observation"][:-1] == trajectory["observation"][1:]
+            assert goes_on.all()
+
+
+@MODES
+def test_the_policy_acts_for_those_that_are_ready_together(mode):
+    env = GymEnv(games(5, 2, mode))
+    with AsyncBatchedCollector(env, policy=Pixels(), frames_per_batch=40) as collector:
+        collector.next()
+        assert collector.server_stats()["avg_batch_size"] == 2
+
+
+@MODES
+def test_a_reset_drops_the_steps_under_way(mode):
+    env = GymEnv(games(4, 2, mode))
+    with Collector(env, Pixels(), frames_per_batch=40) as collector:
+        before = collector.next()
+        collector.reset(seed=SEED)
+        after = collector.next()
+    expected = played_by_hand(4, 40)
+    for game in after["env_index"].unique().tolist():
+        first = after[after["env_index"] == game]["observation"][0]
+        assert (first.numpy() == expected[game][0][0]).all()
+    ids = [set(batch["collector", "traj_ids"].tolist()) for batch in (before, after)]
+    assert ids[0].isdisjoint(ids[1])
+
+
+def test_all_games_together_are_a_batch_of_environments():
+    env = GymEnv(games(3, 3, AutoresetMode.SAME_STEP))
+    with Collector(env, Pixels(), frames_per_batch=30) as collector:
+        batch = collector.next()
+    assert batch.shape == (3, 10)
+    assert batch["observation"].dtype == torch.uint8
