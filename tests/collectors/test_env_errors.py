@@ -3,6 +3,7 @@
 import os
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 
 import gymnasium
 import pytest
@@ -15,7 +16,7 @@ from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector
 from trawl.data import TrajectoryAssembler
-from trawl.envs import GymEnv, SerialEnv
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 from trawl.rollout.env_restarts import MOST_FAILURES
 from trawl.testing import FaultyEnv, NumberedEnv, RaggedEnv
 
@@ -618,3 +619,31 @@ def test_processes_of_a_vector_environment_are_replaced(kind):
     assert batch["observation"][:, :, 3].tolist() == [[0, 1, 2, 3, 0, 1]] * 2
     assert stats["env_restarts"] == 1
     assert not any(process.is_alive() for env in made for process in env.processes)
+
+
+# --- processes with several environments
+
+
+class DiesOnce(NumberedEnv):
+    """Environment whose process ends in a step, unless the file is there that it leaves."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self._mark = mark
+
+    def step(self, action):
+        if len(self.actions) == 4 and not self._mark.exists():
+            self._mark.touch()
+            os._exit(3)
+        return super().step(action)
+
+
+def test_each_environment_of_a_process_that_dies_is_counted(tmp_path):
+    dies = partial(DiesOnce, tmp_path / "mark")
+    env = ParallelEnv(
+        5, [NumberedEnv, dies, NumberedEnv, NumberedEnv, NumberedEnv], envs_per_worker=2
+    )
+    with Collector(env, frames_per_batch=100, on_env_error="restart") as collector:
+        with pytest.warns(RuntimeWarning, match="exited with status 3") as caught:
+            collector.next()
+        assert collector.stats()["env_restarts"] == len(caught) == 2

@@ -4,6 +4,7 @@ import math
 import os
 import threading
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import psutil
@@ -244,7 +245,7 @@ def test_its_environments_end_if_it_dies():
     [
         ({"frames": 0}, ValueError, "frames_per_batch"),
         ({"nothing": 1}, TypeError, "AsyncBatchedCollector got unknown arguments: nothing"),
-        ({"device": "cuda:77"}, ValueError, "policy_device"),
+        ({"device": "cuda:77"}, ValueError, "^device is 'cuda:77'"),
         ({"max_policy_lag": -1}, ValueError, "max_policy_lag"),
         ({"max_policy_lag": 1, "envs_per_worker": 2}, ValueError, "can't be used with envs_per"),
         ({"cudagraph_policy": True}, ValueError, "static_batch_size"),
@@ -284,6 +285,30 @@ def test_workers_with_environments_at_their_own_pace(cls):
                 assert set(part["env_index"].tolist()) <= {0, 1}
                 assert part["policy_version"].shape == part.shape
                 ledger.add(part)
+    assert ledger.frames == 160
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("total", [130, 160])
+def test_the_budget_of_such_workers_is_rounded_up_to_full_batches(cls, total):
+    ledger = ledger_of(4)
+    every = makers(4)
+    expected = nullcontext()
+    if total % 40:
+        expected = pytest.warns(UserWarning, match=f"total_frames={total} is not a multiple of .*")
+    with expected:
+        collector = cls(
+            [every[:2], every[2:]],
+            Chooses(),
+            collector_class=AsyncBatchedCollector,
+            frames_per_batch=40,
+            total_frames=total,
+        )
+    with collector:
+        for batch in collector:
+            for part in batch if cls.sync else [batch]:
+                ledger.add(part)
+        assert collector.stats()["frames"] == 160
     assert ledger.frames == 160
 
 
