@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,12 @@ from trawl.rollout.array_env_restarts import make_stepper
 from trawl.rollout.array_policy import PolicyBinder, PolicyLeaves, converter
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block, zeros
-from trawl.rollout.checks import check_actions, check_rewards, has_autoreset_steps
+from trawl.rollout.checks import (
+    check_actions,
+    check_rewards,
+    check_same_layout,
+    has_autoreset_steps,
+)
 from trawl.rollout.episodes import EpisodeTracker, StartValue, StepArrays
 from trawl.rollout.groups import Group, GroupsInTurn
 from trawl.rollout.layout import Layout, Leaf
@@ -304,6 +309,19 @@ class ArrayBatchWriter(BatchWriter):
             self._next_obs[key][chosen] = 0
         if self._marks_starts:
             self._next_obs[IS_INIT][chosen] = True
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        rows = {show_key(key): torch.from_numpy(row.copy()) for key, row in self._next_obs.items()}
+        return {"rows": rows, "episodes": self.episodes.state_dict()}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = {show_key(key): torch.from_numpy(row) for key, row in self._next_obs.items()}
+        check_same_layout(own, state["rows"])
+        for name, row in own.items():
+            row.copy_(state["rows"][name])
+        self.episodes.load_state_dict(state["episodes"])
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

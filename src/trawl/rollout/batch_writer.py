@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,6 +102,22 @@ class BatchWriter(Protocol):
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the next batch begins with, except the states of the environments.
+
+        The entries are tensors, numbers, lists, and dictionaries of these.
+        """
+        raise NotImplementedError
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if it has other entries, or entries of another shape or dtype. Nothing is
+                changed then.
+        """
+        raise NotImplementedError
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a real one."""

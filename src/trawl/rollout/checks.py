@@ -150,3 +150,23 @@ def check_rewards(
             f"the environment returned a reward of nan (key ('next', 'reward')){which} at step "
             f"{row} of this batch; a reward must be a number"
         )
+
+
+def check_same_layout(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Compares the entries of a state with the entries that a step begins with.
+
+    Raises:
+        ValueError: if a state has other entries, or an entry has another shape or dtype.
+    """
+    for name in sorted({*own, *state}):
+        mine, other = own.get(name), state.get(name)
+        if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"the state has {_layout(other)} in {name}, but the collector has {_layout(mine)}: "
+                "load the state into a collector that is made with the same environments, policy "
+                "and options"
+            )
+
+
+def _layout(value: Tensor | None) -> str:
+    return "no entry" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"

@@ -7,7 +7,7 @@ writes trajectory ids, step counts and ``is_init``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,6 +225,20 @@ class EpisodeTracker:
             end(int(index), int(row))
         self.finish(len(ids))
         return ids
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the positions of all environments in their episodes, between two batches."""
+        return {
+            "next_id": self.next_id,
+            "stride": self.stride,
+            "ids": list(self.ids),
+            "steps": list(self._steps),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned."""
+        self.next_id, self.stride = state["next_id"], state["stride"]
+        self.ids, self._steps = list(state["ids"]), list(state["steps"])
 
     def load(self, next_id: int, stride: int | None = None) -> None:
         """Begins new trajectories in all environments, with ids from ``next_id`` on.

@@ -10,7 +10,7 @@ Everything that can be decided beforehand is decided when the two functions are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -224,6 +224,28 @@ class Rollout:
             waited = self.writer.waited - waited
             self._act_time += between - before - waited
             self._step_time += perf_counter() - between + waited
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the next batch depends on, except environments and weights."""
+        streams = None if self.stream is None else self.stream.state_dict()
+        return {
+            "writer": self.writer.state_dict(),
+            "stream": streams,
+            "steps_done": self.steps_done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: if the state is one of other environments, or of another policy.
+        """
+        self.writer.load_state_dict(state["writer"])
+        self.steps_done = state["steps_done"]
+        if state["stream"] is not None:
+            if self.stream is None:
+                self.stream = RandomStream(0, self.writer.policy.device)
+            self.stream.load_state_dict(state["stream"])
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""

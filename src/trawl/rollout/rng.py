@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,14 @@ class RandomStream:
         self._state = self._get_states()
         self._set_states(outside)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the stream."""
+        return as_data(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`state_dict` returned."""
+        self._state = from_data(state, self._state)
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Makes the global generators draw from this stream within a ``with`` block."""
@@ -54,3 +62,32 @@ class RandomStream:
         random.setstate(state[2])
         if state[3] is not None:
             torch.cuda.set_rng_state(state[3], self._cuda or "cuda")
+
+
+def as_data(state: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the states of the generators as tensors, numbers and lists."""
+    torch_state, (name, keys, *rest), (version, inner, gauss), cuda = state
+    data = {
+        "torch": torch_state,
+        "numpy": {"name": str(name), "keys": keys.tolist(), "rest": list(rest)},
+        "python": {"version": version, "inner": list(inner), "gauss": gauss},
+    }
+    return data if cuda is None else {**data, "cuda": cuda}
+
+
+def from_data(data: Mapping[str, Any], before: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the states that :func:`as_data` converted.
+
+    Args:
+        data: the converted states.
+        before: states of the same generators. Its CUDA state is kept if ``data`` has none.
+    """
+    numpy_state, python_state = data["numpy"], data["python"]
+    keys = np.array(numpy_state["keys"], dtype=np.uint32)
+    cuda = before[3]
+    return (
+        data["torch"].cpu(),
+        (numpy_state["name"], keys, *numpy_state["rest"]),
+        (python_state["version"], tuple(python_state["inner"]), python_state["gauss"]),
+        None if cuda is None else data.get("cuda", cuda),
+    )

@@ -7,6 +7,7 @@ differ, the batch is a lazy stack.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,22 @@ from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
 from trawl.errors import resetting
-from trawl.keys import IS_INIT, MASK, NO_TRAJECTORY, STEP_COUNT, TRAJ_IDS, Key, as_key, next_of
+from trawl.keys import (
+    IS_INIT,
+    MASK,
+    NO_TRAJECTORY,
+    STEP_COUNT,
+    TRAJ_IDS,
+    Key,
+    as_key,
+    next_of,
+    show_key,
+)
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
 from trawl.rollout.checks import (
     check_rewards,
+    check_same_layout,
     has_autoreset_steps,
 )
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
@@ -363,6 +375,25 @@ class TensorDictBatchWriter(BatchWriter):
         own += [IS_INIT] if self._marks_starts else []
         for key in own:
             fresh.set(key, self._where(reset, fresh, self._carrier, key))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._rows(), "episodes": self.episodes.state_dict()}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_same_layout(self._rows(), state["rows"])
+        for key in self._carrier.keys(True, True):
+            value = state["rows"][show_key(as_key(key))]
+            self._carrier.set(key, value.to(self._carrier.get(key).device).clone())
+        self.episodes.load_state_dict(state["episodes"])
+
+    def _rows(self) -> dict[str, Tensor]:
+        """Returns copies of the entries that the next step begins with."""
+        return {
+            show_key(as_key(key)): value.cpu().clone()
+            for key, value in self._carrier.items(True, True)
+        }
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""
