@@ -49,6 +49,10 @@ class WorkerDied(WorkerError):
     """Raised if a worker died and is not replaced."""
 
 
+class EnvStateError(RuntimeError):
+    """Raised if the state of an environment can't be captured or restored."""
+
+
 @contextmanager
 def resetting(env: Any, hint: str = "") -> Iterator[None]:
     """Adds a note to each exception that is raised while an environment is reset in the context.

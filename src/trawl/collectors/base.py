@@ -259,10 +259,10 @@ class BaseCollector(
         buffer = self.config.replay_buffer is not None
         return self._delivery.processed(self._whole.template(frames, buffer))
 
-    def _load_whole(self, state_dict: Mapping[str, Any], order: int = 0) -> None:
-        """Restores the whole trajectories that were waiting for delivery."""
+    def _load_whole(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
+        """Restores the trajectories that were waiting for delivery or for their ends."""
         if self._whole is not None:
-            self._whole.load_state_dict(state_dict.get(STATE, {}), order)
+            self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
 
     def _whole_state(self) -> dict[str, Any]:
         return {} if self._whole is None else {STATE: self._whole.state_dict()}

@@ -177,7 +177,8 @@ class WorkerPool:
         """Number of the last request."""
         return self._number
 
-    def _next_number(self) -> int:
+    def next_number(self) -> int:
+        """Returns a number for a new request."""
         self._number += 1
         return self._number
 
@@ -199,7 +200,7 @@ class WorkerPool:
         for freed in self._names.freed():
             for slot in self.slots:
                 slot.unmap(freed)
-        number, memory, partition = self._next_number(), place.memory, place.partition
+        number, memory, partition = self.next_number(), place.memory, place.partition
         name = self._names.name
         request = replace(
             request,
@@ -249,7 +250,7 @@ class WorkerPool:
         self._check_owner()
         numbers = {}
         for index, data in packed.items():
-            numbers[index] = number = self._next_number()
+            numbers[index] = number = self.next_number()
             self.slots[index].send(requests.CallRequest(number, data))
         waiting = set(numbers.values())
         try:

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
@@ -46,6 +46,8 @@ class Scheduler(ABC):
         self.requested = False
         # For each worker, the sizes of the batches that it was asked for and that have not arrived.
         self._requested: list[deque[int]] = []
+        # Batches that have arrived and are not delivered yet, in the order of their arrival.
+        self._made: list[WorkerBatch] = []
 
     @abstractmethod
     def collect(self, wanted: Callable[[], bool], random: Callable[[], bool]) -> list[WorkerBatch]:
@@ -82,6 +84,20 @@ class Scheduler(ABC):
         while (part := self._counted(self.pool.pop_batch())) is not None:
             parts.append(part)
         return parts
+
+    def finished(self) -> list[WorkerBatch]:
+        """Returns the batches that are finished but not yet delivered, and keeps them."""
+        while (part := self._counted(self.pool.pop_batch())) is not None:
+            self._add_made(part)
+        return list(self._made)
+
+    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
+        """Adds batches of a loaded state, which are delivered before all others."""
+        for part in parts:
+            self._add_made(part)
+
+    def _add_made(self, part: WorkerBatch) -> None:
+        self._made.append(part)
 
     def _request(
         self, index: int, place: BufferSlice, random: bool, size: int, breakable: bool = False
@@ -122,8 +138,7 @@ class SyncScheduler(Scheduler):
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         super().__init__(pool, left)
-        # Parts of the next batch that have arrived, and the workers that were asked for a part.
-        self._made: list[WorkerBatch] = []
+        # The workers that were asked for a part of the next batch.
         self._fresh: set[int] = set()
         self._random, self._began = False, 0.0
         self._threshold = 1.0 if threshold is None else threshold
@@ -144,6 +159,11 @@ class SyncScheduler(Scheduler):
         self._random, self._began = random, time.monotonic()
         self._fresh = self._request_all(random)
         self.requested = True
+
+    @override
+    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
+        super().put_back(parts)
+        self._fresh, self.requested = {part.index for part in parts}, bool(parts)
 
     @override
     def set_workers(self, assembler: BatchAssembler | None, frames: list[int]) -> None:
@@ -222,8 +242,6 @@ class AsyncScheduler(Scheduler):
     ) -> None:
         super().__init__(pool, left)
         self.bound = bound
-        # Finished batches that are not delivered yet, in the order in which they were finished.
-        self._made: list[WorkerBatch] = []
         # Number of each worker's last request.
         self._last: list[int] = []
 
@@ -260,6 +278,21 @@ class AsyncScheduler(Scheduler):
         if self.bound is not None:
             self.bound.grow(added)
 
+    @override
+    def put_back(self, parts: Sequence[WorkerBatch]) -> None:
+        for part in parts:
+            if self.bound is not None and not part.answer.random:
+                self.bound.ordered(part.answer.number, part.index)
+        super().put_back(parts)
+
+    @override
+    def _add_made(self, part: WorkerBatch) -> None:
+        super()._add_made(part)
+        # Until its delivery, a batch counts as under way.
+        self.frames_under_way += part.answer.frames
+        if self.bound is not None:
+            self.bound.made(part.answer.number, part.answer.weights)
+
     def _by_turn(self) -> list[int]:
         """Returns the workers, sorted by the age of their last requests, oldest first.
 
@@ -279,10 +312,7 @@ class AsyncScheduler(Scheduler):
                         return part
             made = self._next()
             if made is not None:
-                self._made.append(made)
-                self.frames_under_way += made.answer.frames
-                if self.bound is not None:
-                    self.bound.made(made.answer.number, made.answer.weights)
+                self._add_made(made)
 
     def _keep_busy(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -13,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from tensordict.nn import CudaGraphModule
-from torch import nn
 
 from trawl.collectors.arguments import CollectorArguments, accepts, describe
 from trawl.collectors.config import CollectorConfig, option_names, warn
@@ -31,7 +29,7 @@ from trawl.collectors.placing import (
     resolve_devices,
     tensors_of,
 )
-from trawl.collectors.rollouts import RolloutCollector
+from trawl.collectors.resuming import ResumableCollector
 from trawl.collectors.torchrl import add_transforms, give_specs, is_random, names
 from trawl.collectors.weak import weak
 from trawl.envs.base import TensorDictEnv
@@ -48,7 +46,7 @@ from trawl.rollout.rng import RandomStream
 
 
 @describe(CollectorArguments)
-class Collector(RolloutCollector):
+class Collector(ResumableCollector):
     """Collects experience in this process.
 
     A batch is a TensorDict of shape ``(frames_per_batch,)``. If the environment has a batch size
@@ -312,59 +310,6 @@ class Collector(RolloutCollector):
             self._restart()
         return int(following)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state needed to continue later: counts, weights, and environment state.
-
-        With ``trajs_per_batch``, the state includes the whole trajectories that have not been
-        delivered yet.
-        """
-        with self._held():
-            state: dict[str, Any] = {
-                "env_state_dict": _env_state(self.env),
-                "frames": self._frames,
-                "iter": self._batches,
-                "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
-            }
-            module = _module_of(self.policy)
-            if module is not None:
-                state["policy_state_dict"] = module.state_dict()
-            if self._version is not None:
-                state["policy_version"] = self._version.version
-            state |= self._whole_state()
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Restores a state that :meth:`state_dict` returned; new trajectories begin.
-
-        Args:
-            state_dict: the state.
-            strict: whether to raise an error if the weights don't fit exactly.
-
-        Raises:
-            KeyError: if an entry is missing.
-        """
-        needed = ["frames", "iter"]
-        module = _module_of(self.policy)
-        if strict and module is not None:
-            needed.append("policy_state_dict")
-        for name in needed:
-            if name not in state_dict:
-                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
-        with self._held():
-            if module is not None and "policy_state_dict" in state_dict:
-                module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            if state_dict.get("env_state_dict"):
-                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
-            if not self._at_start:
-                self._restart()
-            self._frames = int(state_dict["frames"])
-            self._batches = int(state_dict["iter"])
-            if "traj_pool" in state_dict:
-                self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
-            if self._version is not None and "policy_version" in state_dict:
-                self._version.version = state_dict["policy_version"]
-            self._load_whole(state_dict)
-
     def fake_tensordict(self) -> TensorDictBase:
         """Returns a batch of zeros with the layout of a delivered batch."""
         batch = self._rollout.writer.fake()
@@ -420,17 +365,7 @@ class Collector(RolloutCollector):
         )
 
 
-def _module_of(policy: Any) -> nn.Module | None:
-    """Returns the policy if it is a module, and None otherwise."""
-    return policy if isinstance(policy, nn.Module) else None
-
-
 def _register(target: Any, collector: Collector) -> None:
     register = getattr(target, "register_collector", None)
     if callable(register):
         register(collector)
-
-
-def _env_state(env: Any) -> Any:
-    transform = getattr(env, "transform", None)
-    return env.state_dict() if transform is None else transform.state_dict()

@@ -119,15 +119,23 @@ class TrajectoryBatcher:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later."""
-        return {"whole": self._assembler.state(), "delivered": self.delivered}
+        return {"assembler": self._assembler.state(), "delivered": self.delivered}
 
-    def load_state_dict(self, state: Mapping[str, Any], order: int) -> None:
-        """Restores a state that :meth:`state_dict` returned; incomplete trajectories are dropped.
+    def load_state_dict(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
+        """Restores a state that :meth:`state_dict` returned.
 
         Args:
             state: the state.
             order: number of the last request before the state was loaded.
+            resumed: True if the episodes of the state go on; otherwise, incomplete trajectories are
+                dropped.
         """
         self._loads.append(order)
-        self._assembler.load(state.get("whole", ()))
+        self._assembler.load(state.get("assembler", {}), self._now if resumed else None)
         self.delivered = int(state.get("delivered", 0))
+
+    def _now(self, place: Any) -> tuple[Hashable, int, int]:
+        """Returns the name of a place in a state after the last load."""
+        (source, _), worker, row = place
+        source = tuple(source) if isinstance(source, (list, tuple)) else source
+        return (source, len(self._loads)), worker, row

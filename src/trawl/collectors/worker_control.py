@@ -15,14 +15,14 @@ from trawl.collectors import worker
 from trawl.collectors.assembler import BatchAssembler
 from trawl.collectors.profile import ProfileConfig
 from trawl.collectors.slot import summary
-from trawl.collectors.worker_weights import WorkerWeights
+from trawl.collectors.worker_state import WorkerState
 from trawl.envs.seeding import check_seed, derive
 from trawl.paths import get_path
 
 _VIEWS = ("aggregate", "per_worker", "both")
 
 
-class WorkerControl(WorkerWeights):
+class WorkerControl(WorkerState):
     """The part of a collector with workers that controls the workers between batches.
 
     Workers answer between two batches. Seeds, weights, versions, hooks and loaded environment
@@ -35,28 +35,6 @@ class WorkerControl(WorkerWeights):
 
     sync: bool
     _assembler: BatchAssembler
-
-    def _all(self, function: Any, *arguments: Any) -> list[Any]:
-        """Calls a function with each worker's collector, and returns the results."""
-        return self._each(function, [arguments] * self.num_workers)
-
-    def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Calls a function with the collector of each worker that has an entry in ``arguments``."""
-        self._check_open(getattr(function, "__name__", "a call"))
-        with self._held():
-            results = self._call({i: (function, *own) for i, own in enumerate(arguments)})
-        return list(results.values())
-
-    def _call(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls functions with the collectors of workers, which have the newest weights then."""
-        self._catch_up()
-        return self._pool.call(calls)
-
-    def _catch_up(self) -> None:
-        """Waits for a batch that was requested ahead, and sends updates that wait for it."""
-        if self._sender.holding:
-            self._pool.settle()
-            self._sender.release()
 
     def reset(self, reset_idx: Sequence[bool] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories.
@@ -112,72 +90,6 @@ class WorkerControl(WorkerWeights):
                 call = (methodcaller("set_seed", seed, static_seed),)
                 seed = self._call({index: call})[index]
         return seed
-
-    # --- state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state needed to continue later: counts, and the state of each worker."""
-        states = self._all(methodcaller("state_dict"))
-        state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
-        last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
-        state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
-        state |= self._whole_state()
-        if self._version is not None:
-            state["policy_version"] = self.policy_version
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Restores the state that :meth:`state_dict` returned; new trajectories begin.
-
-        Raises:
-            KeyError: if an entry is missing, for example the state of a worker.
-            ValueError: if the state has more workers than this collector.
-        """
-        self._check_open("load_state_dict()")
-        names = [f"worker{index}" for index in range(self.num_workers)]
-        _check_state(state_dict, names)
-        version = state_dict.get("policy_version", self.policy_version)
-        loaded = {
-            i: weights
-            for i, name in enumerate(names)
-            if (weights := state_dict[name].get("policy_state_dict")) is not None
-        }
-        send = self._sender.prepare_each(loaded)
-        with self._held(), self._in_bounds(range(self.num_workers)):
-            if self._whole is not None:
-                # Batches that were requested earlier belong to old episodes. Old episodes must not
-                # be mixed with new episodes, which may have the same ids.
-                self._pool.settle()
-            self._catch_up()
-            last = self._pool.last_request
-            before = self._sender.versions, [setup.env_state for setup in self._setups]
-            for setup, name in zip(self._setups, names, strict=True):
-                setup.env_state = state_dict[name].get("env_state_dict")
-            if self._version is not None:
-                self._sender.versions = [
-                    state_dict[name].get("policy_version", version) for name in names
-                ]
-            # Sent before the call, because a worker may be replaced while others load.
-            send()
-            try:
-                self._pool.call(
-                    {
-                        index: (methodcaller("load_state_dict", state_dict[name], strict),)
-                        for index, name in enumerate(names)
-                    }
-                )
-            except BaseException:
-                self._sender.versions, env_states = before
-                for setup, env_state in zip(self._setups, env_states, strict=True):
-                    setup.env_state = env_state
-                raise
-            self._sender.set_version(version)
-            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
-            self._load_whole(state_dict, last)
-            for slot, name in zip(self._pool.slots, names, strict=True):
-                if "traj_pool" in state_dict[name]:
-                    begins = int(state_dict[name]["traj_pool"]["traj_id"])
-                    slot.trajectory = max(slot.trajectory, begins)
 
     @override
     def map_fn(
@@ -375,20 +287,3 @@ def _seeded(
         yield index, dict(own)
         if own.get("seed") is not None:
             own["seed"] = derive(own["seed"], "worker", index)
-
-
-def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
-    """Raises an error if ``state_dict`` is not the state of a collector with these workers."""
-    for name in ("frames", "iter", *workers):
-        if name not in state_dict:
-            raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
-    made_by = sum(name.startswith("worker") for name in state_dict)
-    if made_by != len(workers):
-        raise ValueError(
-            f"state_dict comes from a collector with {made_by} workers, but this one has "
-            f"{len(workers)}"
-        )
-    for name in workers:
-        for entry in ("frames", "iter"):
-            if entry not in state_dict[name]:
-                raise KeyError(f"state_dict[{name!r}] has no {entry!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
+from trawl.tensordicts import from_plain, to_plain
 
 _Place = tuple[Hashable, int, int]
 
@@ -41,6 +42,21 @@ class _Turns:
 
     def see(self, place: _Place) -> None:
         self.waiting.setdefault(place, deque())
+
+    def state(self) -> dict[str, Any]:
+        waiting = [[place, _plain(found)] for place, found in self.waiting.items()]
+        return {"waiting": waiting, "round": list(self._round)}
+
+    def load(
+        self, state: Mapping[str, Any], resumed: Callable[[Any], _Place] | None
+    ) -> list[TensorDictBase]:
+        """Restores a state; returns the trajectories whose environments have no further turns."""
+        waiting = [(p, deque(map(from_plain, found))) for p, found in state.get("waiting", ())]
+        if resumed is None:
+            return [one for _, found in waiting for one in found]
+        self.waiting = {resumed(place): found for place, found in waiting}
+        self._round = deque(map(resumed, state.get("round", ())))
+        return []
 
     def pop_due(self) -> Iterator[TensorDictBase]:
         """Removes and yields the trajectories whose turn it is."""
@@ -205,19 +221,43 @@ class TrajectoryAssembler:
     def _held_back(self) -> Iterable[deque[TensorDictBase]]:
         return () if self._turns is None else self._turns.waiting.values()
 
-    def state(self) -> list[TensorDictBase]:
-        """Returns copies of the whole trajectories that have not been taken yet."""
-        held = [trajectory for waiting in self._held_back() for trajectory in waiting]
-        return [trajectory.clone() for trajectory in [*self._whole, *held]]
+    def state(self) -> dict[str, Any]:
+        """Returns copies of all trajectories that have not been taken, as plain data.
 
-    def load(self, whole: Iterable[TensorDictBase]) -> None:
-        """Restores trajectories from :meth:`state`; unfinished trajectories are dropped."""
+        The state has whole trajectories, unfinished ones, and those that wait for the turns of
+        their environments.
+        """
+        unfinished = [
+            {"place": place, "trajectory": self._ids[place], "frames": pieces and _plain(pieces)}
+            for place, pieces in self._pieces.items()
+        ]
+        state = {"whole": _plain(self._whole), "unfinished": unfinished}
+        return state if self._turns is None else {**state, "turns": self._turns.state()}
+
+    def load(self, state: Mapping[str, Any], resumed: Callable[[Any], _Place] | None) -> None:
+        """Restores trajectories from :meth:`state`.
+
+        Args:
+            state: the state.
+            resumed: function that returns the place where the trajectories of a place in the state
+                go on; None if they don't, because new episodes begin.
+        """
         # Frames that continue an unfinished trajectory later would lack its beginning.
         self._pieces = dict.fromkeys(self._pieces)
-        self._whole = deque(whole)
+        self._whole = deque(map(from_plain, state.get("whole", ())))
         self._own = len(self._whole)
         if self._turns is not None:
             self._turns = _Turns()
+            self._whole.extend(self._turns.load(state.get("turns", {}), resumed))
+        if resumed is not None:
+            for one in state.get("unfinished", ()):
+                place, frames = resumed(one["place"]), one["frames"]
+                self._ids[place] = one["trajectory"]
+                self._pieces[place] = None if frames is None else list(map(from_plain, frames))
+
+
+def _plain(trajectories: Iterable[TensorDictBase]) -> list[dict[str, Any]]:
+    return [to_plain(one.clone()) for one in trajectories]
 
 
 def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture import NONE, capture, prepare, restore, way_of
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
 from trawl.envs.outcomes import flag_of, reward_of
@@ -28,6 +29,7 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
+from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
@@ -127,11 +129,14 @@ class GymEnv(TensorDictEnv):
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
+        if not is_vector_env(self.env):
+            self.env = prepare(self.env)
         self.device = optional_device("device", device)
         self.categorical_action_encoding = categorical_action_encoding
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since the last set_seed()
+        self._state_method: str | None = None
         self._begun: TensorDict | None = None  # observations of the reset after a failure
         self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
         self._describe_spaces(autoreset_mode)
@@ -225,6 +230,46 @@ class GymEnv(TensorDictEnv):
     @override
     def _close(self) -> None:
         self.env.close()
+
+    @property
+    def state_method(self) -> str:
+        """Way in which :meth:`capture` captures the state; ``"none"`` if there is none.
+
+        See :mod:`trawl.envs.capture`.
+        """
+        if self._state_method is None:
+            self._state_method = NONE if self.vector is not None else way_of(self.env)
+        return self._state_method
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of the environment as plain data.
+
+        Raises:
+            EnvStateError: if it can't be captured.
+        """
+        if self.vector is not None:
+            raise EnvStateError(f"the state of {self!r}, a vector environment, can't be captured")
+        return {
+            "env": capture(self.env),
+            "seed": None if self._seed is None else list(self._seed),
+            "seeds": self._seeds,
+            "rebuilds": self._rebuilds,
+        }
+
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        """Continues from a state that :meth:`capture` returned.
+
+        Args:
+            state: the state.
+            trust: True to open a pickle that another process made.
+
+        Raises:
+            EnvStateError: if it is the state of another environment, or can't be restored.
+        """
+        self.env = restore(self.env, state["env"], trust)
+        seed = state["seed"]
+        self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
+        self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]
 
     def rebuild(self) -> None:
         """Closes the simulator, ignoring errors, and makes a new one in the same way.

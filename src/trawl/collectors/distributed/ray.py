@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -142,21 +142,30 @@ class RayCollector(ClusterCollector):
 
     @override
     def load_state_dict(
-        self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
+        self,
+        state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        strict: bool = True,
+        *,
+        trust: bool = False,
+        on_state_mismatch: Literal["raise", "new_episodes"] = "raise",
     ) -> None:
-        """Restores an earlier state; new trajectories begin.
+        """Restores an earlier state.
 
         Args:
             state_dict: a state that :meth:`state_dict` returned. States of the actors' collectors,
                 as returned by TorchRL's RayCollector, are accepted too: a list with a state for
                 each actor, or one state for all actors.
             strict: whether to raise an error if the weights don't fit exactly.
+            trust: True to open pickled environments, which can run any code.
+            on_state_mismatch: see :meth:`MultiSyncCollector.load_state_dict`.
 
         Raises:
             KeyError: if an entry is missing.
+            EnvStateError: if the state of an environment can't be restored.
             ValueError: if the number of states doesn't match the number of actors.
         """
-        super().load_state_dict(of_actors(state_dict, self.num_workers, self.sync), strict)
+        states = of_actors(state_dict, self.num_workers, self.sync)
+        super().load_state_dict(states, strict, trust=trust, on_state_mismatch=on_state_mismatch)
 
     @override
     def pause(

@@ -1,0 +1,178 @@
+"""The state of a collector without workers, with which another one continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from trawl.checks import check_bool
+from trawl.collectors.config import warn
+from trawl.collectors.placing import module_of
+from trawl.collectors.rollouts import RolloutCollector
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.gym import GymEnv
+from trawl.errors import EnvStateError
+from trawl.rollout.env_restarts import EnvRestarts
+
+# Entry of the state that holds what the next batch depends on, and the format of this entry.
+_RESUME, _FORMAT = "resume", 1
+_MODES = ("raise", "new_episodes")
+
+
+class ResumableCollector(RolloutCollector):
+    """The part of a collector without workers that saves and restores its state.
+
+    Attributes:
+        resumed: True if the episodes of the state that was loaded last go on.
+    """
+
+    env: Any
+    _restarts: EnvRestarts | None
+    resumed = False
+
+    def env_state_methods(self) -> list[str]:
+        """Returns the way in which the state of each environment is captured.
+
+        Returns:
+            For each environment, ``"get_state"``, ``"ale"``, ``"mujoco"``, ``"pickle"``,
+            ``"replay"``, or ``"none"`` if its state can't be captured. After the state of an
+            environment without one is loaded, new episodes begin in all environments.
+        """
+        return [part.state_method for part in self._parts()] or ["none"]
+
+    def _parts(self) -> list[GymEnv]:
+        """Returns the environments, if their states can be captured one by one."""
+        parts = self.env.parts if isinstance(self.env, TensorDictEnv) else []
+        return parts if all(isinstance(part, GymEnv) for part in parts) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state needed to continue later.
+
+        The state holds counts, weights, the states of the environments, and everything else that
+        the next batches depend on. A collector that is made with the same arguments, and loads the
+        state, delivers the same batches as this one would. Exceptions are environments whose state
+        can't be captured (see :meth:`env_state_methods`), in which new episodes begin.
+
+        With ``trajs_per_batch``, the state includes the trajectories that have not been delivered
+        yet.
+        """
+        with self._held():
+            state: dict[str, Any] = {
+                "env_state_dict": _env_state(self.env),
+                "frames": self._frames,
+                "iter": self._batches,
+                "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
+            }
+            module = module_of(self.policy)
+            if module is not None:
+                state["policy_state_dict"] = module.state_dict()
+            if self._version is not None:
+                state["policy_version"] = self._version.version
+            state |= self._whole_state()
+            if "none" not in self.env_state_methods():
+                state[_RESUME] = self._resume_state()
+        return state
+
+    def _resume_state(self) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "rollout": self._rollout.state_dict(),
+            "envs": [part.capture() for part in self._parts()],
+            "at_start": self._at_start,
+            "env_restarts": 0 if self._restarts is None else self._restarts.count,
+        }
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        trust: bool = False,
+        on_state_mismatch: Literal["raise", "new_episodes"] = "raise",
+    ) -> None:
+        """Restores a state that :meth:`state_dict` returned.
+
+        Args:
+            state_dict: the state.
+            strict: whether to raise an error if the weights don't fit exactly.
+            trust: True to open pickled environments, which can run any code. Without it, only
+                those are opened that this process has pickled.
+            on_state_mismatch: reaction to the state of an environment that can't be restored.
+                ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
+                environments, and warns.
+
+        Raises:
+            KeyError: if an entry is missing.
+            EnvStateError: if the state of an environment can't be restored.
+            ValueError: if the state is one of other environments or of another policy.
+        """
+        check_bool("trust", trust)
+        if on_state_mismatch not in _MODES:
+            raise ValueError(
+                f"on_state_mismatch must be one of {_MODES}, but it is {on_state_mismatch!r}"
+            )
+        needed = ["frames", "iter"]
+        module = module_of(self.policy)
+        if strict and module is not None:
+            needed.append("policy_state_dict")
+        for name in needed:
+            if name not in state_dict:
+                raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+        with self._held():
+            if module is not None and "policy_state_dict" in state_dict:
+                module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+            if state_dict.get("env_state_dict"):
+                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
+            self.resumed = self._load_episodes(state_dict, trust, on_state_mismatch)
+            self._frames = int(state_dict["frames"])
+            self._batches = int(state_dict["iter"])
+            if self._version is not None and "policy_version" in state_dict:
+                self._version.version = state_dict["policy_version"]
+            self._load_whole(state_dict, 0, self.resumed)
+
+    def _load_episodes(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
+        """Continues the episodes of a state, or begins new ones; returns True if they continue."""
+        state = state_dict.get(_RESUME)
+        if state is not None:
+            try:
+                self._resume(state, trust)
+            except (EnvStateError, ValueError) as error:
+                if mode == "raise":
+                    raise
+                warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
+            else:
+                return True
+        if not self._at_start or state is not None:
+            self._restart()
+        if "traj_pool" in state_dict:
+            self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
+        return False
+
+    def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
+        parts, states = self._parts(), state["envs"]
+        if state["format"] != _FORMAT:
+            raise ValueError(
+                f"the state has format {state['format']}, but this version of Trawl reads format "
+                f"{_FORMAT}: use the version that saved it"
+            )
+        if len(parts) != len(states):
+            raise ValueError(
+                f"the state has {len(states)} environments, but the collector has {len(parts)}: "
+                "load it into a collector that is made with the same arguments"
+            )
+        self._rollout.load_state_dict(state["rollout"])
+        for index, (part, one) in enumerate(zip(parts, states, strict=True)):
+            try:
+                part.restore(one, trust)
+            except EnvStateError as error:
+                raise EnvStateError(f"environment {index}: {error}") from error
+        self._at_start = state["at_start"]
+        if self._restarts is not None:
+            self._restarts.count = state["env_restarts"]
+
+
+def _env_state(env: Any) -> Any:
+    transform = getattr(env, "transform", None)
+    return env.state_dict() if transform is None else transform.state_dict()

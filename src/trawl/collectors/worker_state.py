@@ -1,0 +1,204 @@
+"""Calls of functions in workers, and the state of a collector with workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Literal
+
+import cloudpickle
+
+from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
+from trawl.collectors.requests import BatchReady
+from trawl.collectors.worker_weights import WorkerWeights
+from trawl.tensordicts import from_plain, to_plain
+
+# Entry of the state with the batches that were finished, but not delivered.
+_FINISHED = "finished"
+
+
+class WorkerState(WorkerWeights):
+    """The part of a collector with workers that calls functions in workers, and has their state.
+
+    Attributes:
+        resumed: True if the episodes of the state that was loaded last go on.
+    """
+
+    _assembler: BatchAssembler
+    resumed = False
+
+    def _all(self, function: Any, *arguments: Any) -> list[Any]:
+        """Calls a function with each worker's collector, and returns the results."""
+        return self._each(function, [arguments] * self.num_workers)
+
+    def _each(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Calls a function with the collector of each worker that has an entry in ``arguments``."""
+        self._check_open(getattr(function, "__name__", "a call"))
+        with self._held():
+            results = self._call({i: (function, *own) for i, own in enumerate(arguments)})
+        return list(results.values())
+
+    def _call(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls functions with the collectors of workers, which have the newest weights then."""
+        self._catch_up()
+        return self._pool.call(calls)
+
+    def _catch_up(self) -> None:
+        """Waits for a batch that was requested ahead, and sends updates that wait for it."""
+        if self._sender.holding:
+            self._pool.settle()
+            self._sender.release()
+
+    # --- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state needed to continue later, once workers have finished their batches.
+
+        The state holds counts, the state of each worker's collector, and batches that workers have
+        finished. A collector that is made with the same arguments, and loads the state, delivers
+        these batches, and then those that the workers would have collected next. See
+        :meth:`Collector.state_dict`.
+        """
+        self._check_open("state_dict()")
+        with self._held():
+            self._catch_up()
+            self._pool.settle()
+            finished = self._scheduler.finished()
+            states = self._all(methodcaller("state_dict"))
+            state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
+            last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))
+            state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
+            state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
+            state[_FINISHED] = [self._saved(part) for part in finished]
+            state |= self._whole_state()
+            if self._version is not None:
+                state["policy_version"] = self.policy_version
+        return state
+
+    def _saved(self, part: WorkerBatch) -> dict[str, Any]:
+        """Returns a finished batch as plain data."""
+        answer = part.answer
+        batch = None if self._workers_write else to_plain(self._assembler.batch_of(part).clone())
+        return {
+            "worker": part.index,
+            "batch": batch,
+            "frames": answer.frames,
+            "filled": answer.filled,
+            "version": answer.version,
+            "lag": self._sender.count(part.index) - answer.weights,
+            "trajectory": answer.trajectory,
+            "random": answer.random,
+        }
+
+    def _loaded(self, saved: Mapping[str, Any]) -> WorkerBatch:
+        """Returns a batch that :meth:`_saved` converted."""
+        batch = saved["batch"]
+        answer = BatchReady(
+            number=self._pool.next_number(),
+            frames=saved["frames"],
+            filled=saved["filled"],
+            version=saved["version"],
+            weights=self._sender.count(saved["worker"]) - saved["lag"],
+            trajectory=saved["trajectory"],
+            batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
+            facts={},
+            random=saved["random"],
+        )
+        return WorkerBatch(saved["worker"], NO_SLICE, answer)
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        trust: bool = False,
+        on_state_mismatch: Literal["raise", "new_episodes"] = "raise",
+    ) -> None:
+        """Restores the state that :meth:`state_dict` returned.
+
+        Args:
+            state_dict: the state.
+            strict: whether to raise an error if the weights don't fit exactly.
+            trust: True to open pickled environments, which can run any code.
+            on_state_mismatch: reaction to the state of an environment that can't be restored.
+                ``"raise"`` raises an error. ``"new_episodes"`` begins new episodes in all
+                environments of the worker, and warns.
+
+        Raises:
+            KeyError: if an entry is missing, for example the state of a worker.
+            EnvStateError: if the state of an environment can't be restored.
+            ValueError: if the state has more workers than this collector.
+        """
+        self._check_open("load_state_dict()")
+        names = [f"worker{index}" for index in range(self.num_workers)]
+        _check_state(state_dict, names)
+        version = state_dict.get("policy_version", self.policy_version)
+        loaded = {
+            i: weights
+            for i, name in enumerate(names)
+            if (weights := state_dict[name].get("policy_state_dict")) is not None
+        }
+        send = self._sender.prepare_each(loaded)
+        options = {"trust": trust, "on_state_mismatch": on_state_mismatch}
+        given = options if trust or on_state_mismatch != "raise" else {}
+        with self._held(), self._in_bounds(range(self.num_workers)):
+            # Batches that were requested earlier belong to old episodes.
+            self._pool.settle()
+            self._catch_up()
+            self._scheduler.pop_finished()
+            last = self._pool.last_request
+            before = self._sender.versions, [setup.env_state for setup in self._setups]
+            for setup, name in zip(self._setups, names, strict=True):
+                setup.env_state = state_dict[name].get("env_state_dict")
+            if self._version is not None:
+                self._sender.versions = [
+                    state_dict[name].get("policy_version", version) for name in names
+                ]
+            # Sent before the call, because a worker may be replaced while others load.
+            send()
+            try:
+                resumed = self._pool.call(
+                    {
+                        index: (_load, state_dict[name], strict, given)
+                        for index, name in enumerate(names)
+                    }
+                )
+            except BaseException:
+                self._sender.versions, env_states = before
+                for setup, env_state in zip(self._setups, env_states, strict=True):
+                    setup.env_state = env_state
+                raise
+            self.resumed = all(resumed.values())
+            self._sender.set_version(version)
+            self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
+            self._load_whole(state_dict, last, self.resumed)
+            self._scheduler.put_back([self._loaded(one) for one in state_dict.get(_FINISHED, ())])
+            for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
+                setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))
+            for slot, name in zip(self._pool.slots, names, strict=True):
+                if "traj_pool" in state_dict[name]:
+                    begins = int(state_dict[name]["traj_pool"]["traj_id"])
+                    slot.trajectory = max(slot.trajectory, begins)
+
+
+def _load(collector: Any, state: Mapping[str, Any], strict: bool, given: dict[str, Any]) -> bool:
+    """Loads a worker's state; returns True if its episodes go on."""
+    collector.load_state_dict(state, strict, **given)
+    return bool(getattr(collector, "resumed", False))
+
+
+def _check_state(state_dict: Mapping[str, Any], workers: Sequence[str]) -> None:
+    """Raises an error if ``state_dict`` is not the state of a collector with these workers."""
+    for name in ("frames", "iter", *workers):
+        if name not in state_dict:
+            raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
+    made_by = sum(name.startswith("worker") for name in state_dict)
+    if made_by != len(workers):
+        raise ValueError(
+            f"state_dict comes from a collector with {made_by} workers, but this one has "
+            f"{len(workers)}"
+        )
+    for name in workers:
+        for entry in ("frames", "iter"):
+            if entry not in state_dict[name]:
+                raise KeyError(f"state_dict[{name!r}] has no {entry!r}")

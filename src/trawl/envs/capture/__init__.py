@@ -1,0 +1,127 @@
+"""The state of a Gymnasium environment as plain data, with which another one continues.
+
+The state is captured in the first way that works:
+
+- ``"get_state"``: the environment has two methods. ``get_state()`` returns everything that decides
+  what the environment does next, including its generators, as numbers, strings, arrays, tensors,
+  lists and dictionaries. ``set_state(state)`` continues from it.
+- ``"ale"`` and ``"mujoco"``: the state of the emulator, or of the physics.
+- ``"attributes"``: all attributes of the environment are plain data, arrays or generators.
+- ``"pickle"``: the environment can be pickled, and is not an ``EzPickle``, which would lose its
+  state. To load it in another process, the user must trust the state.
+- ``"replay"``: the current episode is repeated, from the generator's state at its start.
+
+The attributes of wrappers are part of the state. Nothing is captured in part: if an attribute can't
+be captured, the next way is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium import Wrapper
+
+from trawl.envs.capture.attributes import NotPlain, class_name
+from trawl.envs.capture.replay import ReplayableEnv
+from trawl.envs.capture.ways import WAYS, chain
+from trawl.errors import EnvStateError
+
+__all__ = ["NONE", "capture", "prepare", "restore", "way_of"]
+
+#: Way of an environment whose state can't be captured.
+NONE = "none"
+
+
+def way_of(env: Any) -> str:
+    """Returns the way in which an environment's state is captured; ``"none"`` if there is none."""
+    return _captured(env)[0]
+
+
+def prepare(env: Any) -> Any:
+    """Lets an environment note its episodes if its state can only be captured by replay.
+
+    Call this function before the first reset.
+
+    Returns:
+        The environment to use.
+    """
+    if way_of(env) != NONE:
+        return env
+    members = chain(env)
+    recorder = ReplayableEnv(members[-1])
+    if len(members) == 1:
+        return recorder
+    inner = members[-2]
+    assert isinstance(inner, Wrapper)
+    inner.env = recorder
+    return env
+
+
+def capture(env: Any) -> dict[str, Any]:
+    """Returns the state of an environment as plain data.
+
+    Raises:
+        EnvStateError: if it can't be captured.
+    """
+    way, state, whys = _captured(env)
+    if way == NONE:
+        raise EnvStateError(f"the state of {env} can't be captured: {'; '.join(whys)}")
+    return {"way": way, "identity": _identity(env), "state": state}
+
+
+def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
+    members, whys = chain(env), list[str]()
+    for name, way in WAYS.items():
+        if way.suits(members[-1]):
+            try:
+                return name, way.capture(members), whys
+            except NotPlain as error:
+                whys.append(f"{name}: {error}")
+    return NONE, {}, whys
+
+
+def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
+    """Lets an environment continue from a state that :func:`capture` returned.
+
+    Args:
+        env: an environment that was made in the same way.
+        state: the state.
+        trust: True to open a pickle that another process made.
+
+    Returns:
+        The environment to continue with, which may be another object.
+
+    Raises:
+        EnvStateError: if it is the state of another environment, or can't be restored.
+    """
+    mine, other = _identity(env), state["identity"]
+    for name in sorted(mine):
+        if mine[name] != other.get(name):
+            raise EnvStateError(
+                f"the state is one of another environment: its {name} is {other.get(name)}, but "
+                f"that of {env} is {mine[name]}"
+            )
+    try:
+        made = WAYS[state["way"]].restore(chain(env), state["state"], trust)
+        again = WAYS[state["way"]].capture(chain(made))
+    except (KeyError, NotPlain) as error:
+        raise EnvStateError(
+            f"the state of {env} can't be restored by {state['way']}: {error}"
+        ) from error
+    if state["way"] != "pickle" and again != state["state"]:
+        raise EnvStateError(
+            f"{env} has another state than before after it was restored by {state['way']}"
+        )
+    return made
+
+
+def _identity(env: Any) -> dict[str, str]:
+    """Returns what two environments have in common that are made in the same way."""
+    members = [one for one in chain(env) if not isinstance(one, ReplayableEnv)]
+    spec = getattr(env, "spec", None)
+    return {
+        "id": str(getattr(spec, "id", None)),
+        "arguments": repr(sorted((getattr(spec, "kwargs", None) or {}).items())),
+        "wrapper chain": " > ".join(map(class_name, members)),
+    }

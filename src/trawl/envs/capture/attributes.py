@@ -1,0 +1,290 @@
+"""Attributes of objects as plain data, and back.
+
+Plain data are numbers, strings, bytes, tensors, lists and dictionaries. Objects of other classes
+are never made from data: their attributes are written into the object in the same place.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
+_FUNCTIONS = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    np.dtype,
+    np.ufunc,
+    Enum,
+    type,
+)
+# Windows and images of renderers, which decide nothing.
+_SHOWN = ("pygame",)
+# Attributes of Gymnasium that never change.
+_CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
+
+
+class NotPlain(Exception):
+    """Raised with the name and type of a value that can't be captured as plain data."""
+
+
+class Encoder:
+    """Converts the attributes of objects to plain data.
+
+    Args:
+        members: objects that values may refer to, and that are not part of the data.
+    """
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._members = {id(member): index for index, member in enumerate(members)}
+        # Values that other values may refer to, by identity. They are kept alive meanwhile.
+        self._seen: dict[int, tuple[int, Any]] = {}
+        self._arrays: list[np.ndarray[Any, Any]] = []
+
+    def attributes(self, owner: Any, skip: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Returns the attributes of an object that may change.
+
+        Args:
+            owner: the object.
+            skip: names of attributes to leave out.
+
+        Raises:
+            NotPlain: if an attribute can't be captured.
+        """
+        found = {}
+        for name, value in vars(owner).items():
+            if name in skip or name in _CONSTANT or is_fixed(value, self._members):
+                continue
+            try:
+                found[name] = self.encode(value, inside=False)
+            except NotPlain as error:
+                raise NotPlain(f"{type(owner).__name__}.{name}, {error}") from None
+        return found
+
+    def encode(self, value: Any, inside: bool = True) -> Any:
+        """Returns a value as plain data; ``inside`` is True for values inside of containers."""
+        if type(value) in _PLAIN:
+            return value
+        if id(value) in self._members:
+            return {"kind": "member", "number": self._members[id(value)]}
+        if id(value) in self._seen:
+            return {"kind": "same", "number": self._seen[id(value)][0]}
+        number = len(self._seen)
+        self._seen[id(value)] = number, value
+        return {"number": number, **self._encoded(value, inside)}
+
+    def _encoded(self, value: Any, inside: bool) -> dict[str, Any]:
+        kind = type(value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._array(value)
+        if isinstance(value, torch.Tensor):
+            return {"kind": "tensor", "value": value.detach().clone()}
+        if kind.__name__ in _SEQUENCES and kind.__module__ == "builtins":
+            return {"kind": kind.__name__, "items": [self.encode(item) for item in value]}
+        if kind is deque:
+            items = [self.encode(item) for item in value]
+            return {"kind": "deque", "items": items, "maxlen": value.maxlen}
+        if kind is dict:
+            pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
+            return {"kind": "dict", "items": pairs}
+        if kind is np.random.Generator:
+            return {"kind": "generator", "state": self.encode(value.bit_generator.state)}
+        if kind is np.random.RandomState:
+            return {"kind": "random_state", "state": self.encode(value.get_state(legacy=False))}
+        if kind is random.Random:
+            return {"kind": "random", "state": self.encode(value.getstate())}
+        if isinstance(value, Space):
+            states = [space.np_random.bit_generator.state for space in _spaces(value)]
+            return {"kind": "space", "states": self.encode(states)}
+        if not inside and is_simple(kind):
+            return {"kind": "object", "class": class_name(value), "vars": self.attributes(value)}
+        raise NotPlain(f"which is a {class_name(value)}")
+
+    def _array(self, value: Any) -> dict[str, Any]:
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise NotPlain("which is an array of objects")
+        if isinstance(value, np.generic):
+            return {"kind": "scalar", **_content(array)}
+        owner = _owner(array)
+        if owner is not array:
+            return {
+                "kind": "view",
+                "of": self.encode(owner),
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+                "strides": list(array.strides),
+                "offset": _address(array) - _address(owner),
+            }
+        if any(np.may_share_memory(array, other) for other in self._arrays):
+            raise NotPlain("which is an array that shares its memory with another one")
+        self._arrays.append(array)
+        return {"kind": "array", **_content(array)}
+
+
+def _content(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the array of which another one is a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class Decoder:
+    """Writes attributes that an :class:`Encoder` returned into objects.
+
+    Args:
+        members: the objects in place of the encoder's members.
+    """
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._members = members
+        self._made: dict[int, Any] = {}
+
+    def write(self, owner: Any, attributes: Mapping[str, Any]) -> None:
+        """Sets the attributes of an object."""
+        for name, data in attributes.items():
+            vars(owner)[name] = self.decode(data, vars(owner).get(name))
+
+    def decode(self, data: Any, present: Any = None) -> Any:
+        """Returns the value of data; ``present`` is the value in the same place."""
+        if type(data) in _PLAIN:
+            return data
+        if data["kind"] == "member":
+            return self._members[data["number"]]
+        if data["kind"] == "same":
+            return self._made[data["number"]]
+        made = self._made[data["number"]] = self._decoded(data, present)
+        return made
+
+    def _decoded(self, data: Mapping[str, Any], present: Any) -> Any:
+        kind = data["kind"]
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind](self.decode(item) for item in data["items"])
+        match kind:
+            case "array" | "scalar":
+                flat = np.frombuffer(data["data"], np.dtype(data["dtype"]))
+                array = flat.reshape(data["shape"]).copy()
+                return array if kind == "array" else array[()]
+            case "view":
+                shape, strides = data["shape"], data["strides"]
+                of = self.decode(data["of"])
+                return np.ndarray(shape, data["dtype"], of.data, data["offset"], strides)
+            case "tensor":
+                return data["value"].clone()
+            case "deque":
+                return deque(map(self.decode, data["items"]), data["maxlen"])
+            case "dict":
+                return {self.decode(key): self.decode(item) for key, item in data["items"]}
+            case "generator":
+                return _generator(present, self.decode(data["state"]))
+            case "random_state":
+                known = type(present) is np.random.RandomState
+                legacy = present if known else np.random.RandomState()
+                legacy.set_state(self.decode(data["state"]))
+                return legacy
+            case "random":
+                source = present if type(present) is random.Random else random.Random()
+                source.setstate(self.decode(data["state"]))
+                return source
+            case "space":
+                states = self.decode(data["states"])
+                for space, state in zip(_spaces(present), states, strict=True):
+                    space.np_random.bit_generator.state = state
+                return present
+        if kind != "object" or class_name(present) != data["class"]:
+            raise NotPlain(f"which is a {class_name(present)} instead of a {data.get('class')}")
+        self.write(present, data["vars"])
+        return present
+
+
+def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:
+    """Returns a generator with a state; ``present`` itself if it is one of the same kind."""
+    name = state["bit_generator"]
+    found = present if type(present) is np.random.Generator else None
+    if found is None or type(found.bit_generator).__name__ != name:
+        found = np.random.Generator(getattr(np.random, name)())
+    found.bit_generator.state = state
+    return found
+
+
+def is_fixed(value: Any, members: Mapping[int, int]) -> bool:
+    """Returns True for values that do not change while the environment is in use.
+
+    Args:
+        value: the value of an attribute.
+        members: numbers of the environments of a wrapper chain, by identity.
+    """
+    if id(value) in members:
+        return True
+    if isinstance(value, partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+        return all(_is_constant(part, members) for part in parts)
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return all(_is_constant(content, members) for content in cells)
+    if isinstance(value, types.MethodType):
+        return id(value.__self__) in members
+    return (
+        isinstance(value, (*_FUNCTIONS, EnvSpec))
+        or (isinstance(value, Space) and not _draws(value))
+        or class_name(value).split(".")[0] in _SHOWN
+    )
+
+
+def _spaces(space: Any) -> list[Any]:
+    """Returns a space and the spaces in it."""
+    inner = getattr(space, "spaces", ())
+    parts = inner.values() if isinstance(inner, Mapping) else inner
+    return [space, *(found for part in parts for found in _spaces(part))]
+
+
+def _draws(space: Any) -> bool:
+    """Returns True if samples were drawn from a space, or it was seeded."""
+    return any(vars(one).get("_np_random") is not None for one in _spaces(space))
+
+
+def _is_constant(value: Any, members: Mapping[int, int]) -> bool:
+    """Returns True for values that functions use and do not change, such as limits."""
+    plain = type(value) in _PLAIN or isinstance(value, (np.ndarray, np.generic))
+    return plain or is_fixed(value, members)
+
+
+def is_simple(kind: type) -> bool:
+    """Returns True for a class whose instances have only the attributes in ``vars()``."""
+    classes = kind.__mro__[:-1]
+    heap = all(one.__flags__ & 1 << 9 for one in classes)
+    slots = any("__slots__" in vars(one) for one in classes)
+    return heap and not slots and "__dict__" in dir(kind)
+
+
+def class_name(value: Any) -> str:
+    """Returns the full name of a value's class."""
+    # Some extension types have no module.
+    return f"{getattr(type(value), '__module__', '')}.{type(value).__qualname__}"
