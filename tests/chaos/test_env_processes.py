@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -252,9 +253,11 @@ def test_a_storm(tmp_path: Path, mode: Any) -> None:
         assert collector.stats()["frames"] == lives.frames
     pids = [pid for maker in makers for pid in maker.lives.pids]
     assert len(pids) == ENVS + kills
-    _, alive = psutil.wait_procs(
-        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], PATIENCE
-    )
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(processes, PATIENCE)
     assert not alive
 
 

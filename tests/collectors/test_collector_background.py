@@ -222,12 +222,17 @@ def test_shutting_down_within_a_pause_works():
     assert collector.closed
 
 
+def load_own_state(collector):
+    with collector.pause():
+        collector.load_state_dict(collector.state_dict())
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["running", "paused"])
 @pytest.mark.parametrize(
     "call",
     [
         lambda collector: collector.state_dict(),
-        lambda collector: collector.load_state_dict(collector.state_dict()),
+        lambda collector: load_own_state(collector),
         lambda collector: collector.update_policy_weights_(Scorer(2)),
         lambda collector: collector.set_seed(3),
         lambda collector: collector.reset(),

@@ -22,7 +22,7 @@ def test_a_trace_is_written_after_the_batches_asked_for(tmp_path) -> None:
         assert not path.parent.exists()
         next(batches)
     events = json.loads((tmp_path / "deep" / "trace_0.json").read_text())["traceEvents"]
-    assert any(event.get("name") == "aten::unbind" for event in events)
+    assert any(str(event.get("name")).startswith("aten::") for event in events)
 
 
 def test_the_trace_goes_to_the_function_given() -> None:

@@ -9,7 +9,7 @@ from collector_parts import Scorer, batches, by_step, first_batch, named
 from tensordict.nn import TensorDictModule
 
 from trawl.collectors import Collector, RandomPolicy
-from trawl.testing import Ledger, NumberedEnv
+from trawl.testing import Ledger, NumberedEnv, SelfResettingVectorEnv
 
 TRAJ_IDS = ("collector", "traj_ids")
 
@@ -280,25 +280,39 @@ def test_weights_are_named_as_in_the_users_policy():
         assert set(collector.state_dict()["policy_state_dict"]) == set(Scorer().state_dict())
 
 
-def test_ids_are_not_used_again_after_loading():
-    with Collector(NumberedEnv(lengths=[2]), frames_per_batch=5) as collector:
-        seen = set(next(iter(collector))[TRAJ_IDS].tolist())
+def test_ids_are_not_used_again_in_new_episodes():
+    def vector():
+        return SelfResettingVectorEnv([lambda: NumberedEnv(lengths=[2])])
+
+    with Collector(vector(), frames_per_batch=5) as collector:
+        seen = set(next(iter(collector))[TRAJ_IDS].reshape(-1).tolist())
         state = collector.state_dict()
-    with Collector(NumberedEnv(lengths=[2]), frames_per_batch=5) as resumed:
+    with Collector(vector(), frames_per_batch=5) as resumed:
         resumed.load_state_dict(state)
-        assert not seen & set(next(iter(resumed))[TRAJ_IDS].tolist())
+        assert seen & set(next(iter(resumed))[TRAJ_IDS].reshape(-1).tolist()) == {-1}
 
 
-def test_loading_into_a_collector_that_has_begun_begins_new_trajectories():
-    ledger = Ledger([NumberedEnv(lengths=[100])])
-    with Collector(NumberedEnv(lengths=[100]), frames_per_batch=5) as collector:
-        iterator = iter(collector)
+def test_episodes_go_on_in_another_collector():
+    ledger = Ledger([NumberedEnv(lengths=[7])])
+    with Collector(NumberedEnv(lengths=[7]), by_step(), frames_per_batch=5) as collector:
+        ledger.add(next(iter(collector)))
         state = collector.state_dict()
-        ledger.add(next(iterator))
+    with Collector(NumberedEnv(lengths=[7]), by_step(), frames_per_batch=5) as resumed:
+        resumed.load_state_dict(state)
+        for _ in range(5):
+            ledger.add(resumed.next())
+    assert ledger.episodes == 30 // 7
+
+
+def test_a_collector_goes_back_to_an_earlier_state():
+    with Collector(NumberedEnv(lengths=[7]), Scorer(1), frames_per_batch=5) as collector:
+        collector.next()
+        state = collector.state_dict()
+        first = collector.next().clone()
+        collector.next()
         collector.load_state_dict(state)
-        ledger.reset()
-        ledger.add(next(iterator))
-        assert collector.stats()["frames"] == 5
+        assert (collector.next() == first).all()
+        assert collector.stats()["frames"] == 10
 
 
 def test_the_version_of_the_policy_goes_on():

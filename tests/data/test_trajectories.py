@@ -185,15 +185,24 @@ def test_a_state_is_a_copy_that_another_can_go_on_from() -> None:
     state = assembler.state()
     first["step"].fill_(-1)
     other.add(second)
-    other.load(state)
+    other.load(state, None)
     assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2]]
+
+
+def test_unfinished_trajectories_go_on_in_another() -> None:
+    first, second = batches([[1, 4, 1]], 3)
+    assembler, other = TrajectoryAssembler(), TrajectoryAssembler()
+    assembler.add(first)
+    other.load(assembler.state(), lambda place: place)
+    other.add(second)
+    assert [t["step"].tolist() for t in other.take()] == [[0], [1, 2, 3, 4], [5]]
 
 
 def test_what_began_before_a_state_was_loaded_is_dropped() -> None:
     assembler = TrajectoryAssembler()
     first, second = batches([[1, 4, 1]], 3)
     assembler.add(first)
-    assembler.load([])
+    assembler.load({}, None)
     assembler.add(second)
     assert [t["step"].tolist() for t in assembler.take()] == [[5]]
 

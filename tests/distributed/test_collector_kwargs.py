@@ -94,7 +94,8 @@ VALUES = {
     "post_collect_hook": (Call, {}),
 }
 REFUSED = {
-    *("frames_per_batch", "total_frames", "trajs_per_batch", "traj_format", "trajs_per_write"),
+    *("frames_per_batch", "total_frames", "exact_frames", "trajs_per_batch", "traj_format"),
+    *("traj_sampling", "trajs_per_write"),
     *("weight_updater", "weight_sync_schemes", "weight_recv_schemes"),
     *("interruptor", "return_same_td", "worker_idx"),
 }

@@ -201,7 +201,8 @@ class SyncScheduler(Scheduler):
         # Parts of the last batch that arrive late don't count towards the threshold.
         least = max(1, int(count * self._threshold))
         enough = count if self._threshold >= 1 else min(least, len(fresh))
-        while len(fresh & {part.index for part in parts}) < enough or len(parts) < enough:
+        # If no worker was asked, a late part is the rest of the budget.
+        while len(fresh & {part.index for part in parts}) < enough or len(parts) < max(1, enough):
             part = self._next()
             if part is not None:
                 parts.append(part)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import Wrapper
+from gymnasium.utils import EzPickle
 
 from trawl.envs.capture.attributes import NotPlain, class_name
 from trawl.envs.capture.replay import ReplayableEnv
@@ -46,9 +47,10 @@ def prepare(env: Any) -> Any:
     Returns:
         The environment to use.
     """
-    if way_of(env) != NONE:
-        return env
     members = chain(env)
+    special = any(way.suits(members[-1]) for way in WAYS.values() if way.special)
+    if special or not (isinstance(members[-1], EzPickle) or way_of(env) == NONE):
+        return env
     recorder = ReplayableEnv(members[-1])
     if len(members) == 1:
         return recorder
@@ -109,7 +111,7 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {error}"
         ) from error
-    if state["way"] != "pickle" and again != state["state"]:
+    if WAYS[state["way"]].comparable(again) != WAYS[state["way"]].comparable(state["state"]):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )

@@ -29,7 +29,6 @@ _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
 _FUNCTIONS = (
     types.FunctionType,
     types.MethodType,
-    types.BuiltinFunctionType,
     types.ModuleType,
     np.dtype,
     np.ufunc,
@@ -136,6 +135,8 @@ class Encoder:
             }
         if any(np.may_share_memory(array, other) for other in self._arrays):
             raise NotPlain("which is an array that shares its memory with another one")
+        if not array.flags.c_contiguous:
+            raise NotPlain("which is an array in another order than C's")
         self._arrays.append(array)
         return {"kind": "array", **_content(array)}
 
@@ -195,7 +196,7 @@ class Decoder:
             case "view":
                 shape, strides = data["shape"], data["strides"]
                 of = self.decode(data["of"])
-                return np.ndarray(shape, data["dtype"], of.data, data["offset"], strides)
+                return np.ndarray(shape, data["dtype"], of, data["offset"], strides)
             case "tensor":
                 return data["value"].clone()
             case "deque":
@@ -251,6 +252,9 @@ def is_fixed(value: Any, members: Mapping[int, int]) -> bool:
         return all(_is_constant(content, members) for content in cells)
     if isinstance(value, types.MethodType):
         return id(value.__self__) in members
+    if isinstance(value, types.BuiltinFunctionType):
+        # A method of an object may change the object.
+        return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     return (
         isinstance(value, (*_FUNCTIONS, EnvSpec))
         or (isinstance(value, Space) and not _draws(value))

@@ -36,6 +36,7 @@ class Way(ABC):
     """A way to capture the state of an environment; the wrappers' attributes are plain data."""
 
     name: str
+    special = False  # True for a way of certain kinds of environments
 
     @abstractmethod
     def suits(self, base: Any) -> bool:
@@ -49,7 +50,7 @@ class Way(ABC):
         """
         encoder = Encoder(members)
         inner = self.capture_base(members[-1], encoder)
-        return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
+        return {"base": inner, "wrappers": _wrappers(encoder, members)}
 
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         """Restores a state, and returns the environment to continue with."""
@@ -58,6 +59,10 @@ class Way(ABC):
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
             decoder.write(member, attributes)
         return members[0]
+
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        """Returns the part of a state that is the same whenever the state is captured."""
+        return state
 
     @abstractmethod
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
@@ -72,6 +77,7 @@ class OwnMethods(Way):
     """The environment has methods ``get_state`` and ``set_state``."""
 
     name = "get_state"
+    special = True
 
     @override
     def suits(self, base: Any) -> bool:
@@ -90,6 +96,7 @@ class Ale(Way):
     """Atari environments of ale-py: the emulator's state, with its generator."""
 
     name = "ale"
+    special = True
     _skip = frozenset({"ale", "_action_set", "_game_difficulty", "_game_mode"})
 
     @override
@@ -114,6 +121,7 @@ class Mujoco(Way):
     """MuJoCo environments: the state that the integrator needs, with the warm start."""
 
     name = "mujoco"
+    special = True
     _skip = frozenset({"model", "data", "mujoco_renderer"})
 
     @override
@@ -130,9 +138,15 @@ class Mujoco(Way):
         mujoco.mj_getState(base.model, base.data, values, kind)
         return {
             "physics": encoder.encode(values),
-            "derived": encoder.encode({k: v.copy() for k, v in _derived(base.data).items()}),
+            "derived": Encoder([]).encode(_derived(base.data)),
             "attributes": encoder.attributes(base, self._skip),
         }
+
+    @override
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        # Some derived quantities are scratch memory.
+        base = {name: part for name, part in state["base"].items() if name != "derived"}
+        return {**state, "base": base}
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
@@ -148,9 +162,8 @@ class Mujoco(Way):
         mujoco.mj_setState(base.model, base.data, values, kind)
         mujoco.mj_forward(base.model, base.data)
         mujoco.mj_setState(base.model, base.data, values, kind)
-        derived = _derived(base.data)
-        for name, array in decoder.decode(state["derived"]).items():
-            derived[name][...] = array
+        for name, array in Decoder([]).decode(state["derived"]).items():
+            getattr(base.data, name)[...] = array
         decoder.write(base, state["attributes"])
 
 
@@ -160,7 +173,9 @@ def _derived(data: Any) -> dict[str, Any]:
     They belong to the last step, so that they can't be computed from the physics alone.
     """
     arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(_VARYING)}
-    return {name: one for name, one in arrays.items() if isinstance(one, np.ndarray) and one.size}
+    return {
+        name: one.copy() for name, one in arrays.items() if isinstance(one, np.ndarray) and one.size
+    }
 
 
 class Attributes(Way):
@@ -202,6 +217,11 @@ class Pickle(Way):
         return {"pickle": data, "signature": hmac.digest(_KEY, data, "sha256")}
 
     @override
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        # The order of a pickle may differ.
+        return None
+
+    @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         data = state["pickle"]
         signature = hmac.digest(_KEY, data, "sha256")
@@ -234,19 +254,17 @@ class Replay(Way):
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
-        recorder, others = _recorder(members)
-        encoder = Encoder(members)
+        recorder, encoder = _recorder(members), Encoder(members)
         return {
             "base": recorder.capture(encoder),
-            "wrappers": [encoder.attributes(one) for one in others[:-1]],
+            "wrappers": _wrappers(encoder, members),
         }
 
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
-        recorder, others = _recorder(members)
         decoder = Decoder(members)
-        recorder.replay(state["base"], decoder)
-        for member, attributes in zip(others[:-1], state["wrappers"], strict=True):
+        _recorder(members).replay(state["base"], decoder)
+        for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
             decoder.write(member, attributes)
         return members[0]
 
@@ -259,12 +277,20 @@ class Replay(Way):
         raise NotImplementedError
 
 
-def _recorder(members: Sequence[Any]) -> tuple[ReplayableEnv, list[Any]]:
-    """Returns the wrapper that notes the episode, and the other members of the chain."""
+def _recorder(members: Sequence[Any]) -> ReplayableEnv:
+    """Returns the wrapper that notes the episode."""
     for member in members:
         if isinstance(member, ReplayableEnv):
-            return member, [one for one in members if one is not member]
+            return member
     raise NotPlain("whose episode was not noted from its start")
+
+
+def _wrappers(encoder: Encoder, members: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns the attributes of the wrappers of a chain."""
+    return [
+        {} if isinstance(member, ReplayableEnv) else encoder.attributes(member)
+        for member in members[:-1]
+    ]
 
 
 WAYS: dict[str, Way] = {

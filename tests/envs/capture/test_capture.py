@@ -1,0 +1,311 @@
+"""The state of an environment is plain data, with which another environment continues."""
+
+import io
+import json
+import subprocess
+import sys
+from collections import deque
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces, wrappers
+from gymnasium.utils import EzPickle
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.envs.capture import NONE, capture, prepare, restore, way_of
+from trawl.errors import EnvStateError
+
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"]
+TOY = ["Blackjack-v1", "FrozenLake-v1", "CliffWalking-v1"]
+MUJOCO = ["HalfCheetah-v5", "Ant-v5"]
+
+
+class Walk(gymnasium.Env):
+    """Random steps on a line, in episodes of random length."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = spaces.Discrete(2)
+        self.place = np.zeros(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2)
+        return self.place.copy(), {}
+
+    def step(self, action):
+        self.place += self.np_random.normal(size=2) * (action + 1)
+        return (
+            self.place.copy(),
+            float(self.place[0]),
+            bool(self.np_random.random() < 0.05),
+            False,
+            {},
+        )
+
+
+class OwnMethods(Walk):
+    """An environment with the two methods, and a thread's lock that nothing else can capture."""
+
+    def __init__(self):
+        super().__init__()
+        self.secret = iter([0])
+
+    def get_state(self):
+        return {"place": self.place, "generator": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.place = state["place"].copy()
+        self.np_random.bit_generator.state = state["generator"]
+
+
+class Inner:
+    """An object that is made in the middle of an episode."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Pickled(Walk):
+    """An environment with objects in a list."""
+
+    def reset(self, **kwargs):
+        found = super().reset(**kwargs)
+        self.inner = [Inner(self.place)]
+        return found
+
+
+class Replayed(Pickled, EzPickle):
+    """An environment that would lose its state in a pickle."""
+
+    def __init__(self):
+        super().__init__()
+        EzPickle.__init__(self)
+
+
+OWN = {"get_state": OwnMethods, "attributes": Walk, "pickle": Pickled, "replay": Replayed}
+
+
+def wrapped(env):
+    env = wrappers.TimeLimit(env, 60)
+    env = wrappers.TransformReward(env, lambda reward: 2 * reward)
+    env = wrappers.FrameStackObservation(env, 3)
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
+    return wrappers.RecordEpisodeStatistics(env)
+
+
+def drive(env, actions):
+    """Steps, and resets at each end; returns all results as bytes."""
+    found = []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        found.append((np.asarray(obs).tobytes(), float(reward), bool(terminated), bool(truncated)))
+        if terminated or truncated:
+            found.append(np.asarray(env.reset()[0]).tobytes())
+    return found
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def check(make, steps, seed, later=120, trust=False):
+    """Compares an environment with one that continues from its state; returns the way."""
+    env = prepare(make())
+    env.reset(seed=seed)
+    env.action_space.seed(seed)
+    actions = [env.action_space.sample() for _ in range(steps + later)]
+    drive(env, actions[:steps])
+    state = through_a_file(capture(env))
+    other = restore(prepare(make()), state, trust)
+    assert drive(env, actions[steps:]) == drive(other, actions[steps:])
+    env.close(), other.close()
+    return state["way"]
+
+
+@pytest.mark.parametrize("way", sorted(OWN))
+@given(steps=st.integers(0, 90), seed=st.integers(0, 9))
+def test_each_way_continues_bit_for_bit(way, steps, seed):
+    assert check(OWN[way], steps, seed) == way
+    assert check(lambda: wrapped(OWN[way]()), steps, seed) == way
+
+
+@pytest.mark.parametrize("name", CLASSIC + TOY)
+@given(steps=st.integers(0, 90), seed=st.integers(0, 9))
+def test_environments_of_gymnasium_are_plain_data(name, steps, seed):
+    assert check(lambda: gymnasium.make(name), steps, seed) == "attributes"
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+@given(steps=st.integers(0, 90))
+def test_their_wrappers_are_plain_data_too(name, steps):
+    assert check(lambda: wrapped(gymnasium.make(name)), steps, 1) == "attributes"
+
+
+@pytest.mark.parametrize("name", MUJOCO)
+@pytest.mark.parametrize("wrap", [lambda env: env, wrapped], ids=["bare", "wrapped"])
+def test_physics_of_mujoco(name, wrap):
+    pytest.importorskip("mujoco", reason="MuJoCo is not installed")
+    assert check(lambda: wrap(gymnasium.make(name)), 70, 1) == "mujoco"
+
+
+def test_the_emulator_of_atari():
+    ale = pytest.importorskip("ale_py", reason="ale-py is not installed")
+    pytest.importorskip("cv2", reason="OpenCV, which the preprocessing needs, is not installed")
+    gymnasium.register_envs(ale)
+
+    def make():
+        env = gymnasium.make("ALE/Pong-v5", frameskip=1)
+        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
+
+    assert check(make, 50, 1) == "ale"
+
+
+def test_box2d_is_replayed():
+    pytest.importorskip("Box2D", reason="Box2D is not installed")
+    assert check(lambda: gymnasium.make("LunarLander-v3"), 150, 1) == "replay"
+
+
+def test_another_process_continues():
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=3)
+    drive(env, [0] * 7)
+    state = capture(env)
+    program = (
+        "import sys, torch, gymnasium, io, json\n"
+        "from trawl.envs.capture import restore\n"
+        "state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)\n"
+        "env = restore(gymnasium.make('CartPole-v1'), state)\n"
+        "found = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]\n"
+        "print(json.dumps(found))\n"
+    )
+    file = io.BytesIO()
+    torch.save(state, file)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=file.getvalue(), capture_output=True, check=True
+    )
+    expected = [env.step(0)[0].tolist() for _ in range(2)] + [env.reset()[0].tolist()]
+    assert json.loads(done.stdout) == expected
+
+
+def test_generators_of_spaces_go_on():
+    env, other = gymnasium.make("Pendulum-v1"), gymnasium.make("Pendulum-v1")
+    env.reset(seed=1)
+    env.action_space.seed(1)
+    other = restore(other, capture(env))
+    assert [env.action_space.sample() for _ in range(3)] == [
+        other.action_space.sample() for _ in range(3)
+    ]
+
+
+# --- what is not captured
+
+
+def test_a_function_that_keeps_something_is_not_captured_as_data():
+    env = wrappers.TransformReward(Walk(), deque([1.0]).append)
+    assert way_of(env) != "attributes"
+
+
+def test_arrays_that_share_memory_still_share_it():
+    env, other = Walk(), Walk()
+    env.reset(seed=1), other.reset(seed=2)
+    env.view = env.place[:1]
+    other.view = other.place[:1]
+    other = restore(other, capture(env))
+    other.place[0] = 9
+    assert other.view[0] == 9
+
+
+def test_without_any_way_an_error_lists_the_reasons():
+    env = Replayed()
+    env.reset(seed=1)
+    assert way_of(env) == NONE
+    with pytest.raises(
+        EnvStateError, match=r"can't be captured: attributes: Replayed.inner.*replay"
+    ):
+        capture(env)
+
+
+def test_an_episode_that_does_not_depend_on_its_generator_is_found_out():
+    class Restless(Replayed):
+        count = 0
+
+        def step(self, action):
+            Restless.count += 1
+            self.place += Restless.count
+            return super().step(action)
+
+    env = prepare(Restless())
+    env.reset(seed=1)
+    drive(env, [0] * 5)
+    with pytest.raises(EnvStateError, match="ended with another observation"):
+        restore(prepare(Restless()), capture(env))
+
+
+def test_a_pickle_of_another_process_needs_trust():
+    env = Pickled()
+    env.reset(seed=1)
+    state = capture(env)
+    state["state"]["signature"] = b"of another process"
+    with pytest.raises(EnvStateError, match="load it with trust=True"):
+        restore(Pickled(), state)
+    assert restore(Pickled(), state, trust=True).place.tolist() == env.place.tolist()
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda: gymnasium.make("MountainCar-v0"), "arguments|id"),
+        (lambda: gymnasium.make("CartPole-v1", sutton_barto_reward=True), "arguments"),
+        (lambda: wrapped(gymnasium.make("CartPole-v1")), "wrapper chain"),
+    ],
+)
+def test_the_state_of_another_environment_is_refused(other, what):
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match=f"one of another environment: its ({what}) is"):
+        restore(other(), capture(env))
+
+
+def pieces(data, path=()):
+    """Paths of all numbers, arrays and generators in a state."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from pieces(value, (*path, key))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from pieces(value, (*path, index))
+    elif isinstance(data, bytes):
+        yield path
+
+
+def test_each_array_of_the_state_counts():
+    """A state with another array is noticed, or the environment continues differently."""
+    env = wrapped(Walk()).env  # without statistics, which results don't depend on
+    env.reset(seed=1)
+    drive(env, [0, 1] * 20)
+    state = capture(env)
+    # Each step overwrites the stacked observations, and drops the oldest one; the padding is zero.
+    unread = ("stacked_obs", "padding_value", "obs_queue/items/0")
+    paths = {"/".join(map(str, path)): path for path in pieces(state["state"])}
+    found = [path for text, path in paths.items() if not any(one in text for one in unread)]
+    assert len(found) >= 5
+    expected = drive(env, [1] * 30)
+    for path in found:
+        changed = through_a_file(state)
+        place = changed["state"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = bytes(255 - one for one in place[path[-1]])
+        fresh = wrapped(Walk()).env
+        fresh.reset(seed=1)
+        try:
+            assert drive(restore(fresh, changed), [1] * 30) != expected
+        except (EnvStateError, ValueError, RuntimeWarning):
+            continue
