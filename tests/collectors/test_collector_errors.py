@@ -186,7 +186,7 @@ def test_an_empty_list_makes_no_batch():
 
 
 def test_an_unknown_id_is_gymnasiums_error():
-    refused(gymnasium.error.NameNotFound, "Atlantis", env="Atlantis-v0")
+    refused(gymnasium.error.NameNotFound, "Nowhere", env="Nowhere-v0")
 
 
 def test_arguments_cannot_reach_an_environment_that_is_made():

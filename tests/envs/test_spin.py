@@ -92,9 +92,9 @@ def test_a_pause_is_short_again_after_a_while_without_interruptions() -> None:
     assert pause_of(spin, time) == pytest.approx(0.01, abs=2e-4)
 
 
-def test_processes_spin_if_there_is_a_core_for_each() -> None:
+def test_processes_spin_if_there_is_a_core_for_each_and_for_their_owner() -> None:
     count = len(os.sched_getaffinity(0))
-    assert may_spin(count, lambda _: None)
-    assert not may_spin(count + 1, lambda _: None)
-    assert not may_spin(2, lambda _: (0,))
-    assert may_spin(2, lambda index: (index,))
+    assert may_spin(count - 1, lambda _: None)
+    assert not may_spin(count, lambda _: None)
+    assert not may_spin(2, lambda _: (0, 1))
+    assert may_spin(2, lambda index: (index, 2))

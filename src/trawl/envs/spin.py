@@ -70,7 +70,7 @@ class Spin:
 
 
 def may_spin(processes: int, affinity: Callable[[int], Any]) -> bool:
-    """Returns True if there are enough CPU cores for processes that spin.
+    """Returns True if there is a CPU core for each process, and one for their owner.
 
     Args:
         processes: number of processes.
@@ -78,4 +78,4 @@ def may_spin(processes: int, affinity: Callable[[int], Any]) -> bool:
     """
     usable = os.sched_getaffinity(0)
     cores = {core for index in range(processes) for core in affinity(index) or usable}
-    return processes <= len(cores)
+    return processes < len(cores)

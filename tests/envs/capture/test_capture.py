@@ -150,7 +150,8 @@ def test_their_wrappers_are_plain_data_too(name, steps):
 
 @pytest.mark.parametrize("name", MUJOCO)
 @pytest.mark.parametrize("wrap", [lambda env: env, wrapped], ids=["bare", "wrapped"])
-def test_physics_of_mujoco(name, wrap):
+def test_physics_of_mujoco(name, wrap, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
     pytest.importorskip("mujoco", reason="MuJoCo is not installed")
     assert check(lambda: wrap(gymnasium.make(name)), 70, 1) == "mujoco"
 
