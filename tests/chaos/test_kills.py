@@ -375,6 +375,10 @@ def test_killed_about_a_loaded_state(tmp_path: Path, sync: bool, when: str) -> N
             used.update(batch["collector", "traj_ids"].unique().tolist())
         old.increment_version()
         state = old.state_dict()
+    # As if the environments could not be captured, so that new episodes begin.
+    state["finished"] = []
+    for worker in (0, 1):
+        del state[f"worker{worker}"]["resume"]
 
     (tmp_path / "new").mkdir()
     crew = Crew(tmp_path / "new")

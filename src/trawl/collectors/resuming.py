@@ -36,9 +36,9 @@ class ResumableCollector(RolloutCollector):
         """Returns the way in which the state of each environment is captured.
 
         Returns:
-            For each environment, ``"get_state"``, ``"ale"``, ``"mujoco"``, ``"pickle"``,
-            ``"replay"``, or ``"none"`` if its state can't be captured. After the state of an
-            environment without one is loaded, new episodes begin in all environments.
+            For each environment, ``"get_state"``, ``"ale"``, ``"mujoco"``, ``"attributes"``,
+            ``"pickle"``, or ``"none"`` if its state can't be captured. If there is such an
+            environment, new episodes begin in all environments after a state is loaded.
         """
         return [part.state_method for part in self._parts()] or ["none"]
 
@@ -140,6 +140,8 @@ class ResumableCollector(RolloutCollector):
                 self._resume(state, trust)
             except (EnvStateError, ValueError) as error:
                 if mode == "raise":
+                    # Some environments may be restored already, and others not.
+                    self._restart()
                     raise
                 warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
             else:

@@ -63,7 +63,8 @@ class WorkerState(WorkerWeights):
         with self._held():
             self._catch_up()
             self._pool.settle()
-            finished = self._scheduler.finished()
+            # With preemption, late parts belong to whichever batch is requested next.
+            finished = [] if self.config.preempts else self._scheduler.finished()
             states = self._all(methodcaller("state_dict"))
             state: dict[str, Any] = {f"worker{i}": one for i, one in enumerate(states)}
             last = max(states, key=lambda one: int(one["traj_pool"]["traj_id"]))

@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import NONE, capture, prepare, restore, way_of
+from trawl.envs.capture import NONE, capture, restore, way_of
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
 from trawl.envs.outcomes import flag_of, reward_of
@@ -129,8 +129,6 @@ class GymEnv(TensorDictEnv):
                 f"environment: they can't change {type(env).__name__}, which already exists"
             )
         self.env = wrapped(env, frame_skip, from_pixels, pixels_only)
-        if not is_vector_env(self.env):
-            self.env = prepare(self.env)
         self.device = optional_device("device", device)
         self.categorical_action_encoding = categorical_action_encoding
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()

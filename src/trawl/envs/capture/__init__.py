@@ -7,9 +7,8 @@ The state is captured in the first way that works:
   lists and dictionaries. ``set_state(state)`` continues from it.
 - ``"ale"`` and ``"mujoco"``: the state of the emulator, or of the physics.
 - ``"attributes"``: all attributes of the environment are plain data, arrays or generators.
-- ``"pickle"``: the environment can be pickled, and is not an ``EzPickle``, which would lose its
-  state. To load it in another process, the user must trust the state.
-- ``"replay"``: the current episode is repeated, from the generator's state at its start.
+- ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
+  To load it in another process, the user must trust the state.
 
 The attributes of wrappers are part of the state. Nothing is captured in part: if an attribute can't
 be captured, the next way is tried.
@@ -20,15 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gymnasium import Wrapper
-from gymnasium.utils import EzPickle
-
 from trawl.envs.capture.attributes import NotPlain, class_name
-from trawl.envs.capture.replay import ReplayableEnv
 from trawl.envs.capture.ways import WAYS, chain
 from trawl.errors import EnvStateError
 
-__all__ = ["NONE", "capture", "prepare", "restore", "way_of"]
+__all__ = ["NONE", "capture", "restore", "way_of"]
 
 #: Way of an environment whose state can't be captured.
 NONE = "none"
@@ -37,27 +32,6 @@ NONE = "none"
 def way_of(env: Any) -> str:
     """Returns the way in which an environment's state is captured; ``"none"`` if there is none."""
     return _captured(env)[0]
-
-
-def prepare(env: Any) -> Any:
-    """Lets an environment note its episodes if its state can only be captured by replay.
-
-    Call this function before the first reset.
-
-    Returns:
-        The environment to use.
-    """
-    members = chain(env)
-    special = any(way.suits(members[-1]) for way in WAYS.values() if way.special)
-    if special or not (isinstance(members[-1], EzPickle) or way_of(env) == NONE):
-        return env
-    recorder = ReplayableEnv(members[-1])
-    if len(members) == 1:
-        return recorder
-    inner = members[-2]
-    assert isinstance(inner, Wrapper)
-    inner.env = recorder
-    return env
 
 
 def capture(env: Any) -> dict[str, Any]:
@@ -120,10 +94,11 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
 
 def _identity(env: Any) -> dict[str, str]:
     """Returns what two environments have in common that are made in the same way."""
-    members = [one for one in chain(env) if not isinstance(one, ReplayableEnv)]
     spec = getattr(env, "spec", None)
+    given = sorted((getattr(spec, "kwargs", None) or {}).items())
+    plain = (type(None), bool, int, float, str)
     return {
         "id": str(getattr(spec, "id", None)),
-        "arguments": repr(sorted((getattr(spec, "kwargs", None) or {}).items())),
-        "wrapper chain": " > ".join(map(class_name, members)),
+        "arguments": ", ".join(f"{name}={v!r}" for name, v in given if isinstance(v, plain)),
+        "wrapper chain": " > ".join(map(class_name, chain(env))),
     }

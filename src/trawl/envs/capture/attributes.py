@@ -6,11 +6,11 @@ are never made from data: their attributes are written into the object in the sa
 
 from __future__ import annotations
 
+import dis
 import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -20,23 +20,17 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
 _FUNCTIONS = (
     types.FunctionType,
-    types.MethodType,
     types.ModuleType,
     np.dtype,
     np.ufunc,
-    Enum,
     type,
 )
 # Windows and images of renderers, which decide nothing.
-_SHOWN = ("pygame",)
+_SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
 _CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
 
@@ -68,6 +62,8 @@ class Encoder:
         Raises:
             NotPlain: if an attribute can't be captured.
         """
+        if not is_simple(type(owner)):
+            raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
         found = {}
         for name, value in vars(owner).items():
             if name in skip or name in _CONSTANT or is_fixed(value, self._members):
@@ -94,8 +90,8 @@ class Encoder:
         kind = type(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(value)
-        if isinstance(value, torch.Tensor):
-            return {"kind": "tensor", "value": value.detach().clone()}
+        if kind is torch.Tensor and value.device.type == "cpu" and value.dtype in _TENSORS:
+            return {"kind": "tensor", **_content(value.detach().numpy())}
         if kind.__name__ in _SEQUENCES and kind.__module__ == "builtins":
             return {"kind": kind.__name__, "items": [self.encode(item) for item in value]}
         if kind is deque:
@@ -105,6 +101,8 @@ class Encoder:
             pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
             return {"kind": "dict", "items": pairs}
         if kind is np.random.Generator:
+            if getattr(value.bit_generator.seed_seq, "n_children_spawned", 0):
+                raise NotPlain("which is a generator that has spawned others")
             return {"kind": "generator", "state": self.encode(value.bit_generator.state)}
         if kind is np.random.RandomState:
             return {"kind": "random_state", "state": self.encode(value.get_state(legacy=False))}
@@ -119,8 +117,10 @@ class Encoder:
 
     def _array(self, value: Any) -> dict[str, Any]:
         array = np.asarray(value)
-        if array.dtype.hasobject:
-            raise NotPlain("which is an array of objects")
+        if array.dtype.hasobject or array.dtype.fields is not None:
+            raise NotPlain("which is an array of objects or records")
+        if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
+            raise NotPlain(f"which is a {class_name(value)}")
         if isinstance(value, np.generic):
             return {"kind": "scalar", **_content(array)}
         owner = _owner(array)
@@ -189,16 +189,16 @@ class Decoder:
         if kind in _SEQUENCES:
             return _SEQUENCES[kind](self.decode(item) for item in data["items"])
         match kind:
-            case "array" | "scalar":
+            case "array" | "scalar" | "tensor":
                 flat = np.frombuffer(data["data"], np.dtype(data["dtype"]))
                 array = flat.reshape(data["shape"]).copy()
+                if kind == "tensor":
+                    return torch.from_numpy(array)
                 return array if kind == "array" else array[()]
             case "view":
                 shape, strides = data["shape"], data["strides"]
                 of = self.decode(data["of"])
                 return np.ndarray(shape, data["dtype"], of, data["offset"], strides)
-            case "tensor":
-                return data["value"].clone()
             case "deque":
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
@@ -249,16 +249,15 @@ def is_fixed(value: Any, members: Mapping[int, int]) -> bool:
         return all(_is_constant(part, members) for part in parts)
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return all(_is_constant(content, members) for content in cells)
-    if isinstance(value, types.MethodType):
-        return id(value.__self__) in members
+        keeps = any(one.opname == "STORE_DEREF" for one in dis.get_instructions(value))
+        return not keeps and all(_is_constant(content, members) for content in cells)
     if isinstance(value, types.BuiltinFunctionType):
         # A method of an object may change the object.
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     return (
         isinstance(value, (*_FUNCTIONS, EnvSpec))
         or (isinstance(value, Space) and not _draws(value))
-        or class_name(value).split(".")[0] in _SHOWN
+        or class_name(value) in _SHOWN
     )
 
 
@@ -284,7 +283,7 @@ def is_simple(kind: type) -> bool:
     """Returns True for a class whose instances have only the attributes in ``vars()``."""
     classes = kind.__mro__[:-1]
     heap = all(one.__flags__ & 1 << 9 for one in classes)
-    slots = any("__slots__" in vars(one) for one in classes)
+    slots = any(vars(one).get("__slots__") for one in classes)
     return heap and not slots and "__dict__" in dir(kind)
 
 

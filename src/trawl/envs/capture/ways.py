@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import io
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,6 @@ from gymnasium.utils import EzPickle
 from typing_extensions import override
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
-from trawl.envs.capture.replay import ReplayableEnv
 from trawl.errors import EnvStateError
 
 # Signs the pickles that this process makes.
@@ -36,7 +37,6 @@ class Way(ABC):
     """A way to capture the state of an environment; the wrappers' attributes are plain data."""
 
     name: str
-    special = False  # True for a way of certain kinds of environments
 
     @abstractmethod
     def suits(self, base: Any) -> bool:
@@ -77,7 +77,6 @@ class OwnMethods(Way):
     """The environment has methods ``get_state`` and ``set_state``."""
 
     name = "get_state"
-    special = True
 
     @override
     def suits(self, base: Any) -> bool:
@@ -96,7 +95,6 @@ class Ale(Way):
     """Atari environments of ale-py: the emulator's state, with its generator."""
 
     name = "ale"
-    special = True
     _skip = frozenset({"ale", "_action_set", "_game_difficulty", "_game_mode"})
 
     @override
@@ -121,7 +119,6 @@ class Mujoco(Way):
     """MuJoCo environments: the state that the integrator needs, with the warm start."""
 
     name = "mujoco"
-    special = True
     _skip = frozenset({"model", "data", "mujoco_renderer"})
 
     @override
@@ -137,6 +134,7 @@ class Mujoco(Way):
         values = np.empty(mujoco.mj_stateSize(base.model, kind))
         mujoco.mj_getState(base.model, base.data, values, kind)
         return {
+            "model": _digest(base.model),
             "physics": encoder.encode(values),
             "derived": Encoder([]).encode(_derived(base.data)),
             "attributes": encoder.attributes(base, self._skip),
@@ -154,10 +152,10 @@ class Mujoco(Way):
 
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         values = decoder.decode(state["physics"])
-        if len(values) != mujoco.mj_stateSize(base.model, kind):
+        if state["model"] != _digest(base.model):
             raise EnvStateError(
-                f"the physics of {base} have {mujoco.mj_stateSize(base.model, kind)} numbers, but "
-                f"the state has {len(values)}: it is one of another model"
+                f"the state is one of another model than that of {base}: make the environment in "
+                "the same way, or give it get_state() and set_state() if it changes its model"
             )
         mujoco.mj_setState(base.model, base.data, values, kind)
         mujoco.mj_forward(base.model, base.data)
@@ -165,6 +163,16 @@ class Mujoco(Way):
         for name, array in Decoder([]).decode(state["derived"]).items():
             getattr(base.data, name)[...] = array
         decoder.write(base, state["attributes"])
+
+
+def _digest(model: Any) -> str:
+    """Returns a digest of the arrays of a model, which environments may change."""
+    digest = hashlib.sha256()
+    for name in dir(model):
+        array = None if name.startswith("_") else getattr(model, name)
+        if isinstance(array, np.ndarray):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _derived(data: Any) -> dict[str, Any]:
@@ -196,6 +204,15 @@ class Attributes(Way):
         decoder.write(base, state)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles objects, except those that would pickle the arguments of their constructors."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, EzPickle):
+            raise NotPlain(f"with {type(obj).__name__}, an EzPickle, which would lose its state")
+        return super().reducer_override(obj)
+
+
 class Pickle(Way):
     """The environment and its wrappers are pickled."""
 
@@ -203,15 +220,16 @@ class Pickle(Way):
 
     @override
     def suits(self, base: Any) -> bool:
-        # An EzPickle pickles the arguments of its constructor instead of its state.
-        return not isinstance(base, EzPickle)
+        return True
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
-        if any(isinstance(member, EzPickle) for member in members):
-            raise NotPlain("which is an EzPickle")
         try:
-            data: bytes = cloudpickle.dumps(members[0])
+            file = io.BytesIO()
+            _Pickler(file).dump(members[0])
+            data = file.getvalue()
+        except NotPlain:
+            raise
         except Exception as error:
             raise NotPlain(f"which can't be pickled: {error}") from error
         return {"pickle": data, "signature": hmac.digest(_KEY, data, "sha256")}
@@ -243,56 +261,11 @@ class Pickle(Way):
         raise NotImplementedError
 
 
-class Replay(Way):
-    """The current episode is repeated."""
-
-    name = "replay"
-
-    @override
-    def suits(self, base: Any) -> bool:
-        return True
-
-    @override
-    def capture(self, members: Sequence[Any]) -> dict[str, Any]:
-        recorder, encoder = _recorder(members), Encoder(members)
-        return {
-            "base": recorder.capture(encoder),
-            "wrappers": _wrappers(encoder, members),
-        }
-
-    @override
-    def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
-        decoder = Decoder(members)
-        _recorder(members).replay(state["base"], decoder)
-        for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
-            decoder.write(member, attributes)
-        return members[0]
-
-    @override
-    def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        raise NotImplementedError
-
-    @override
-    def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        raise NotImplementedError
-
-
-def _recorder(members: Sequence[Any]) -> ReplayableEnv:
-    """Returns the wrapper that notes the episode."""
-    for member in members:
-        if isinstance(member, ReplayableEnv):
-            return member
-    raise NotPlain("whose episode was not noted from its start")
-
-
 def _wrappers(encoder: Encoder, members: Sequence[Any]) -> list[dict[str, Any]]:
     """Returns the attributes of the wrappers of a chain."""
-    return [
-        {} if isinstance(member, ReplayableEnv) else encoder.attributes(member)
-        for member in members[:-1]
-    ]
+    return [encoder.attributes(member) for member in members[:-1]]
 
 
 WAYS: dict[str, Way] = {
-    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle(), Replay())
+    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle())
 }
