@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -71,8 +72,10 @@ class ResumableCollector(RolloutCollector):
             if self._version is not None:
                 state["policy_version"] = self._version.version
             state |= self._whole_state()
-            if "none" not in self.env_state_methods():
-                state[_RESUME] = self._resume_state()
+            if self._parts():
+                # Without this entry, new episodes begin.
+                with suppress(EnvStateError):
+                    state[_RESUME] = self._resume_state()
         return state
 
     def _resume_state(self) -> dict[str, Any]:

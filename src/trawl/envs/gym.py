@@ -21,7 +21,7 @@ from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
 from trawl.envs.capture import NONE, capture, restore, way_of
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
-from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask
+from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.pool import adapt_pool, is_pool
 from trawl.envs.seeding import check_seed, derive, next_seed
@@ -134,7 +134,6 @@ class GymEnv(TensorDictEnv):
         self._seed: tuple[int, bool] | None = None  # of the last set_seed()
         self._seeds: list[int] | None = None
         self._rebuilds = 0  # since the last set_seed()
-        self._state_method: str | None = None
         self._begun: TensorDict | None = None  # observations of the reset after a failure
         self._masks: MaskKeeper | None = None  # self.env may be another wrapper around it
         self._describe_spaces(autoreset_mode)
@@ -233,11 +232,9 @@ class GymEnv(TensorDictEnv):
     def state_method(self) -> str:
         """Way in which :meth:`capture` captures the state; ``"none"`` if there is none.
 
-        See :mod:`trawl.envs.capture`.
+        The first reset may change it. See :mod:`trawl.envs.capture`.
         """
-        if self._state_method is None:
-            self._state_method = NONE if self.vector is not None else way_of(self.env)
-        return self._state_method
+        return NONE if self.vector is not None else way_of(self.env)
 
     def capture(self) -> dict[str, Any]:
         """Returns the state of the environment as plain data.
@@ -265,6 +262,8 @@ class GymEnv(TensorDictEnv):
             EnvStateError: if it is the state of another environment, or can't be restored.
         """
         self.env = restore(self.env, state["env"], trust)
+        # The wrapper may be another one than before.
+        self._masks = mask_keeper(self.env)
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]

@@ -242,3 +242,12 @@ class ObserveActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"space has {self._count} choices"
             )
         return {**(obs if self._nested else {"observation": obs}), MASK_KEY: mask}
+
+
+def mask_keeper(env: Any) -> MaskKeeper | None:
+    """Returns the wrapper of an environment that keeps its action mask; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, MaskKeeper):
+            return env
+        env = env.env
+    return None

@@ -163,10 +163,13 @@ def test_the_emulator_of_atari():
     gymnasium.register_envs(ale)
 
     def make():
-        env = gymnasium.make("ALE/Pong-v5", frameskip=1)
+        env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0)
         return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
 
     assert check(make, 50, 1) == "ale"
+    with gymnasium.make("ALE/Pong-v5") as sticky:
+        sticky.reset(seed=1)
+        assert way_of(sticky) == NONE
 
 
 def test_another_process_continues():

@@ -92,14 +92,20 @@ class OwnMethods(Way):
 
 
 class Ale(Way):
-    """Atari environments of ale-py: the emulator's state, with its generator."""
+    """Atari environments of ale-py: the emulator's state, with its generator.
+
+    The state does not hold the action that sticky actions repeat.
+    """
 
     name = "ale"
     _skip = frozenset({"ale", "_action_set", "_game_difficulty", "_game_mode"})
 
     @override
     def suits(self, base: Any) -> bool:
-        return hasattr(getattr(base, "ale", None), "cloneState")
+        emulator: Any = getattr(base, "ale", None)
+        if not hasattr(emulator, "cloneState"):
+            return False
+        return float(emulator.getFloat("repeat_action_probability")) == 0
 
     @override
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
