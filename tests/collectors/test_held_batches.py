@@ -1,5 +1,6 @@
 """Batches of workers that the user keeps."""
 
+import os
 import resource
 import sys
 
@@ -12,9 +13,11 @@ from trawl.testing import NumberedEnv
 
 @pytest.fixture
 def few_descriptors():
-    """Allows this process so few descriptors that each held batch can't have its own."""
+    """Allows this process so few more descriptors that each held batch can't have its own."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    # Other tests in this process may have left files open.
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 256
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
