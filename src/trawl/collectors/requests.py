@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ class CollectRequest:
         partition: name of the partition that divides the memory among workers.
         part: index of this worker's part.
         breakable: whether an interrupt with this number, or a higher one, ends the batch early.
-        most: number of frames that are still wanted; None for a whole batch.
+        most: number of frames that are still wanted; infinite for a whole batch.
     """
 
     number: int = 0
@@ -33,7 +34,7 @@ class CollectRequest:
     partition: int = 0
     part: int = 0
     breakable: bool = False
-    most: int | None = None
+    most: float = math.inf
 
 
 @dataclass(frozen=True)

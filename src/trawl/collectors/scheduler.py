@@ -105,7 +105,7 @@ class Scheduler(ABC):
         # Counted before the request is sent, because Ctrl-C may be pressed right after that.
         self._requested[index].append(size)
         self.frames_under_way += size
-        most = size if size < self.frames[index] else None
+        most = size if size < self.frames[index] else math.inf
         request = CollectRequest(random=random, breakable=breakable, most=most)
         return self.pool.request_batch(index, place, request)
 

@@ -7,7 +7,6 @@ don't wait for batches that were requested earlier.
 
 from __future__ import annotations
 
-import math
 import pickle
 import warnings
 from collections import deque
@@ -294,7 +293,7 @@ class CollectorService(HandleCalls, Service):
 
     def _collect(self, request: requests.CollectRequest) -> requests.BatchReady:
         collector = self.collector
-        collector.most_frames = math.inf if request.most is None else request.most
+        collector.most_frames = request.most
         with nullcontext() if collector._profiler is None else collector._profiler.turn():
             if collector.config.replay_buffer is not None:
                 before = collector._frames

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,7 +66,7 @@ class NestedService(CollectorService):
     def _collect(self, request: CollectRequest) -> BatchReady:
         collector = self.collector
         collector._is_random = lambda: request.random
-        collector.most_frames = math.inf if request.most is None else request.most
+        collector.most_frames = request.most
         before = collector._frames
         self._name_writes(request)
         batch = collector.next()

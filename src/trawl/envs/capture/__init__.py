@@ -79,13 +79,14 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
                 f"that of {env} is {mine[name]}"
             )
     try:
-        made = WAYS[state["way"]].restore(chain(env), state["state"], trust)
-        again = WAYS[state["way"]].capture(chain(made))
+        way = WAYS[state["way"]]
+        made = way.restore(chain(env), state["state"], trust)
+        again = way.capture(chain(made))
     except (KeyError, NotPlain) as error:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {error}"
         ) from error
-    if WAYS[state["way"]].comparable(again) != WAYS[state["way"]].comparable(state["state"]):
+    if way.comparable(again) != way.comparable(state["state"]):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )

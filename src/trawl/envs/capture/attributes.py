@@ -22,13 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
-_FUNCTIONS = (
-    types.FunctionType,
-    types.ModuleType,
-    np.dtype,
-    np.ufunc,
-    type,
-)
+_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec)
 # Windows and images of renderers, which decide nothing.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
@@ -255,7 +249,7 @@ def is_fixed(value: Any, members: Mapping[int, int]) -> bool:
         # A method of an object may change the object.
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     return (
-        isinstance(value, (*_FUNCTIONS, EnvSpec))
+        isinstance(value, _FIXED)
         or (isinstance(value, Space) and not _draws(value))
         or class_name(value) in _SHOWN
     )

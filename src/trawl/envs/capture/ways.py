@@ -34,7 +34,7 @@ def chain(env: Any) -> list[Any]:
 
 
 class Way(ABC):
-    """A way to capture the state of an environment; the wrappers' attributes are plain data."""
+    """A way to capture the state of an environment."""
 
     name: str
 
@@ -42,27 +42,39 @@ class Way(ABC):
     def suits(self, base: Any) -> bool:
         """Returns True if environments of this kind may be captured in this way."""
 
+    @abstractmethod
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
         """Returns the state of a wrapper chain.
 
         Raises:
             NotPlain: if it can't be captured.
         """
-        encoder = Encoder(members)
-        inner = self.capture_base(members[-1], encoder)
-        return {"base": inner, "wrappers": _wrappers(encoder, members)}
 
+    @abstractmethod
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         """Restores a state, and returns the environment to continue with."""
+
+    def comparable(self, state: Mapping[str, Any]) -> Any:
+        """Returns the part of a state that is the same whenever the state is captured."""
+        return state
+
+
+class PlainWay(Way):
+    """A way in which the attributes of wrappers are plain data."""
+
+    @override
+    def capture(self, members: Sequence[Any]) -> dict[str, Any]:
+        encoder = Encoder(members)
+        inner = self.capture_base(members[-1], encoder)
+        return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
+
+    @override
+    def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         decoder = Decoder(members)
         self.restore_base(members[-1], state["base"], decoder)
         for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
             decoder.write(member, attributes)
         return members[0]
-
-    def comparable(self, state: Mapping[str, Any]) -> Any:
-        """Returns the part of a state that is the same whenever the state is captured."""
-        return state
 
     @abstractmethod
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
@@ -73,7 +85,7 @@ class Way(ABC):
         """Restores the state of the environment without its wrappers."""
 
 
-class OwnMethods(Way):
+class OwnMethods(PlainWay):
     """The environment has methods ``get_state`` and ``set_state``."""
 
     name = "get_state"
@@ -91,7 +103,7 @@ class OwnMethods(Way):
         base.set_state(decoder.decode(state))
 
 
-class Ale(Way):
+class Ale(PlainWay):
     """Atari environments of ale-py: the emulator's state, with its generator.
 
     The state does not hold the action that sticky actions repeat.
@@ -121,7 +133,7 @@ class Ale(Way):
         decoder.write(base, state["attributes"])
 
 
-class Mujoco(Way):
+class Mujoco(PlainWay):
     """MuJoCo environments: the state that the integrator needs, with the warm start."""
 
     name = "mujoco"
@@ -192,7 +204,7 @@ def _derived(data: Any) -> dict[str, Any]:
     }
 
 
-class Attributes(Way):
+class Attributes(PlainWay):
     """The attributes of the environment are numbers, arrays, generators and the like."""
 
     name = "attributes"
@@ -257,19 +269,6 @@ class Pickle(Way):
         fresh = cloudpickle.loads(data)
         members[0].close()
         return fresh
-
-    @override
-    def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        raise NotImplementedError
-
-    @override
-    def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        raise NotImplementedError
-
-
-def _wrappers(encoder: Encoder, members: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns the attributes of the wrappers of a chain."""
-    return [encoder.attributes(member) for member in members[:-1]]
 
 
 WAYS: dict[str, Way] = {
