@@ -13,7 +13,6 @@ from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.gym import GymEnv
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 
@@ -41,12 +40,12 @@ class ResumableCollector(RolloutCollector):
             ``"pickle"``, or ``"none"`` if its state can't be captured. If there is such an
             environment, new episodes begin in all environments after a state is loaded.
         """
-        return [part.state_method for part in self._parts()] or ["none"]
+        return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
-    def _parts(self) -> list[GymEnv]:
-        """Returns the environments, if their states can be captured one by one."""
+    def _parts(self) -> list[TensorDictEnv]:
+        """Returns the parts of the environment whose states are captured one by one."""
         parts = self.env.parts if isinstance(self.env, TensorDictEnv) else []
-        return parts if all(isinstance(part, GymEnv) for part in parts) else []
+        return parts if all(isinstance(part, TensorDictEnv) for part in parts) else []
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from trawl.devices import check_device
 from trawl.envs.masks import rand_actions
 from trawl.envs.specs import Categorical, Composite, Spec, Unbounded
 from trawl.envs.vector import VectorAdapter
+from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS
 
 
@@ -350,6 +351,36 @@ class TensorDictEnv(ABC):
             raise ValueError(
                 f"this environment has no state to load, but state_dict has {sorted(state_dict)}"
             )
+
+    # --- the state of simulators, for collectors
+
+    @property
+    def state_methods(self) -> list[str]:
+        """Way in which :meth:`capture` captures the state of each environment.
+
+        The first reset may change it. See :mod:`trawl.envs.capture`.
+        """
+        return ["none"] * max(1, self.batch_size.numel())
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of the environment as plain data.
+
+        Raises:
+            EnvStateError: if it can't be captured.
+        """
+        raise EnvStateError(f"the state of {self!r} can't be captured")
+
+    def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        """Continues from a state that :meth:`capture` returned.
+
+        Args:
+            state: the state.
+            trust: True to open a pickle that another process made.
+
+        Raises:
+            EnvStateError: if it is the state of another environment, or can't be restored.
+        """
+        raise EnvStateError(f"the state of {self!r} can't be restored")
 
     def _placed(self, tensordict: TensorDict) -> TensorDict:
         return tensordict if self.device is None else tensordict.to(self.device)

@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import NONE, capture, restore, way_of
+from trawl.envs.capture import capture, restore, way_of
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
@@ -29,7 +29,6 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
-from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
@@ -229,21 +228,14 @@ class GymEnv(TensorDictEnv):
         self.env.close()
 
     @property
-    def state_method(self) -> str:
-        """Way in which :meth:`capture` captures the state; ``"none"`` if there is none.
+    @override
+    def state_methods(self) -> list[str]:
+        return super().state_methods if self.vector is not None else [way_of(self.env)]
 
-        The first reset may change it. See :mod:`trawl.envs.capture`.
-        """
-        return NONE if self.vector is not None else way_of(self.env)
-
+    @override
     def capture(self) -> dict[str, Any]:
-        """Returns the state of the environment as plain data.
-
-        Raises:
-            EnvStateError: if it can't be captured.
-        """
         if self.vector is not None:
-            raise EnvStateError(f"the state of {self!r}, a vector environment, can't be captured")
+            return super().capture()
         return {
             "env": capture(self.env),
             "seed": None if self._seed is None else list(self._seed),
@@ -251,16 +243,8 @@ class GymEnv(TensorDictEnv):
             "rebuilds": self._rebuilds,
         }
 
+    @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
-        """Continues from a state that :meth:`capture` returned.
-
-        Args:
-            state: the state.
-            trust: True to open a pickle that another process made.
-
-        Raises:
-            EnvStateError: if it is the state of another environment, or can't be restored.
-        """
         self.env = restore(self.env, state["env"], trust)
         # The wrapper may be another one than before.
         self._masks = mask_keeper(self.env)
