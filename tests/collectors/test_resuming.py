@@ -156,22 +156,53 @@ def test_each_asynchronous_worker_continues_bit_for_bit(method):
         assert all(same(*pair) for pair in pairs)
 
 
-def test_without_a_seed_the_environments_go_on():
-    with Collector("CartPole-v1", frames_per_batch=30) as collector:
+@pytest.mark.parametrize("method", [None, "inline", "forkserver"])
+def test_without_a_seed_a_collector_continues_bit_for_bit(method):
+    def make():
+        if method is None:
+            return Collector("CartPole-v1", noisy(4, 2), frames_per_batch=60)
+        options = {"frames_per_batch": 60, "start_method": method}
+        return MultiSyncCollector(["CartPole-v1"] * 2, noisy(4, 2), **options)
+
+    with make() as collector:
         collector.next()
         state = through_a_file(collector.state_dict())
-        later = collector.next()
-    with Collector("CartPole-v1", frames_per_batch=30) as other:
+        later = [collector.next() for _ in range(4)]
+    torch.manual_seed(5)
+    with make() as other:
         other.load_state_dict(state)
-        assert torch.equal(other.next()["observation"][0], later["observation"][0])
+        assert all(same(other.next(), batch) for batch in later)
+
+
+class Scaled:
+    """A ``postproc`` that depends on the batches before."""
+
+    def __init__(self):
+        self.total = torch.zeros(())
+
+    def __call__(self, batch):
+        self.total += batch["next", "reward"].sum()
+        return batch.set("scale", self.total.expand(batch.shape).clone())
+
+    def state_dict(self):
+        return {"total": self.total.clone()}
+
+    def load_state_dict(self, state):
+        self.total.copy_(state["total"])
+
+
+@pytest.mark.parametrize("cls", [Collector, MultiSyncCollector])
+def test_the_state_of_postproc_goes_on(cls):
+    source = "CartPole-v1" if cls is Collector else ["CartPole-v1"] * 2
+    check(lambda: cls(source, noisy(4, 2), frames_per_batch=60, postproc=Scaled()), 3)
 
 
 @pytest.mark.parametrize(
     "piece",
     [
-        ("rollout", "stream", "torch"),
-        ("rollout", "stream", "numpy"),
-        ("rollout", "stream", "python"),
+        ("rollout", "random", "torch"),
+        ("rollout", "random", "numpy"),
+        ("rollout", "random", "python"),
         ("rollout", "writer", "rows", "'observation'"),
         ("rollout", "writer", "episodes", "next_id"),
         ("rollout", "writer", "episodes", "ids"),

@@ -259,13 +259,16 @@ class BaseCollector(
         buffer = self.config.replay_buffer is not None
         return self._delivery.processed(self._whole.template(frames, buffer))
 
-    def _load_whole(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
-        """Restores the trajectories that were waiting for delivery or for their ends."""
+    def _load_delivery(self, state: Mapping[str, Any], order: int, resumed: bool) -> None:
+        """Restores what :meth:`_delivery_state` returned."""
+        self._delivery.load_state_dict(state)
         if self._whole is not None:
             self._whole.load_state_dict(state.get(STATE, {}), order, resumed)
 
-    def _whole_state(self) -> dict[str, Any]:
-        return {} if self._whole is None else {STATE: self._whole.state_dict()}
+    def _delivery_state(self) -> dict[str, Any]:
+        """Returns the state of ``postproc``, and the trajectories that are not delivered yet."""
+        whole = {} if self._whole is None else {STATE: self._whole.state_dict()}
+        return {**whole, **self._delivery.state_dict()}
 
     def _record(self, batch: Any) -> None:
         """Writes a batch to the sink, when it is delivered or put into the replay buffer."""

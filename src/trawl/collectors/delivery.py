@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from trawl.collectors.config import CollectorConfig
 from trawl.collectors.utils import split_trajectories
 from trawl.keys import MASK
 from trawl.tensordicts import drop_private
+
+# Entry of a state that holds the state of ``postproc``.
+_POSTPROC = "postproc"
 
 
 class BatchDelivery:
@@ -122,6 +126,18 @@ class BatchDelivery:
             for flags in (last.get(key), last.get(done_key)):
                 # Masked rows hold no experience, so their flags stay unchanged.
                 flags |= True if mask is None else mask.reshape(_like(mask, flags))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of ``postproc``, if it has one."""
+        methods = (getattr(self.postproc, name, None) for name in ("state_dict", "load_state_dict"))
+        if not all(map(callable, methods)):
+            return {}
+        return {_POSTPROC: self.postproc.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the state of ``postproc``, if ``state`` has it."""
+        if _POSTPROC in state and self.state_dict():
+            self.postproc.load_state_dict(state[_POSTPROC])
 
 
 def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:

@@ -98,9 +98,11 @@ class DirectWeights(BaseCollector):
         return self._models.prepare(model_id, new)
 
     @override
-    def _receive(self, model_id: str, receiver: Receiver) -> WeightUpdate:
+    def _receive(self, model_id: str, receiver: Receiver, known: int = 0) -> WeightUpdate:
+        """Gets new weights for a model, and loads them, unless it has the first ``known`` ones."""
+
         def load(update: WeightUpdate) -> None:
-            if update.slot is not None:
+            if update.slot is not None and update.count > known:
                 update.load(self._models.live(model_id))
 
         update = receiver.receive(load)

@@ -69,6 +69,10 @@ class MultiConfig(CollectorConfig):
         max_total_restarts: maximum number of replacements of all workers together.
         worker_timeout: seconds without an answer after which a worker counts as dead. The timeout
             must be longer than a batch takes. None: no limit.
+        worker_snapshots: number of batches after which each worker sends its state to this process.
+            If the worker dies, its replacement then continues its episodes from the last state, so
+            the death changes no frame. A state has the policy's weights, so a large policy calls
+            for a large number. 0: never; a replacement begins new episodes.
         start_method: way in which worker processes are started, ``"forkserver"`` or ``"spawn"``;
             or ``"inline"``, which runs the workers in this process, where a debugger can follow
             them.
@@ -91,6 +95,7 @@ class MultiConfig(CollectorConfig):
     max_restarts: int = option(10, at_least(0))
     max_total_restarts: int = option(100, at_least(0))
     worker_timeout: float | None = option(None, seconds_above_zero)
+    worker_snapshots: int = option(0, at_least(0))
     start_method: Literal["forkserver", "spawn", "inline"] = option("forkserver", one_of(*METHODS))
 
     @property

@@ -392,8 +392,7 @@ class WorkerPool:
             case requests.BatchReady():
                 self._batches.append(slot.finish(content))
             case requests.WorkerReady():
-                slot.ready = content
-                slot.trajectory = max(slot.trajectory, content.trajectory)
+                slot.start(content)
             case requests.WorkerWarning():
                 warn(f"in worker {slot.index}: {content.text}", content.category)
             case requests.StateChanged():
@@ -410,7 +409,7 @@ class WorkerPool:
     def _handle_result(
         self, slot: WorkerSlot, content: requests.CallReturned | requests.RequestFailed
     ) -> None:
-        request, _ = slot.pending.pop(content.number, (None, None))
+        request = slot.finish_call(content)
         abandoned = content.number in self._abandoned
         self._abandoned.discard(content.number)
         if isinstance(content, requests.RequestFailed) and (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trawl.backends.failure import Failure
+from trawl.collectors.snapshots import Snapshot
 from trawl.keys import Key
 from trawl.rollout.layout import BatchPartition, Layout
 from trawl.weight_update.channel import WeightMessage
@@ -90,6 +91,7 @@ class WorkerReady:
         weight_layouts: memory layouts of the models' weights, by model.
         warnings: warnings about the environment and the policy, which the driver shows.
         versioned: whether each frame has a policy version of its own already.
+        snapshot: the state of the worker, or None.
     """
 
     layout: Layout | None
@@ -101,6 +103,7 @@ class WorkerReady:
     weight_layouts: Mapping[str, FlatLayout] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     versioned: bool = False
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class BatchReady:
         block: bytes of the batch in the worker's layout, if the batch is sent in that form.
         facts: the worker's statistics, for ``stats()``.
         random: whether the actions were random.
+        snapshot: the state of the worker after the batch, or None.
     """
 
     number: int
@@ -134,6 +138,7 @@ class BatchReady:
     random: bool = False
     buffers: Sequence[Any] = ()
     block: Any = None
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)
@@ -183,10 +188,17 @@ class WorkerWarning:
 
 @dataclass(frozen=True)
 class CallReturned:
-    """Answer to :class:`CallRequest`: the pickled result."""
+    """Answer to :class:`CallRequest`.
+
+    Attributes:
+        number: number of the request.
+        value: the pickled result.
+        snapshot: the state of the worker after the call, or None.
+    """
 
     number: int
     value: bytes
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)

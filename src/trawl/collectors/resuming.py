@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -12,6 +14,8 @@ from trawl.checks import check_bool
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
+from trawl.collectors.snapshots import Recovery
+from trawl.collectors.weight_control import POLICY
 from trawl.envs.base import TensorDictEnv
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
@@ -70,7 +74,7 @@ class ResumableCollector(RolloutCollector):
                 state["policy_state_dict"] = module.state_dict()
             if self._version is not None:
                 state["policy_version"] = self._version.version
-            state |= self._whole_state()
+            state |= self._delivery_state()
             if self._parts():
                 # Without this entry, new episodes begin.
                 with suppress(EnvStateError):
@@ -132,7 +136,7 @@ class ResumableCollector(RolloutCollector):
             self._batches = int(state_dict["iter"])
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
-            self._load_whole(state_dict, 0, self.resumed)
+            self._load_delivery(state_dict, 0, self.resumed)
 
     def _load_episodes(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
         """Continues the episodes of a state, or begins new ones; returns True if they continue."""
@@ -175,6 +179,38 @@ class ResumableCollector(RolloutCollector):
         self._at_start = state["at_start"]
         if self._restarts is not None:
             self._restarts.count = state["env_restarts"]
+
+    # --- replacements of workers that died
+
+    def recover(self, recovery: Recovery) -> None:
+        """Continues where a dead worker stopped, whose place this collector's worker takes.
+
+        Batches that the dead worker has delivered since its last snapshot are collected again, with
+        the weights of that time, and dropped.
+        """
+        self.load_state_dict(pickle.loads(recovery.snapshot.state), trust=True)
+        receivers, self._receivers = self._receivers, {}
+        try:
+            for index, batch in enumerate(recovery.batches):
+                for weights in recovery.weights_before(index):
+                    self._models.prepare(POLICY, weights)()
+                if self._version is not None and batch.version is not None:
+                    self._version.version = batch.version
+                self._run_into(None, batch.random, stop_after(batch.steps))
+                self._frames += batch.frames
+                self._batches += 1
+        finally:
+            self._receivers = receivers
+        policy = receivers.get(POLICY)
+        if policy is not None and policy.newer:
+            # The policy may have changed its own buffers since it loaded the newest weights.
+            self._receive(POLICY, policy, known=recovery.updates)
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    """Returns a function that is called between steps, and returns True after ``steps`` steps."""
+    taken = count(1)
+    return lambda: next(taken) >= steps
 
 
 def _env_state(env: Any) -> Any:

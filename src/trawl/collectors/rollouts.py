@@ -40,9 +40,11 @@ class RolloutCollector(DirectWeights):
 
     Attributes:
         frames_per_batch: number of frames of each environment in a batch.
+        acted_randomly: True if the actions of the last batch were random.
     """
 
     frames_per_batch: int
+    acted_randomly = False
     _rollout: Rollout
     _resolved: Policy
 
@@ -163,6 +165,7 @@ class RolloutCollector(DirectWeights):
         in_turn = self._in_turn or self._takes_first_ready
         self._rollout.limit(self._left() if in_turn else math.inf)
         random, stopped = self._ordered or (self._is_random(), self._stopped())
+        self.acted_randomly = random
         batch = self._rollout.run(random, stopped, not self.is_running())
         self._stamp(batch, version)
         return batch
@@ -184,6 +187,7 @@ class RolloutCollector(DirectWeights):
         self._prepare()
         self._at_start = False
         self._rollout.limit(self._left())
+        self.acted_randomly = random
         if block is None:
             return self._rollout.run(random, stopped)
         return self._rollout.run_into(block, random, stopped)

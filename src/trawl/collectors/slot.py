@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from trawl.backends.base import Worker
 from trawl.collectors import requests
 from trawl.collectors.assembler import NO_SLICE, BufferSlice, WorkerBatch
+from trawl.collectors.snapshots import BatchRecord, Snapshot
 from trawl.errors import WorkerDied
 
 # Statistics that name the code that workers use, each with a reason if it is slower code.
@@ -63,6 +64,8 @@ class WorkerSlot:
         batches: number of batches delivered, including those of workers that were replaced.
         facts: latest statistics of the worker.
         silent: seconds of silence after which the worker was killed; None if it was not killed.
+        snapshot: the worker's last snapshot, or None.
+        since: batches that the worker has delivered since its last snapshot.
     """
 
     index: int
@@ -81,6 +84,8 @@ class WorkerSlot:
     batches: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     silent: float | None = None
+    snapshot: Snapshot | None = None
+    since: list[BatchRecord] = field(default_factory=list)
     _env_restarts: int = 0
 
     @property
@@ -141,7 +146,33 @@ class WorkerSlot:
         self.written = None
         self.trajectory = max(self.trajectory, ready.trajectory)
         self.facts = dict(ready.facts)
+        if self.snapshot is not None and ready.snapshot is None:
+            self.since.append(
+                BatchRecord(ready.random, ready.filled, ready.frames, ready.weights, ready.version)
+            )
+        self.note_snapshot(ready.snapshot)
         return WorkerBatch(self.index, place or NO_SLICE, ready)
+
+    def finish_call(
+        self, answer: requests.CallReturned | requests.RequestFailed
+    ) -> requests.CollectRequest | requests.CallRequest | None:
+        """Records the answer to a call, or a failure, and returns its request."""
+        request, _ = self.pending.pop(answer.number, (None, None))
+        if isinstance(answer, requests.CallReturned):
+            self.note_snapshot(answer.snapshot)
+        return request
+
+    def start(self, ready: requests.WorkerReady) -> None:
+        """Records that the worker's collector has been made."""
+        self.ready = ready
+        self.trajectory = max(self.trajectory, ready.trajectory)
+        self.note_snapshot(ready.snapshot)
+
+    def note_snapshot(self, snapshot: Snapshot | None) -> None:
+        """Replaces the worker's last snapshot; does nothing if there is no new one."""
+        if snapshot is not None:
+            self.snapshot = snapshot
+            self.since.clear()
 
     def stats(self) -> dict[str, Any]:
         """Returns the latest known statistics. The worker is not asked, because it may be busy."""

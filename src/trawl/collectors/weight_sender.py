@@ -16,6 +16,7 @@ from trawl.collectors.held_updates import HeldUpdates, Outgoing
 from trawl.collectors.policy_version import PolicyVersion, next_version
 from trawl.collectors.requests import NewWeights
 from trawl.collectors.setups import WorkerSetups
+from trawl.collectors.snapshots import SentHistory
 from trawl.collectors.weight_control import POLICY, LocalModels, WorkerIds
 from trawl.weight_update.channel import WeightMessage
 from trawl.weight_update.layout import FlatLayout
@@ -62,6 +63,7 @@ class WeightSender:
         holding: True while updates wait until :meth:`release`, so that a batch that was requested
             ahead is made with one version.
         held: the updates that wait.
+        history: the weights that were sent since the workers' last snapshots; None to keep none.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class WeightSender:
         self._handed: dict[int, Any] = {}
         # For each worker, its number of updates (see count()) when weights were last sent to it.
         self._sent: dict[int, int] = {}
+        self.history: SentHistory | None = None
 
     @property
     def _version(self) -> Version:
@@ -288,7 +291,8 @@ class WeightSender:
         for scheme, updates in outgoing.updates.values():
             scheme.commit(updates, outgoing.version)
         acting = outgoing.workers(POLICY)
-        self._note_sent(acting)
+        _, updates = outgoing.updates.get(POLICY, (None, ()))
+        self._note_sent(acting, updates)
         for index in acting:
             self.versions[index] = outgoing.version
         # Workers that received only other models still need the new version.
@@ -332,15 +336,17 @@ class WeightSender:
             with self._lock:
                 for index, updates in prepared.items():
                     self.policy_scheme.commit(updates, self.versions[index])
-                self._note_sent(prepared)
+                self._note_sent(prepared, [one for own in prepared.values() for one in own])
 
         return change
 
-    def _note_sent(self, workers: Collection[int]) -> None:
+    def _note_sent(self, workers: Collection[int], updates: Sequence[PreparedUpdate]) -> None:
         self.updates += bool(workers)
         for index in workers:
             self._sent[index] = self.count(index)
             self._handed.pop(index, None)
+        if self.history is not None:
+            self.history.add(updates, self._sent)
 
     def newest(self, model_id: str) -> TensorDictBase | None:
         """Returns a copy of the first worker's newest weights; None if none were sent to it."""

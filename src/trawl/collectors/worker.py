@@ -12,14 +12,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
 
 import cloudpickle
-import numpy as np
-from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -36,21 +34,17 @@ from trawl.collectors.handle_calls import HandleCalls
 from trawl.collectors.policy_version import stamp
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
+from trawl.collectors.snapshots import Recovery, SnapshotTaker
 from trawl.collectors.weight_control import POLICY
+from trawl.collectors.worker_memory import WorkerMemory
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
-from trawl.rollout.block import Block, as_batch
-from trawl.rollout.layout import BatchPartition
+from trawl.rollout.block import as_batch
 from trawl.rollout.networks import networks_noted
-from trawl.rollout.slab import Lease, byte_ranges, tensors_in, tensors_over
 from trawl.tensordicts import drop_private
 from trawl.weight_update.channel import Inbox
 from trawl.weight_update.layout import FlatLayout
 from trawl.weight_update.store import Receiver
-
-# Maximum number of blocks that a worker keeps open: a user who holds many batches may need
-# thousands.
-_MOST_BLOCKS = 256
 
 
 @dataclass(frozen=True)
@@ -76,6 +70,9 @@ class WorkerSpec:
         given: weights of the policy that are newer than the last weights sent to the worker, or
             None.
         whole: whether the driver assembles whole trajectories.
+        snapshots: number of batches between two snapshots of the worker; 0 for none.
+        recovery: state of the dead worker that this worker replaces, and its batches since; or
+            None.
         service: function that makes the service from the specification; None for
             :class:`CollectorService`.
     """
@@ -96,6 +93,8 @@ class WorkerSpec:
     env_state: Any = None
     given: Any = None
     whole: bool = False
+    snapshots: int = 0
+    recovery: Recovery | None = None
     service: Callable[[WorkerSpec, Port], CollectorService] | None = None
 
     def __call__(self, port: Port) -> CollectorService:
@@ -115,9 +114,7 @@ class CollectorService(HandleCalls, Service):
         self._port = port
         self._whole = spec.whole
         self._requests: deque[requests.CollectRequest] = deque()
-        self._partitions: dict[int, BatchPartition] = {}
-        self._blocks: dict[int, Block] = {}
-        self._own: tuple[Block, NDArray[np.uint8]] | None = None
+        self._memory = WorkerMemory(port)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
             self._pass_warnings_on()
@@ -130,6 +127,7 @@ class CollectorService(HandleCalls, Service):
             options["backend"] = DIRECT
         with muted(), networks_noted():
             self.collector = spec.collector_class(spec.create_env_fn, policy, **options)
+        self._snapshots = SnapshotTaker(self.collector, spec.snapshots)
         try:
             self._begin(spec)
         except BaseException:
@@ -155,7 +153,8 @@ class CollectorService(HandleCalls, Service):
         self._load_first_weights(spec)
         self._hidden = frozenset(writer.hidden)
         # An overridden rollout() may return batches of any layout, which are sent unchanged.
-        self._layout = layout = None if overrides_rollout(self.collector) else writer.layout
+        layout = None if overrides_rollout(self.collector) else writer.layout
+        self._memory.layout = layout
         self._masked = layout is None or MASK in layout.leaves
         # Frames of environments at their own pace are one row, whatever their number.
         self._rows = writer.num_envs if writer.layout is None else prod(writer.layout.batch)
@@ -168,14 +167,18 @@ class CollectorService(HandleCalls, Service):
                 batch_size=tuple(self.collector.env.batch_size),
                 trajectory=writer.episodes.next_id,
                 weight_layouts=self._weight_layouts(),
-                warnings=(*writer.warnings, *self._doubts(spec)),
+                warnings=(*writer.warnings, *self._doubts(spec), *self._snapshots.doubts()),
                 versioned=self.collector._rollout.stamps_frames,
+                snapshot=self._snapshots.take(self._updates),
             )
         )
 
     def _load_first_weights(self, spec: WorkerSpec) -> None:
         self.collector._receivers |= spec.receivers
-        self._take_version(spec)
+        if spec.recovery is not None:
+            self.collector.recover(spec.recovery)
+        else:
+            self._take_version(spec)
         # Weights that arrived after the spec was made have a newer version.
         self._up_to_date()
         if spec.given is not None:
@@ -251,16 +254,16 @@ class CollectorService(HandleCalls, Service):
             case requests.CollectRequest():
                 self._requests.append(content)
             case HandleCall():
+                self._snapshots.expire()
                 self._answer(content)
             case requests.NewWeights(model_id=model_id, message=message):
                 receiver = self.collector._receivers[model_id]
                 assert isinstance(receiver, Inbox)
                 receiver.put(message)
             case requests.MapBuffer(name=name, partition=partition):
-                self._partitions[name] = partition
+                self._memory.add(name, partition)
             case requests.UnmapBuffer(name=name):
-                self._partitions.pop(name, None)
-                self._blocks.pop(name, None)
+                self._memory.remove(name)
             case requests.CallRequest():
                 self._call(content)
 
@@ -271,7 +274,8 @@ class CollectorService(HandleCalls, Service):
         except Exception as error:
             self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
-            self._port.send(requests.CallReturned(request.number, value))
+            snapshot = self._snapshots.take(self._updates)
+            self._port.send(requests.CallReturned(request.number, value, snapshot))
 
     @override
     def work(self) -> None:
@@ -282,7 +286,8 @@ class CollectorService(HandleCalls, Service):
             self._requests.clear()
             self._port.send(requests.RequestFailed(request.number, Failure.of(error)))
         else:
-            self._port.send(done)
+            snapshot = self._snapshots.after_batch(done.weights)
+            self._port.send(done if snapshot is None else replace(done, snapshot=snapshot))
 
     @override
     def close(self) -> None:
@@ -301,7 +306,7 @@ class CollectorService(HandleCalls, Service):
                     collector._writing = partial(self._announce_write, request)
                 collector._collect()
                 return self._done(request, collector._frames - before)
-            block = self._block(request)
+            block = self._memory.block(request)
             batch = collector._run_into(block, request.random, self._interrupted(request))
         filled = collector._rollout.filled
         apart, own = batch is not None, request.memory is None
@@ -317,7 +322,7 @@ class CollectorService(HandleCalls, Service):
             self._finish(batch, filled)
         if apart:
             return self._done(request, frames, batch=cloudpickle.dumps(batch))
-        return self._done(request, frames, block=self._own[1] if own and self._own else None)
+        return self._done(request, frames, block=self._memory.own_bytes if own else None)
 
     def _name_writes(self, request: requests.CollectRequest) -> bool:
         """Passes the request's number to the replay buffer, which then writes a batch only once.
@@ -390,7 +395,7 @@ class CollectorService(HandleCalls, Service):
             batch=batch,
             block=block,
             facts=facts,
-            random=request.random,
+            random=request.random or self.collector.acted_randomly,
         )
 
     def _interrupted(self, request: requests.CollectRequest) -> Callable[[], bool] | None:
@@ -398,40 +403,6 @@ class CollectorService(HandleCalls, Service):
             return None
         number, interrupted = request.number, self._port.interrupted
         return lambda: interrupted() >= number
-
-    def _block(self, request: requests.CollectRequest) -> Block | None:
-        """Returns the memory for a request's batch; None if batches have no fixed layout.
-
-        Memory that a request names is kept open for later requests, up to ``_MOST_BLOCKS`` blocks.
-        """
-        if request.memory is None:
-            return self._own_block()
-        block = self._blocks.pop(request.memory, None)
-        if block is None:
-            partition = self._partitions[request.partition]
-            memory = self._port.memory(request.memory)
-            tensors, _ = tensors_over(partition.whole, memory)
-            part = partition.part(request.part, tensors)
-            for start, stop in byte_ranges(part.values(), memory):
-                self._port.populate(request.memory, start, stop)
-            block = Block(Lease(partition.layouts[request.part], part))
-        self._blocks[request.memory] = block  # the most recently used comes last
-        if len(self._blocks) > _MOST_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]
-        return block
-
-    def _own_block(self) -> Block | None:
-        """Returns memory for batches that are sent; None if batches have no fixed layout.
-
-        One block is enough, because each batch is sent before the next one begins.
-        """
-        if self._layout is None:
-            return None
-        if self._own is None:
-            array = np.zeros(self._layout.nbytes, dtype=np.uint8)
-            lease = Lease(self._layout, tensors_in(self._layout, array))
-            self._own = Block(lease), array
-        return self._own[0]
 
 
 def call_path(collector: Any, path: str, args: Any, kwargs: Any) -> Any:

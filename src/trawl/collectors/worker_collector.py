@@ -24,6 +24,7 @@ from trawl.collectors.scheduler import AsyncScheduler, Scheduler, SyncScheduler
 from trawl.collectors.setups import WorkerSetups, check_sendable, shared_buffer
 from trawl.collectors.single import Collector
 from trawl.collectors.slot import SlotLimits, WorkerSlot
+from trawl.collectors.snapshots import Recovery, SentHistory
 from trawl.collectors.trajectory_batcher import TrajectoryBatcher
 from trawl.collectors.unsent import UnsentWeights
 from trawl.collectors.weak import weak
@@ -92,6 +93,8 @@ class WorkerCollector(WorkerShutdown):
         self._weight_sync_schemes.update(config.weight_sync_schemes or {})
         self._sender = self._new_sender()
         self._sender.connect(self, self._new_scheme)
+        if config.worker_snapshots:
+            self._sender.history = SentHistory()
         limits = SlotLimits(config.max_restarts, config.max_total_restarts, config.worker_timeout)
         specify, note = weak(self._spec), weak(self._note_change)
         self._pool = WorkerPool(self._backend, specify, limits, note)
@@ -270,7 +273,17 @@ class WorkerCollector(WorkerShutdown):
             env_state=setup.env_state,
             given=self._sender.handed(index),
             whole=self._whole is not None,
+            snapshots=config.worker_snapshots,
+            recovery=self._recovery(slot),
         )
+
+    def _recovery(self, slot: WorkerSlot) -> Recovery | None:
+        """Returns what a replacement needs to continue where the dead worker of a slot stopped."""
+        history = self._sender.history
+        if slot.snapshot is None or history is None:
+            return None
+        sent = history.since(slot.index, slot.snapshot.updates)
+        return Recovery(slot.snapshot, tuple(slot.since), sent)
 
     # --- collecting
 
@@ -317,6 +330,10 @@ class WorkerCollector(WorkerShutdown):
     def _count(self, parts: Sequence[WorkerBatch]) -> None:
         """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
+        history = self._sender.history
+        for part in parts if history is not None else ():
+            if part.answer.snapshot is not None:
+                history.forget(part.index, part.answer.snapshot.updates)
         self._note_parts(parts)
 
     @override

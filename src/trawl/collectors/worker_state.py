@@ -71,7 +71,7 @@ class WorkerState(WorkerWeights):
             state |= {"frames": self._frames, "iter": self._batches, "traj_pool": last["traj_pool"]}
             state["seeds"] = [setup.seed and list(setup.seed) for setup in self._setups]
             state[_FINISHED] = [self._saved(part) for part in finished]
-            state |= self._whole_state()
+            state |= self._delivery_state()
             if self._version is not None:
                 state["policy_version"] = self.policy_version
         return state
@@ -172,7 +172,7 @@ class WorkerState(WorkerWeights):
             self.resumed = all(resumed.values())
             self._sender.set_version(version)
             self._frames, self._batches = int(state_dict["frames"]), int(state_dict["iter"])
-            self._load_whole(state_dict, last, self.resumed)
+            self._load_delivery(state_dict, last, self.resumed)
             self._scheduler.put_back([self._loaded(one) for one in state_dict.get(_FINISHED, ())])
             for setup, seed in zip(self._setups, state_dict.get("seeds", ()), strict=False):
                 setup.seed = None if seed is None else (int(seed[0]), bool(seed[1]))

@@ -27,7 +27,7 @@ from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
-from trawl.rollout.rng import RandomStream
+from trawl.rollout.rng import RandomStream, global_state, set_global_state
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
@@ -227,25 +227,33 @@ class Rollout:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the next batch depends on, except environments and weights."""
-        streams = None if self.stream is None else self.stream.state_dict()
+        own = self.stream
+        random = global_state(self.writer.policy.device) if own is None else own.state_dict()
         return {
             "writer": self.writer.state_dict(),
-            "stream": streams,
+            "random": random,
+            "own_stream": own is not None,
             "steps_done": self.steps_done,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state that :meth:`state_dict` returned.
 
+        If the collector was not seeded, it draws from the global generators, whose states are
+        restored as well.
+
         Raises:
             ValueError: if the state is one of other environments, or of another policy.
         """
         self.writer.load_state_dict(state["writer"])
         self.steps_done = state["steps_done"]
-        if state["stream"] is not None:
-            if self.stream is None:
-                self.stream = RandomStream(0, self.writer.policy.device)
-            self.stream.load_state_dict(state["stream"])
+        device = self.writer.policy.device
+        if not state["own_stream"]:
+            self.stream = None
+            set_global_state(state["random"], device)
+            return
+        self.stream = self.stream or RandomStream(0, device)
+        self.stream.load_state_dict(state["random"])
 
     def reset(self, mask: NDArray[np.bool_] | None = None, **kwargs: Any) -> None:
         """Begins new trajectories in all environments, or where ``mask`` is True."""

@@ -25,13 +25,13 @@ class RandomStream:
     """
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
-        self._cuda = device if device is not None and device.type == "cuda" else None
-        outside = self._get_states()
+        self._device = device
+        outside = _get_states(device)
         torch.manual_seed(derive(seed, "torch"))
         np.random.seed(derive(seed, "numpy"))
         random.seed(derive(seed, "python"))
-        self._state = self._get_states()
-        self._set_states(outside)
+        self._state = _get_states(device)
+        _set_states(outside, device)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the stream."""
@@ -44,24 +44,41 @@ class RandomStream:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Makes the global generators draw from this stream within a ``with`` block."""
-        outside = self._get_states()
-        self._set_states(self._state)
+        outside = _get_states(self._device)
+        _set_states(self._state, self._device)
         try:
             yield
         finally:
-            self._state = self._get_states()
-            self._set_states(outside)
+            self._state = _get_states(self._device)
+            _set_states(outside, self._device)
 
-    def _get_states(self) -> tuple[Any, ...]:
-        cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
 
-    def _set_states(self, state: tuple[Any, ...]) -> None:
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-        if state[3] is not None:
-            torch.cuda.set_rng_state(state[3], self._cuda or "cuda")
+def global_state(device: torch.device | None) -> dict[str, Any]:
+    """Returns the state of the global generators, from which collectors without a seed draw.
+
+    Args:
+        device: a CUDA device whose generator belongs to the state too, or None.
+    """
+    return as_data(_get_states(device))
+
+
+def set_global_state(state: Mapping[str, Any], device: torch.device | None) -> None:
+    """Restores a state that :func:`global_state` returned."""
+    _set_states(from_data(state, _get_states(device)), device)
+
+
+def _get_states(device: torch.device | None) -> tuple[Any, ...]:
+    cuda = device is not None and device.type == "cuda"
+    own = torch.cuda.get_rng_state(device or "cuda") if cuda else None
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), own
+
+
+def _set_states(state: tuple[Any, ...], device: torch.device | None) -> None:
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])
+    if state[3] is not None:
+        torch.cuda.set_rng_state(state[3], device or "cuda")
 
 
 def as_data(state: tuple[Any, ...]) -> dict[str, Any]:

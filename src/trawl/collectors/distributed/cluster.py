@@ -174,6 +174,12 @@ class ClusterCollector(WorkerCollector):
                 "update_after_each_batch and max_weight_update_interval send the weights of a "
                 "module, but the policy is not a module, or policy_factory makes it"
             )
+        if self.remote.nested and self.config.worker_snapshots:
+            raise ValueError(
+                f"worker_snapshots={self.config.worker_snapshots} can't be used with workers that "
+                f"have workers of their own (collector_class={self.remote.collector_class!r}): use "
+                "collector_class='single'"
+            )
 
     @property
     @override

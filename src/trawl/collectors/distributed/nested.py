@@ -39,7 +39,7 @@ class NestedService(CollectorService):
         if spec.seed is not None:
             collector.set_seed(*spec.seed)
         self._load_first_weights(spec)
-        self._hidden, self._layout, self._masked = frozenset(), None, False
+        self._hidden, self._masked = frozenset(), False
         self._port.send(
             WorkerReady(
                 layout=None,

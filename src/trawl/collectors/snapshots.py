@@ -1,0 +1,171 @@
+"""Snapshots of workers, with which a replacement continues where a dead worker stopped.
+
+With ``worker_snapshots=N``, a worker sends the state of its collector after every N batches, and
+after each call that may have changed its state. For the batches since the last snapshot, the driver
+keeps a short record of each, and the weights that it has sent meanwhile. A replacement loads the
+snapshot, and collects these batches again, with the weights of that time. They are dropped, because
+the driver has them already.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trawl.weight_update.prepared import PreparedUpdate
+from trawl.weight_update.store import Version
+from trawl.weight_update.tensors import Weights, unpacked_extra
+
+# Entry of a collector's state without which new episodes begin.
+_RESUME = "resume"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a worker between two batches.
+
+    Attributes:
+        state: the pickled state of the worker's collector.
+        updates: number of weight updates that the worker had received.
+    """
+
+    state: bytes
+    updates: int
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """Record of a batch that a worker has delivered since its last snapshot.
+
+    Attributes:
+        random: True if the actions were random.
+        steps: number of steps in the batch.
+        frames: number of frames of experience in the batch.
+        updates: number of weight updates that the worker had received.
+        version: version of the policy.
+    """
+
+    random: bool
+    steps: int
+    frames: int
+    updates: int
+    version: Version
+
+
+@dataclass(frozen=True)
+class SentWeights:
+    """Weights of the policy that were sent to a worker.
+
+    Attributes:
+        count: number of updates that were sent to the worker, up to and including this one.
+        weights: a copy of the weights.
+    """
+
+    count: int
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Everything with which a replacement continues where a dead worker stopped.
+
+    Attributes:
+        snapshot: the last snapshot of the dead worker.
+        batches: batches that the dead worker has delivered since.
+        sent: weights that were sent to the dead worker since.
+    """
+
+    snapshot: Snapshot
+    batches: Sequence[BatchRecord] = ()
+    sent: Sequence[SentWeights] = ()
+
+    @property
+    def updates(self) -> int:
+        """Number of weight updates that the worker had received before its last batch."""
+        return self.batches[-1].updates if self.batches else self.snapshot.updates
+
+    def weights_before(self, index: int) -> list[Weights]:
+        """Returns the weights that the worker loaded before a batch, oldest first."""
+        last = self.batches[index - 1].updates if index else self.snapshot.updates
+        return [one.weights for one in self.sent if last < one.count <= self.batches[index].updates]
+
+
+class SnapshotTaker:
+    """Takes the snapshots of a worker.
+
+    Args:
+        collector: the worker's collector.
+        every: number of batches between two snapshots; 0 to take none.
+    """
+
+    def __init__(self, collector: Any, every: int) -> None:
+        self._collector = collector
+        self._every = every
+        self._batches = 0
+
+    def after_batch(self, updates: int) -> Snapshot | None:
+        """Returns a snapshot if it is time for one."""
+        self._batches += 1
+        return self.take(updates) if self._every and self._batches >= self._every else None
+
+    def take(self, updates: int) -> Snapshot | None:
+        """Returns a snapshot; None if none are wanted, or an environment can't be captured.
+
+        Args:
+            updates: number of weight updates that the worker has received.
+        """
+        if not self._every:
+            return None
+        state = self._collector.state_dict()
+        if _RESUME not in state:
+            return None
+        self._batches = 0
+        return Snapshot(pickle.dumps(state), updates)
+
+    def expire(self) -> None:
+        """Makes the next batch bring a snapshot, because the worker's state has changed."""
+        self._batches = self._every
+
+    def doubts(self) -> list[str]:
+        """Returns a warning if snapshots are wanted, but can't be taken."""
+        ways = self._collector.env_state_methods() if self._every else []
+        if "none" not in ways:
+            return []
+        return [
+            f"worker_snapshots={self._every} has no effect, because the state of environment "
+            f"{ways.index('none')} can't be captured (see env_state_methods()): after the death of "
+            "a worker, new episodes begin"
+        ]
+
+
+class SentHistory:
+    """Copies of the weights that were sent to workers since their last snapshots."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, deque[SentWeights]] = defaultdict(deque)
+
+    def add(self, updates: Sequence[PreparedUpdate], counts: dict[int, int]) -> None:
+        """Adds weights that are being sent.
+
+        Args:
+            updates: the weights.
+            counts: for each worker that gets weights, its number of updates with this one.
+        """
+        for update in updates:
+            _, slot = update.copy()
+            weights = Weights(slot.named(), unpacked_extra(update.extra))
+            for worker in update.workers:
+                self._sent[worker].append(SentWeights(counts[worker], weights))
+
+    def since(self, worker: int, count: int) -> list[SentWeights]:
+        """Returns the weights that were sent to a worker after its update ``count``."""
+        return [one for one in self._sent[worker] if one.count > count]
+
+    def forget(self, worker: int, count: int) -> None:
+        """Drops the weights of a worker up to its update ``count``."""
+        sent = self._sent[worker]
+        while sent and sent[0].count <= count:
+            sent.popleft()

@@ -1,0 +1,144 @@
+"""With snapshots, the death of a worker changes no frame."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chaos_parts import Once, kill, replaced
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from trawl.collectors import MultiAsyncCollector, MultiSyncCollector
+from trawl.testing import NumberedEnv
+
+pytestmark = pytest.mark.usefixtures("nobody_is_left")
+KILLED = r"worker \d was killed by SIGKILL"
+BATCHES = 8
+
+
+class Fading(nn.Module):
+    """A policy that draws from all generators, counts its calls, and may kill its process."""
+
+    def __init__(self, trouble: Once | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.trouble = trouble
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if self.trouble is not None:
+            self.trouble()
+        self.calls += 1
+        scores = self.net(observation) + torch.rand(2) + self.calls / 1000
+        scores[0] += 0.1 * np.random.normal() + random.random()
+        return nn.functional.one_hot(scores.argmax(-1), 2)
+
+
+class Closed(NumberedEnv):
+    """An environment that neither shows its state nor has a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = (number for number in range(3))
+
+
+def run(trouble: Once | None = None, learns: bool = True, **options) -> list[TensorDictBase]:
+    """Collects batches with a learner that changes the weights after each of them."""
+    model = Fading(trouble)
+    policy = TensorDictModule(model, ["observation"], ["action"])
+    options = {"frames_per_batch": 40, "track_policy_version": True, **options}
+    found = []
+    with MultiSyncCollector(["CartPole-v1"] * 2, policy, **options) as collector:
+        collector.set_seed(3)
+        for number in range(BATCHES):
+            found.append(collector.next().clone())
+            if learns and number % 3 != 1:
+                with torch.no_grad():
+                    model.net.weight.mul_(0.9).add_(0.1 * number)
+                collector.update_policy_weights_()
+    return found
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> bool:
+    return bool((one == other).all()) and one.shape == other.shape
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefetch": 1}, {"max_frames_per_traj": 7}, {"init_random_frames": 80}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+@given(every=st.integers(1, 4), count=st.integers(1, 100))
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_kill_changes_no_frame(tmp_path_factory, options, every, count):
+    place = tmp_path_factory.mktemp("kill") / "once"
+    expected = run(**options)
+    with replaced(KILLED, times=1):
+        found = run(Once(place, count, kill), worker_snapshots=every, **options)
+    assert place.exists()
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_without_snapshots_frames_change(tmp_path: Path):
+    expected = run()
+    with replaced(KILLED, times=1):
+        found = run(Once(tmp_path / "once", 70, kill))
+    assert not all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_kill_changes_nothing_in_the_buffer(tmp_path: Path, every: int):
+    """Workers that write into a buffer themselves repeat batches without writing them again."""
+
+    data = pytest.importorskip("torchrl.data")
+
+    def content(trouble: Once | None = None, **options):
+        policy = TensorDictModule(Fading(trouble), ["observation"], ["action"])
+        buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(1000), shared=True)
+        options |= {"frames_per_batch": 20, "total_frames": 120, "replay_buffer": buffer}
+        with MultiSyncCollector(["CartPole-v1"], policy, **options) as collector:
+            collector.set_seed(3)
+            for _ in collector:
+                pass
+        return buffer[:]
+
+    expected = content()
+    with replaced(KILLED, times=1):
+        found = content(Once(tmp_path / "once", 90, kill), worker_snapshots=every)
+    assert len(found) == 120
+    assert same(found, expected)
+
+
+def test_the_episodes_of_an_asynchronous_worker_go_on(tmp_path: Path):
+    def stream(trouble: Once | None = None, **options):
+        policy = TensorDictModule(Fading(trouble), ["observation"], ["action"])
+        options |= {"frames_per_batch": 20, "total_frames": 160}
+        with MultiAsyncCollector(["CartPole-v1"], policy, **options) as collector:
+            collector.set_seed(3)
+            return [batch.clone() for batch in collector]
+
+    expected = stream()
+    with replaced(KILLED, times=1):
+        found = stream(Once(tmp_path / "once", 70, kill), worker_snapshots=2)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_environments_that_cannot_be_captured_are_told():
+    with (
+        pytest.warns(UserWarning, match="worker_snapshots=2 has no effect"),
+        MultiSyncCollector([Closed], None, frames_per_batch=10, worker_snapshots=2),
+    ):
+        pass
+
+
+def test_a_number_below_zero_is_refused():
+    with pytest.raises(ValueError, match="worker_snapshots must be at least 0"):
+        MultiSyncCollector(["CartPole-v1"], None, frames_per_batch=10, worker_snapshots=-1)
