@@ -69,6 +69,7 @@ MultiName = Literal[
     "collected2",
     "straggler",
     "prefetch2",
+    "snapshots2",
     "workers",
     "sizes",
     "sizes_async",

@@ -396,6 +396,24 @@ def prefetch2() -> Race:
     )
 
 
+def snapshots2() -> Race:
+    net, frames, make = work.mlp(3, 1), WORKERS * FRAMES, work.pendulum
+
+    def snapping(every: int) -> partial[Collecting]:
+        prepared = partial(peers.trawl, worker_snapshots=every)
+        return collecting(prepared, "sync", [make] * WORKERS, net, frames)
+
+    return Race(
+        "snapshots2",
+        "2 workers in lockstep that send snapshots, Pendulum, MLP 2x64",
+        (
+            Contender(TRAWL, snapping(1), "worker_snapshots=1"),
+            Contender("every 10 batches", snapping(10), "worker_snapshots=10"),
+            Contender("no snapshots", snapping(0), "worker_snapshots=0"),
+        ),
+    )
+
+
 def _speed_goals(bounds: dict[str, float]) -> tuple[Goal, ...]:
     return tuple(Goal("speed", bound, name) for name, bound in bounds.items())
 
@@ -419,5 +437,6 @@ RACES = {
         collected2,
         straggler,
         prefetch2,
+        snapshots2,
     )
 }

@@ -129,15 +129,19 @@ class BatchDelivery:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of ``postproc``, if it has one."""
-        methods = (getattr(self.postproc, name, None) for name in ("state_dict", "load_state_dict"))
-        if not all(map(callable, methods)):
-            return {}
-        return {_POSTPROC: self.postproc.state_dict()}
+        postproc: Any = self.postproc
+        return {_POSTPROC: postproc.state_dict()} if self._has_state else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state of ``postproc``, if ``state`` has it."""
-        if _POSTPROC in state and self.state_dict():
-            self.postproc.load_state_dict(state[_POSTPROC])
+        postproc: Any = self.postproc
+        if _POSTPROC in state and self._has_state:
+            postproc.load_state_dict(state[_POSTPROC])
+
+    @property
+    def _has_state(self) -> bool:
+        methods = (getattr(self.postproc, name, None) for name in ("state_dict", "load_state_dict"))
+        return all(map(callable, methods))
 
 
 def _like(mask: torch.Tensor, flags: torch.Tensor) -> tuple[int, ...]:

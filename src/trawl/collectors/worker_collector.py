@@ -331,8 +331,8 @@ class WorkerCollector(WorkerShutdown):
         """Counts the frames of batches that are being delivered or have been written."""
         self._frames += sum(part.answer.frames for part in parts)
         history = self._sender.history
-        for part in parts if history is not None else ():
-            if part.answer.snapshot is not None:
+        for part in parts:
+            if history is not None and part.answer.snapshot is not None:
                 history.forget(part.index, part.answer.snapshot.updates)
         self._note_parts(parts)
 
