@@ -115,3 +115,20 @@ def test_without_populating_memory_is_reserved(monkeypatch):
     read, write = os.pipe()
     with os.fdopen(read), os.fdopen(write), pytest.raises(MemoryError):
         memory.reserve(write, 0, 1)
+
+
+def flags_of(memory):
+    """The flags that the kernel shows for a mapping."""
+    begin = np.frombuffer(memory.buffer, np.uint8).ctypes.data
+    with open("/proc/self/smaps") as file:
+        lines = iter(file)
+        next(line for line in lines if line.startswith(f"{begin:x}-"))
+        return next(line for line in lines if line.startswith("VmFlags:")).split()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="no huge pages in this kernel"
+)
+def test_large_memory_asks_for_huge_pages():
+    assert "hg" in flags_of(SharedMemory.new(8 << 20))
+    assert "hg" not in flags_of(SharedMemory.new(1 << 20))

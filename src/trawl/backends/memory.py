@@ -11,11 +11,14 @@ import os
 import sys
 import tempfile
 import weakref
+from contextlib import suppress
 from multiprocessing import reduction
 from typing import Any
 
 # The same number on all architectures; Python has no name for it.
 _POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
+# Memory of this size or more asks for huge pages, which usually have this size.
+_HUGE_PAGE = 2 << 20
 
 
 class SharedMemory:
@@ -70,8 +73,14 @@ def map_once(fd: int, nbytes: int) -> mmap.mmap:
 def _mapped(fd: int, nbytes: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
         # A mapping stays valid without a descriptor. Earlier Python versions keep a duplicate.
-        return mmap.mmap(fd, max(nbytes, 1), trackfd=False)
-    return mmap.mmap(fd, max(nbytes, 1))
+        memory = mmap.mmap(fd, max(nbytes, 1), trackfd=False)
+    else:
+        memory = mmap.mmap(fd, max(nbytes, 1))
+    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # By default, Linux grants no huge pages for shared memory, and ignores the request.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def populate(memory: mmap.mmap, start: int, stop: int) -> None:
