@@ -27,8 +27,8 @@ from resuming_parts import (
     through_a_file,
 )
 
-from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs import ParallelEnv, SerialEnv
+from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
+from trawl.envs import GymEnv, ParallelEnv, SerialEnv
 from trawl.errors import EnvStateError
 from trawl.testing import ImageEnv, NestedEnv, RaggedEnv, SelfResettingVectorEnv
 
@@ -257,3 +257,26 @@ def test_ways_are_told():
     env.reset()
     assert env.state_methods == ["attributes", "pickle"] * 2
     env.close()
+
+
+def test_environments_at_their_own_pace_begin_new_episodes():
+    """Some of them are always stepping, so that no state would hold all of their frames."""
+    policy = RandomPolicy(GymEnv(Walk()).full_action_spec.expand(2))
+    options = {"frames_per_batch": 20, "policy": policy}
+    with AsyncBatchedCollector([Walk] * 2, **options) as collector:
+        collector.next()
+        state = collector.state_dict()
+        assert "resume" not in state
+        collector.load_state_dict(state)
+        assert not collector.resumed
+        collector.next()
+
+
+def test_members_that_are_not_captured():
+    torchrl = pytest.importorskip("torchrl.envs", reason="TorchRL is not installed")
+    make = partial(torchrl.GymEnv, "CartPole-v1")
+    with Collector(ParallelEnv(2, make), frames_per_batch=20) as collector:
+        assert collector.env_state_methods() == ["none", "none"]
+        collector.load_state_dict(through_a_file(collector.state_dict()))
+        assert not collector.resumed
+        collector.next()
