@@ -37,6 +37,7 @@ from trawl.collectors.single import Collector
 from trawl.collectors.snapshots import Recovery, SnapshotTaker
 from trawl.collectors.weight_control import POLICY
 from trawl.collectors.worker_memory import WorkerMemory
+from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import as_batch
@@ -75,6 +76,7 @@ class WorkerSpec:
             None.
         service: function that makes the service from the specification; None for
             :class:`CollectorService`.
+        signing_key: key with which the worker signs pickles in the states of its environments.
     """
 
     index: int
@@ -96,6 +98,7 @@ class WorkerSpec:
     snapshots: int = 0
     recovery: Recovery | None = None
     service: Callable[[WorkerSpec, Port], CollectorService] | None = None
+    signing_key: bytes = field(default_factory=signing_key, repr=False)
 
     def __call__(self, port: Port) -> CollectorService:
         """Makes the service; called where the worker runs."""
@@ -115,6 +118,7 @@ class CollectorService(HandleCalls, Service):
         self._whole = spec.whole
         self._requests: deque[requests.CollectRequest] = deque()
         self._memory = WorkerMemory(port)
+        use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
             self._pass_warnings_on()

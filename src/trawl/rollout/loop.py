@@ -22,12 +22,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.generators import global_state, set_global_state
 from trawl.errors import add_note
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, NoFixedLayout, StepFn
 from trawl.rollout.block import Block
 from trawl.rollout.policy import Policy
-from trawl.rollout.rng import RandomStream, global_state, set_global_state
+from trawl.rollout.rng import RandomStream
 from trawl.rollout.tensordict_batch_writer import TensorDictBatchWriter
 
 # Number of rows bound at a time, which limits the memory of the loop's lists of rows.
