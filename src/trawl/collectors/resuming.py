@@ -14,14 +14,14 @@ from trawl.checks import check_bool
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
-from trawl.collectors.snapshots import Recovery
+from trawl.collectors.snapshots import RESUME, Recovery
 from trawl.collectors.weight_control import POLICY
 from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 
-# Entry of the state that holds what the next batch depends on, and the format of this entry.
-RESUME, _FORMAT = "resume", 1
+# Format of the entry RESUME.
+_FORMAT = 1
 _MODES = ("raise", "new_episodes")
 
 

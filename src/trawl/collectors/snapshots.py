@@ -19,8 +19,8 @@ from trawl.weight_update.prepared import PreparedUpdate
 from trawl.weight_update.store import Version
 from trawl.weight_update.tensors import Weights, unpacked_extra
 
-# Entry of a collector's state without which new episodes begin.
-_RESUME = "resume"
+#: Entry of a collector's state without which new episodes begin.
+RESUME = "resume"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class SnapshotTaker:
         if not self._every:
             return None
         state = self._collector.state_dict()
-        if _RESUME not in state:
+        if RESUME not in state:
             return None
         self._batches = 0
         return Snapshot(pickle.dumps(state), updates)

@@ -10,7 +10,8 @@ import cloudpickle
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.requests import BatchReady
-from trawl.collectors.resuming import RESUME, check_resume
+from trawl.collectors.resuming import check_resume
+from trawl.collectors.snapshots import RESUME
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.envs.capture.frames import from_plain, to_plain
 
