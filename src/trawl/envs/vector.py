@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
@@ -53,9 +54,11 @@ class VectorAdapter:
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
         masks: the newest action mask of each row, of shape ``(num_envs, choices)``; None if the
             ``info`` of the last full reset had no mask.
+        log: log of all resets and steps, if the environment keeps one.
     """
 
     can_restart = True
+    log: PoolLog | None = None
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         self.env = env
@@ -135,6 +138,14 @@ class VectorAdapter:
 
     def autoreset_mask(self) -> Mask | None:
         """Returns a mask of the rows whose last step was only a reset, or None."""
+        return None
+
+    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+        """Returns a log for replaying the environment; None if it can't be replayed.
+
+        Args:
+            actions: codec of the actions.
+        """
         return None
 
     def close(self) -> None:
@@ -218,6 +229,7 @@ class EnvPoolVector(VectorAdapter):
         super().__init__(env, codec, check)
         self._calls = EnvPoolCalls(env)
         self._ids = np.arange(self.num_envs, dtype=np.int32)
+        self._used = False
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
@@ -226,7 +238,15 @@ class EnvPoolVector(VectorAdapter):
                 "an EnvPool environment takes its seed when it is made: use "
                 "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
             )
+        self._used = True
+        if self.log is not None:
+            self.log.reset(None)
         return super().reset()
+
+    @override
+    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+        # Steps that were taken before would be missing.
+        return PoolLog(self.codec, actions) if actions.fixed and not self._used else None
 
     @override
     def step(self, action: Any) -> Step:
@@ -242,6 +262,8 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
+        if self.log is not None:
+            self.log.reset(mask)
         rows, begun = self.begin_next(mask)
         merged = [np.array(leaf) for leaf in self._shown]
         for target, value in zip(merged, begun, strict=True):

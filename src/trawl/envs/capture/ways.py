@@ -17,6 +17,7 @@ from gymnasium.utils import EzPickle
 from typing_extensions import override
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulator_state
 from trawl.errors import EnvStateError
 
 # Signs the pickles that this process makes.
@@ -64,9 +65,19 @@ class PlainWay(Way):
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
-        encoder = Encoder(members)
+        return self._capture(members, Encoder(members))
+
+    def _capture(self, members: Sequence[Any], encoder: Encoder) -> dict[str, Any]:
         inner = self.capture_base(members[-1], encoder)
         return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
+
+    def works(self, members: Sequence[Any]) -> bool:
+        """Returns True if the state of a wrapper chain can be captured, without copying it."""
+        try:
+            self._capture(members, Encoder(members, looks_only=True))
+        except NotPlain:
+            return False
+        return True
 
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
@@ -96,7 +107,7 @@ class OwnMethods(PlainWay):
 
     @override
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        return encoder.encode(base.get_state())
+        return None if encoder.looks_only else encoder.encode(base.get_state())
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
@@ -114,22 +125,19 @@ class Ale(PlainWay):
 
     @override
     def suits(self, base: Any) -> bool:
-        emulator: Any = getattr(base, "ale", None)
-        if not hasattr(emulator, "cloneState"):
+        emulator = emulator_of(base)
+        if emulator is None:
             return False
         return float(emulator.getFloat("repeat_action_probability")) == 0
 
     @override
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        state = base.ale.cloneState(include_rng=True)
-        return {"ale": state.__getstate__(), "attributes": encoder.attributes(base, self._skip)}
+        attributes = encoder.attributes(base, self._skip)
+        return {"ale": emulator_state(base.ale), "attributes": attributes}
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        kind: Any = type(base.ale.cloneState(include_rng=True))
-        emulator = kind.__new__(kind)
-        emulator.__setstate__(state["ale"])
-        base.ale.restoreState(emulator)
+        put_emulator_state(base.ale, state["ale"])
         decoder.write(base, state["attributes"])
 
 
@@ -148,6 +156,8 @@ class Mujoco(PlainWay):
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
         import mujoco
 
+        if encoder.looks_only:
+            return encoder.attributes(base, self._skip)
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         values = np.empty(mujoco.mj_stateSize(base.model, kind))
         mujoco.mj_getState(base.model, base.data, values, kind)
@@ -260,8 +270,7 @@ class Pickle(Way):
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         data = state["pickle"]
-        signature = hmac.digest(_KEY, data, "sha256")
-        if not (trust or hmac.compare_digest(state["signature"], signature)):
+        if not (trust or self.is_ours(state)):
             raise EnvStateError(
                 f"{members[-1]} was pickled in another process, and a pickle can run any code: if "
                 "you know where the state comes from, load it with trust=True"
@@ -270,7 +279,36 @@ class Pickle(Way):
         members[0].close()
         return fresh
 
+    def is_ours(self, state: Mapping[str, Any]) -> bool:
+        """Returns True if this process has made a pickle."""
+        return hmac.compare_digest(state["signature"], hmac.digest(_KEY, state["pickle"], "sha256"))
 
+
+PICKLE = Pickle()
 WAYS: dict[str, Way] = {
-    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle())
+    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), PICKLE)
 }
+
+
+def is_plain(env: Any) -> bool:
+    """Returns True if the state of an environment can be captured as plain data.
+
+    The state is not copied, so that the answer is cheap.
+    """
+    members = chain(env)
+    return any(
+        isinstance(way, PlainWay) and way.suits(members[-1]) and way.works(members)
+        for way in WAYS.values()
+    )
+
+
+def wrappers_are_plain(env: Any) -> bool:
+    """Returns True if the attributes of an environment's wrappers can be captured as plain data."""
+    members = chain(env)
+    encoder = Encoder(members, looks_only=True)
+    try:
+        for member in members[:-1]:
+            encoder.attributes(member)
+    except NotPlain:
+        return False
+    return True
