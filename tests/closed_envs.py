@@ -52,7 +52,8 @@ class Closed(gymnasium.Env, EzPickle):
         self.taken += 1
         if self.taken in self.fails_at:
             raise RuntimeError("broken")
-        obs = self.walk.send(float(np.mean(spaces.flatten(self.action_space, action))))
+        flat = spaces.flatten(self.action_space, action)
+        obs = self.walk.send(float(flat @ np.linspace(1, 2, len(flat))))
         ended = bool(self.np_random.random() < 0.04)
         return obs, float(obs[0]), ended, False, {}
 

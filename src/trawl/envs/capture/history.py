@@ -137,8 +137,8 @@ class PoolLog(StepLog):
         """Repeats all steps and resets.
 
         Args:
-            pool: a new pool with the same settings (see :func:`check_identity`), whose steps and resets are not logged
-                meanwhile. It has done what this log has.
+            pool: a new pool with the same settings (see :func:`check_identity`), which has done
+                what this log has. Its steps and resets are not logged meanwhile.
             state: the state that :meth:`capture` returned.
 
         Raises:

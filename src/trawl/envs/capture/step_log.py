@@ -114,11 +114,22 @@ class StepLog:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over steps that :meth:`state` returned."""
+        """Takes over steps and the last observation that :meth:`state` returned."""
         for rows, saved in zip(self._rows, state["actions"], strict=True):
             rows.load(saved)
         self.steps, self._digest = state["steps"], state["rewards"]
         self.why = None
+        leaves = self._observations.leaves
+        observed = list(self.observed) or [np.empty(0) for _ in leaves]
+        fixed = [i for i, leaf in enumerate(leaves) if not isinstance(leaf.spec, NonTensor)]
+        for index, value in zip(fixed, state["observed"], strict=True):
+            array = value.numpy()
+            if observed[index].shape == array.shape:
+                # A batch writer may have set its own array.
+                observed[index][...] = array
+            else:
+                observed[index] = array.copy()
+        self.observed = observed
 
     def check(
         self, env: Any, leaves: Sequence[Any], rewards: int, state: Mapping[str, Any]
