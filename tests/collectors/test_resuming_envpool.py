@@ -96,7 +96,7 @@ def test_resets_between_batches(calls):
 )
 def test_other_environments(name, options):
     def make():
-        return Collector(lambda: pool(name, **options), frames_per_batch=300)
+        return Collector(lambda: pool(name, **options), frames_per_batch=360)
 
     with make() as collector, make() as other:
         for _ in range(3):

@@ -121,7 +121,7 @@ def single_spaces(env: Any, batched: bool) -> Sequence[Any]:
         return env.single_observation_space, env.single_action_space
 
 
-def check_replacement(env: Any, fresh: Any, kind: type) -> None:
+def check_replacement(env: Any, fresh: Any, kind: type[Any]) -> None:
     """Compares an environment that was made anew with the one that it replaces.
 
     Args:

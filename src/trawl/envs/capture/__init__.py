@@ -102,7 +102,7 @@ def restore(
                 f"the state is one of another environment: its {name} is {other.get(name)}, but "
                 f"that of {env} is {mine[name]}"
             )
-    replay = state.get("replay")
+    replay: Any = state.get("replay")
     if _is_replayed(state, trust):
         if log is None:
             raise EnvStateError(

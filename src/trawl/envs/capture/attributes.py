@@ -178,7 +178,8 @@ class Encoder:
 def _attributes(owner: Any) -> dict[str, Any]:
     if not is_simple(type(owner)):
         raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
-    return vars(owner)
+    attributes: dict[str, Any] = vars(owner)
+    return attributes
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -315,9 +316,13 @@ def _is_constant(value: Any, members: Mapping[int, int]) -> bool:
     return plain or is_fixed(value, members)
 
 
-@lru_cache(maxsize=1024)
 def is_simple(kind: type) -> bool:
     """Returns True for a class whose instances have only the attributes in ``vars()``."""
+    return _is_simple(kind)
+
+
+@lru_cache(maxsize=1024)
+def _is_simple(kind: Any) -> bool:
     classes = kind.__mro__[:-1]
     heap = all(one.__flags__ & 1 << 9 for one in classes)
     slots = any(vars(one).get("__slots__") for one in classes)

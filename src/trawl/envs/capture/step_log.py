@@ -164,7 +164,8 @@ class StepLog:
 
 def digest(rewards: Any, before: int) -> int:
     """Returns a checksum of rewards that follow those with the checksum ``before``."""
-    return zlib.crc32(np.ascontiguousarray(rewards, np.float32), before)
+    values: Any = np.ascontiguousarray(rewards, np.float32)
+    return zlib.crc32(values, before)
 
 
 class _ActionRows:
