@@ -6,6 +6,7 @@
     python benchmarks/run.py --group multi          # those of many processes
     python benchmarks/run.py --group weights        # what new weights cost
     python benchmarks/run.py --group clusters       # those of Ray, process groups and RPC
+    python benchmarks/run.py --group logs           # what it costs to log actions for a replay
     python benchmarks/run.py --memory               # does memory stay flat?
 
 The cases of one process run in this one, on one thread. In those of many processes each contender
@@ -98,14 +99,16 @@ ClustersName = Literal[
     "ray_first_batch",
     "ray_weights_8",
 ]
+LogsName = Literal["log_pong", "log_cartpole", "log_cartpole_short", "log_pool", "log_pool_short"]
 GROUPS: dict[str, tuple[str, ...]] = {
     "single": get_args(SingleName),
     "multi": get_args(MultiName),
     "weights": get_args(WeightsName),
     "clusters": get_args(ClustersName),
+    "logs": get_args(LogsName),
     "all": tuple(
         name
-        for group in (SingleName, MultiName, WeightsName, ClustersName)
+        for group in (SingleName, MultiName, WeightsName, ClustersName, LogsName)
         for name in get_args(group)
     ),
 }
@@ -115,10 +118,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 class Options:
     """Compare Trawl with its peers and with hand-written loops."""
 
-    cases: tuple[SingleName | MultiName | WeightsName | ClustersName, ...] = ()
+    cases: tuple[SingleName | MultiName | WeightsName | ClustersName | LogsName, ...] = ()
     """What to measure; the whole group if none is named."""
-    group: Literal["single", "multi", "weights", "clusters", "all"] = "all"
-    """The cases of one process, those of many, those of new weights, of clusters, or all."""
+    group: Literal["single", "multi", "weights", "clusters", "logs", "all"] = "all"
+    """The cases of one process, of many, of new weights, of clusters, of logged actions, or all."""
     rounds: int = 7
     """How many times each contender gets its turn."""
     seconds: float = 0.7
@@ -135,6 +138,8 @@ class Options:
     """Where the numbers of weights go."""
     clusters_json: Path = RESULTS / "clusters.json"
     """Where the numbers of clusters go."""
+    logs_json: Path = RESULTS / "logs.json"
+    """Where the numbers of logged actions go."""
     growth: Path = PICTURES / "growth.png"
     """Where the picture of many processes goes; it is made of the cases workers and sizes."""
     quick: bool = False
@@ -169,6 +174,8 @@ def main(options: Options) -> None:
         compare(single, options, console)
     if multi:
         compare_multi(multi, options, console)
+    if logs := [name for name in names if name in GROUPS["logs"]]:
+        compare_logs(logs, options, console)
     for group, title, path in (
         ("weights", "New weights", options.weights_json),
         ("clusters", "Clusters", options.clusters_json),
@@ -203,6 +210,24 @@ def compare(names: list[str], options: Options, console: Console) -> None:
     write_json(options.json, as_json(results, startups, settings))
     write_chart(options.chart, results)
     console.print(f"\nWritten: {options.json}, {options.chart}")
+
+
+def compare_logs(names: list[str], options: Options, console: Console) -> None:
+    """Run the cases of logged actions, print the table, write the file."""
+    from harness import measure
+    from logs import CASES
+    from report import as_json, table, write_json
+
+    results = []
+    for name in names:
+        with console.status(name):
+            case = CASES[name]()
+            results.append(measure(case, options.rounds, options.seconds, options.clock))
+    console.print(table(results))
+    if not options.quick:
+        settings = {**_settings(options), "clock": options.clock}
+        write_json(options.logs_json, as_json(results, [], settings))
+        console.print(f"\nWritten: {options.logs_json}")
 
 
 def compare_multi(names: list[str], options: Options, console: Console) -> None:

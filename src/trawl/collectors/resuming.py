@@ -41,8 +41,8 @@ class ResumableCollector(RolloutCollector):
 
         Returns:
             For each environment, ``"get_state"``, ``"ale"``, ``"mujoco"``, ``"attributes"``,
-            ``"pickle"``, or ``"none"`` if its state can't be captured. If there is such an
-            environment, new episodes begin in all environments after a state is loaded.
+            ``"pickle"``, ``"replay"``, or ``"none"`` if its state can't be captured. If there is
+            such an environment, new episodes begin in all environments after a state is loaded.
         """
         return [way for part in self._parts() for way in part.state_methods] or ["none"]
 

@@ -18,10 +18,11 @@ from typing_extensions import override
 
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import capture, check_identity, restore, way_of, ways_of
+from trawl.envs.capture import NONE, REPLAY, capture, check_identity, restore, way_of, ways_of
 from trawl.envs.capture.attributes import NotPlain
-from trawl.envs.making import check_keys, make, single_spaces, wrapped
+from trawl.envs.capture.history import PoolLog, check_pool
+from trawl.envs.logged import LoggedEnv
+from trawl.envs.making import check_keys, check_replacement, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
 from trawl.envs.pool import adapt_pool, is_pool
@@ -34,7 +35,7 @@ from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
-class GymEnv(TensorDictEnv):
+class GymEnv(LoggedEnv):
     """Gymnasium environment with the TensorDict interface.
 
     If its spaces have a fixed layout, collectors step it without TensorDicts, which is faster.
@@ -209,9 +210,10 @@ class GymEnv(TensorDictEnv):
         seeds = self.pop_seeds()
         if seeds is not None:
             kwargs.setdefault("seed", seeds[0])
-        obs, info = self.env.reset(**kwargs)
+        obs, info = self.reset_simulator(**kwargs)
         if MASK_KEY in info and self._masks is None:
             self.env = self._masks = MaskKeeper(self.env, flat_mask(info[MASK_KEY]))
+        self.decide_log()
         return obs
 
     @override
@@ -232,13 +234,21 @@ class GymEnv(TensorDictEnv):
     @property
     @override
     def state_methods(self) -> list[str]:
-        return [way_of(self.env)] if self.vector is None else ways_of(self.env)
+        log = self.log
+        if isinstance(log, PoolLog):
+            return [REPLAY if log.why is None else NONE] * self.batch_size.numel()
+        return [way_of(self.env, log)] if self.vector is None else ways_of(self.env)
 
     @override
     def capture(self) -> dict[str, Any]:
+        log, vector = self.log, None
+        if isinstance(log, PoolLog):
+            env = log.capture(self.env)
+        else:
+            env, vector = capture(self.env, log), self._capture_adapter()
         return {
-            "env": capture(self.env),
-            "vector": self._capture_adapter(),
+            "env": env,
+            "vector": vector,
             "seed": None if self._seed is None else list(self._seed),
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
@@ -252,16 +262,20 @@ class GymEnv(TensorDictEnv):
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
-        check_identity(self.env, state["env"])
+        check = check_pool if isinstance(self.log, PoolLog) else check_identity
+        check(self.env, state["env"])
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        if isinstance(self.log, PoolLog):
+            self.replay_pool(state["env"])
+        else:
+            self.env = restore(self.env, state["env"], trust, self.log)
+            if self.vector is not None:
+                self.vector.env = self.env
+                self.vector.load_state_dict(state["vector"])
         # The environment and its wrappers may be other objects than before.
-        self.env = restore(self.env, state["env"], trust)
         self._masks = mask_keeper(self.env)
-        if self.vector is not None:
-            self.vector.env = self.env
-            self.vector.load_state_dict(state["vector"])
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]
@@ -286,36 +300,16 @@ class GymEnv(TensorDictEnv):
             with suppress(Exception):
                 self.env.close() if self.vector is None else self.vector.abandon()
         fresh = self.remake()
-        self._check_replacement(fresh)
+        check_replacement(self, fresh, GymEnv)
         self.env, self.vector, self.is_closed = fresh.env, fresh.vector, False
         self._masks = None
+        self.renew_log()
         self.observation_codec, self.action_codec = fresh.observation_codec, fresh.action_codec
         self._rebuilds += 1
         self._seeds = None
         if self._seed is not None:
             seed, static = self._seed
             self._set_seeds(derive(seed, "rebuild", self._rebuilds), static)
-
-    def _check_replacement(self, fresh: Any) -> None:
-        if not isinstance(fresh, GymEnv):
-            raise ValueError(
-                f"{self!r} was to be made again, but the function that made it returned {fresh!r}"
-            )
-        if getattr(fresh.env, "unwrapped", fresh.env) is getattr(self.env, "unwrapped", self.env):
-            raise ValueError(
-                f"the function that made {self!r} returned the same object again: it must make a "
-                "new one each time"
-            )
-        place = self.device or "cpu"
-        for what in ("batch_size", "full_observation_spec", "full_action_spec"):
-            mine, other = getattr(self, what), getattr(fresh, what)
-            if what != "batch_size":
-                mine, other = mine.to(place), other.to(place)
-            if mine != other:
-                fresh.close(raise_if_closed=False)
-                raise ValueError(
-                    f"{self!r} was made again with {what} {other}, but before it had {mine}"
-                )
 
     def restart(self) -> None:
         """Rebuilds the simulator after a failure, and resets it."""
@@ -356,19 +350,23 @@ class GymEnv(TensorDictEnv):
 
     def _begin(self, mask: Tensor | None, **kwargs: Any) -> TensorDict:
         if self.vector is None:
-            obs = self.begin_episode(**kwargs)
-            return self._observations(self.observation_codec.encode(obs))
-        if mask is not None and (self._seeds is None or not mask.all()):
-            return self._observations(self.vector.restart(mask.cpu().numpy(), **kwargs))
-        return self._observations(self.vector.reset(self.pop_seeds(), **kwargs))
+            leaves, rows = self.observation_codec.encode(self.begin_episode(**kwargs)), None
+        elif mask is not None and (self._seeds is None or not mask.all()):
+            rows = mask.cpu().numpy()
+            leaves = self.vector.restart(rows, **kwargs)
+        else:
+            leaves, rows = self.vector.reset(self.pop_seeds(), **kwargs), None
+        if self.log is not None:
+            self.log.observe(leaves, rows)
+        return self._observations(leaves)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        action = self.action_codec.decode([self._action(tensordict, k) for k in self.action_keys])
+        arrays = [self._action(tensordict, key) for key in self.action_keys]
         self.step_failed = False
         if self.on_error is None:
-            return self._after(action)
+            return self._after(arrays)
         try:
-            return self._after(action)
+            return self._after(arrays)
         except Exception as error:
             self.on_error(error, False)
             self.step_failed = True
@@ -379,7 +377,8 @@ class GymEnv(TensorDictEnv):
         nothing: TensorDict = self.fake_tensordict().get("next")
         return nothing
 
-    def _after(self, action: Any) -> TensorDict:
+    def _after(self, arrays: list[Any]) -> TensorDict:
+        action = self.action_codec.decode(arrays)
         if self.vector is None:
             obs, *rest, _ = self.env.step(action)
             leaves = self.observation_codec.encode(obs)
@@ -393,6 +392,9 @@ class GymEnv(TensorDictEnv):
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             following.set(key, torch.from_numpy(flags.astype(np.bool_)).reshape(shape))
         following.set("done", following.get("terminated") | following.get("truncated"))
+        if self.log is not None:
+            self.log.add_step(arrays, reward)
+            self.log.observe(leaves)
         return following
 
     def _checked(self, reward: Any, terminated: Any, truncated: Any) -> list[Any]:

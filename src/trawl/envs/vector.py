@@ -26,6 +26,7 @@ from typing_extensions import override
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
 from trawl.envs.capture.attributes import Decoder, Encoder
+from trawl.envs.capture.history import PoolLog
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
@@ -54,11 +55,13 @@ class VectorAdapter:
         can_restart: True if :meth:`restart` may be called for any sub-environment at any time.
         masks: the newest action mask of each row, of shape ``(num_envs, choices)``; None if the
             ``info`` of the last full reset had no mask.
+        log: log of all resets and steps, if the environment keeps one.
     """
 
     can_restart = True
     # Attributes that decide what comes next.
     _state: tuple[str, ...] = ("_shown", "masks")
+    log: PoolLog | None = None
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         self.env = env
@@ -155,6 +158,14 @@ class VectorAdapter:
         for name, value in Decoder([]).decode(state).items():
             setattr(self, name, value)
 
+    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+        """Returns a log for replaying the environment; None if it can't be replayed.
+
+        Args:
+            actions: codec of the actions.
+        """
+        return None
+
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
@@ -238,6 +249,7 @@ class EnvPoolVector(VectorAdapter):
         super().__init__(env, codec, check)
         self._calls = EnvPoolCalls(env)
         self._ids = np.arange(self.num_envs, dtype=np.int32)
+        self._used = False
 
     @override
     def reset(self, seeds: Sequence[int] | None = None, **kwargs: Any) -> list[Array]:
@@ -246,7 +258,15 @@ class EnvPoolVector(VectorAdapter):
                 "an EnvPool environment takes its seed when it is made: use "
                 "envpool.make_gymnasium(..., seed=...) instead of set_seed(...)"
             )
+        self._used = True
+        if self.log is not None:
+            self.log.reset(None)
         return super().reset()
+
+    @override
+    def new_log(self, actions: SpaceCodec) -> PoolLog | None:
+        # Steps that were taken before would be missing.
+        return PoolLog(self.codec, actions) if actions.fixed and not self._used else None
 
     @override
     def step(self, action: Any) -> Step:
@@ -262,6 +282,8 @@ class EnvPoolVector(VectorAdapter):
 
     @override
     def restart(self, mask: Mask, **kwargs: Any) -> list[Array]:
+        if self.log is not None:
+            self.log.reset(mask)
         rows, begun = self.begin_next(mask)
         merged = [np.array(leaf) for leaf in self._shown]
         for target, value in zip(merged, begun, strict=True):

@@ -45,6 +45,7 @@ from trawl.rollout.parallel_stepper import ParallelStepper
 from trawl.rollout.policy import Policy
 from trawl.rollout.policy_inputs import LatestObservation
 from trawl.rollout.slab import SlabPool
+from trawl.rollout.step_logs import StepLogs, keep_logs
 
 _FLAG = Leaf((1,), torch.bool)
 _ROOT_FLAGS: list[Key] = [(key,) for key in DONE_KEYS]
@@ -71,6 +72,7 @@ class ArrayBatchWriter(BatchWriter):
         self.batch = tuple(env.batch_size)
         self.num_envs = math.prod(self.batch)
         self.stepper = make_stepper(env, options.restarts)
+        logged = keep_logs(env)
         self.episodes = EpisodeTracker(self.num_envs, options.limit)
         self._masked = has_autoreset_steps(env, options.limit) or options.restarts is not None
         self._observed = _leaves(env.full_observation_spec, len(self.batch))
@@ -94,6 +96,8 @@ class ArrayBatchWriter(BatchWriter):
         self._in_turn: GroupsInTurn | None = None
         layout = self._new_layout()
         self._bfloat16 = frozenset(k for k, leaf in layout.leaves.items() if _is_bfloat16(leaf))
+        states = frozenset(self._policy_leaves.states)
+        self._logs = StepLogs(logged, self._next_obs, states, self._bfloat16)
         self.pool = SlabPool(layout, options.recycle)
         self._block: Block | None = None
         self._given = False
@@ -205,6 +209,7 @@ class ArrayBatchWriter(BatchWriter):
     @override
     def begin(self, block: Block | None = None) -> None:
         self._given = block is not None
+        self._logs.begin()
         self._block = block = block or Block(self.pool.lease())
         self._view = view = StepArrays(block.flat_rows, self._next_obs, bfloat16=self._bfloat16)
         for key in _FLAGS:
@@ -264,6 +269,7 @@ class ArrayBatchWriter(BatchWriter):
             self._in_turn.finish()
         block, self._block = self._block, None
         self._view = StepArrays({}, self._next_obs)
+        self._logs.finish(block.flat_rows, self.episodes, filled)
         self.episodes.finish(filled)
         if filled < self.options.steps:
             self._carry_on_from(block, filled)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from trawl.envs.capture.history import PoolLog
 from trawl.envs.gym import GymEnv
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.serial import SerialEnv
@@ -97,6 +98,8 @@ class RestartingStepper(ArrayStepper):
             _end_episodes(view, episodes, row)
         else:
             discard_step(view, episodes, row, range(self.num_envs))
+        if isinstance(self.env.log, PoolLog):
+            self.env.log.skipped = row + 1
         for leaf in self.env.observation_codec.leaves:
             rows = view.arrays[leaf.key]
             if row + 1 < len(rows):

@@ -20,6 +20,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.outcomes import NO, RESET_GIVES, flag_of, reward_of
 from trawl.envs.seeding import next_kwargs
 from trawl.envs.spaces import SpaceCodec
+from trawl.envs.vector import VectorAdapter
 from trawl.errors import add_note, resetting
 from trawl.keys import DONE, MASK, REWARD, TERMINATED, TRUNCATED, as_key, next_of
 from trawl.memory import Array
@@ -70,7 +71,8 @@ class SingleStepper(ArrayStepper):
     @override
     def bind(self, view: StepArrays, episodes: EpisodeTracker, start: int, stop: int) -> StepFn:
         env = self.env
-        gym_step, gym_reset = env.env.step, env.env.reset
+        gym_step = env.env.step
+        gym_reset = env.env.reset if env.log is None else env.reset_simulator
         index, view = view.first, view.single()
         keys = self._observed.keys
         next_rows = [view.rows(next_of(key), start, stop) for key in keys]
@@ -193,9 +195,14 @@ class VectorStepper(ArrayStepper):
         if env.vector is None:
             raise TypeError(f"{env!r} is not a vector environment")
         self.env = env
-        self.vector = env.vector
         self.num_envs = env.vector.num_envs
         self._observed = _Observations(env.observation_codec, (self.num_envs,))
+
+    @property
+    def vector(self) -> VectorAdapter:
+        """Adapter of the vector environment, which may be made anew."""
+        assert self.env.vector is not None
+        return self.env.vector
 
     @override
     def reset(self, view: StepArrays, mask: NDArray[np.bool_] | None, **kwargs: Any) -> None:

@@ -157,6 +157,10 @@ class EpisodeTracker:
             return NEVER
         return self._began[index] + self.limit - self._steps[index] - 1
 
+    def first_row(self, index: int) -> int:
+        """Returns the row in which the environment's episode began; 0 if it began before."""
+        return self._began[index]
+
     def end(self, index: int, row: int) -> None:
         """Ends the environment's episode with the step in ``row``, and begins a new one."""
         self.end_all((index,), row)

@@ -43,6 +43,7 @@ from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, 
 from trawl.rollout.episodes import EpisodeTracker
 from trawl.rollout.layout import Layout, layout_of
 from trawl.rollout.policy import Policy
+from trawl.rollout.step_logs import keep_logs
 from trawl.rollout.tensordict_policy import TensorDictPolicy
 from trawl.tensordicts import (
     broadcastable,
@@ -94,6 +95,7 @@ class TensorDictBatchWriter(BatchWriter):
                 self._parts = PartFailures(env, options.restarts)
             else:
                 self._whole = FailureCounter(options.restarts, 0, self.num_envs)
+        keep_logs(env)
         # The specs are compared before the reset, because a reset may change the mask of a spec.
         self._draws_from_spec = policy.draws_from(env)
         root = self._with_marks(self._reset())

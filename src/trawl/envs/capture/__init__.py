@@ -11,6 +11,9 @@ The state is captured in the first way that works:
 - ``"attributes"``: all attributes of the environment are plain data, arrays or generators.
 - ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
   To load it in another process, the user must trust the state.
+- ``"replay"``: the origin of the episode and the actions since are known, so that another
+  environment can repeat the episode (see :mod:`trawl.envs.capture.replay`). An environment that is
+  captured by ``"pickle"`` is replayed if its pickle isn't trusted.
 
 The attributes of wrappers are part of the state. Nothing is captured in part: if an attribute can't
 be captured, the next way is tried.
@@ -23,18 +26,25 @@ from typing import Any
 
 from trawl.envs.capture.attributes import NotPlain, class_name
 from trawl.envs.capture.parts import Parts
-from trawl.envs.capture.ways import WAYS, chain
+from trawl.envs.capture.replay import REPLAY, EpisodeLog
+from trawl.envs.capture.ways import PICKLE, WAYS, chain
 from trawl.errors import EnvStateError
 
-__all__ = ["NONE", "capture", "check_identity", "restore", "way_of", "ways_of"]
+__all__ = ["NONE", "REPLAY", "capture", "check_identity", "restore", "way_of", "ways_of"]
 
 #: Way of an environment whose state can't be captured.
 NONE = "none"
 
 
-def way_of(env: Any) -> str:
-    """Returns the way in which an environment's state is captured; ``"none"`` if there is none."""
-    return _captured(env)[0]
+def way_of(env: Any, log: EpisodeLog | None = None) -> str:
+    """Returns the way in which an environment's state is captured; ``"none"`` if there is none.
+
+    Args:
+        env: the environment.
+        log: log of its episode, if there is one.
+    """
+    way = _captured(env)[0]
+    return REPLAY if way == NONE and log is not None and log.why is None else way
 
 
 def ways_of(env: Any) -> list[str]:
@@ -45,16 +55,27 @@ def ways_of(env: Any) -> list[str]:
     return [way] * int(env.num_envs)
 
 
-def capture(env: Any) -> dict[str, Any]:
+def capture(env: Any, log: EpisodeLog | None = None) -> dict[str, Any]:
     """Returns the state of an environment as plain data.
+
+    Args:
+        env: the environment.
+        log: log of its episode, if there is one.
 
     Raises:
         EnvStateError: if it can't be captured.
     """
     way, state, whys = _captured(env)
-    if way == NONE:
+    replay = None
+    if log is not None and way in (NONE, PICKLE.name):
+        try:
+            replay = log.capture(env)
+        except NotPlain as error:
+            whys.append(f"{REPLAY}: {error}")
+    if way == NONE and replay is None:
         raise EnvStateError(f"the state of {env} can't be captured: {'; '.join(whys)}")
-    return {"way": way, "identity": _identity(env), "state": state}
+    found = {"way": REPLAY if way == NONE else way, "identity": _identity(env), "state": state}
+    return found if replay is None else {**found, "replay": replay}
 
 
 def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
@@ -68,13 +89,16 @@ def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
     return NONE, {}, whys
 
 
-def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
+def restore(
+    env: Any, state: Mapping[str, Any], trust: bool = False, log: EpisodeLog | None = None
+) -> Any:
     """Lets an environment continue from a state that :func:`capture` returned.
 
     Args:
         env: an environment that was made in the same way.
         state: the state.
         trust: True to open a pickle that another process made.
+        log: log of the environment's episodes, if there is one.
 
     Returns:
         The environment to continue with, which may be another object.
@@ -83,6 +107,29 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
         EnvStateError: if it is the state of another environment, or can't be restored.
     """
     check_identity(env, state)
+    replay: Any = state.get("replay")
+    if _is_replayed(state, trust):
+        if log is None:
+            raise EnvStateError(
+                f"{env} would have to be replayed, but keeps no log of its episodes"
+            )
+        log.replay(env, replay)
+        return env
+    made = _restore(env, state, trust)
+    if log is not None and replay is not None:
+        log.load(replay)
+    elif log is not None:
+        log.lose("the state that was loaded has no log of the episode")
+    return made
+
+
+def _is_replayed(state: Mapping[str, Any], trust: bool) -> bool:
+    if state["way"] == PICKLE.name and "replay" in state:
+        return not (trust or PICKLE.is_own(state["state"]))
+    return bool(state["way"] == REPLAY)
+
+
+def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
     try:
         way = _WAYS[state["way"]]
         made = way.restore(chain(env), state["state"], trust)

@@ -11,7 +11,8 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
+_CONTAINERS = (list, tuple, deque, dict)
+# Items of a container that decide if it can be captured, and bytes of an array that count as one.
+_LOOKED_AT, _BYTES_PER_ITEM = 1000, 256
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
 _FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
 # Windows and images of renderers, which decide nothing.
@@ -46,9 +50,17 @@ class Encoder:
 
     Args:
         members: objects that values may refer to, and that are not part of the data.
+        most: number of items above which containers and arrays can't be captured; None for no
+            limit.
+        looks_only: True to find out what can be captured, without copying arrays. Only the first
+            items of containers are looked at.
     """
 
-    def __init__(self, members: Sequence[Any]) -> None:
+    def __init__(
+        self, members: Sequence[Any], *, most: int | None = None, looks_only: bool = False
+    ) -> None:
+        self._most = most
+        self.looks_only = looks_only
         self._members = {id(member): index for index, member in enumerate(members)}
         # Values that other values may refer to, by identity. They are kept alive meanwhile.
         self._seen: dict[int, tuple[int, Any]] = {}
@@ -64,17 +76,31 @@ class Encoder:
         Raises:
             NotPlain: if an attribute can't be captured.
         """
-        if not is_simple(type(owner)):
-            raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
         found = {}
         constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
-        for name, value in vars(owner).items():
+        for name, value in _attributes(owner).items():
             if name in skip or name in constant or is_fixed(value, self._members):
                 continue
             try:
                 found[name] = self.encode(value, inside=False)
             except NotPlain as error:
                 raise NotPlain(f"{type(owner).__name__}.{name}, {error}") from None
+        return found
+
+    def some_attributes(self, owner: Any) -> dict[str, Any]:
+        """Returns those attributes of an object that may change and can be captured."""
+        found = {}
+        for name, value in _attributes(owner).items():
+            if name in _CONSTANT or is_fixed(value, self._members):
+                continue
+            before = len(self._seen), len(self._arrays)
+            try:
+                found[name] = self.encode(value, inside=False)
+            except NotPlain:
+                # Nothing may refer to parts of what was not captured.
+                while len(self._seen) > before[0]:
+                    self._seen.popitem()
+                del self._arrays[before[1] :]
         return found
 
     def encode(self, value: Any, inside: bool = True) -> Any:
@@ -93,15 +119,16 @@ class Encoder:
         kind = type(value)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(value)
+        if self._most is not None and kind in _CONTAINERS and len(value) > self._most:
+            raise NotPlain(f"which has more than {self._most} items")
         if kind is torch.Tensor and value.device.type == "cpu" and value.dtype in _TENSORS:
-            return {"kind": "tensor", **_content(value.detach().numpy())}
+            return {"kind": "tensor", **self._content(value.detach().numpy())}
         if kind.__name__ in _SEQUENCES and kind.__module__ == "builtins":
-            return {"kind": kind.__name__, "items": [self.encode(item) for item in value]}
+            return {"kind": kind.__name__, "items": self._items(value)}
         if kind is deque:
-            items = [self.encode(item) for item in value]
-            return {"kind": "deque", "items": items, "maxlen": value.maxlen}
+            return {"kind": "deque", "items": self._items(value), "maxlen": value.maxlen}
         if kind is dict:
-            pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
+            pairs = [list(map(self.encode, pair)) for pair in self._looked_at(value.items())]
             return {"kind": "dict", "items": pairs}
         if kind is GraphInstance:
             return {"kind": "graph", "items": [self.encode(item) for item in value]}
@@ -128,7 +155,7 @@ class Encoder:
         if isinstance(value, np.ndarray) and type(value) is not np.ndarray:
             raise NotPlain(f"which is a {class_name(value)}")
         if isinstance(value, np.generic):
-            return {"kind": "scalar", **_content(array)}
+            return {"kind": "scalar", **self._content(array)}
         owner = _owner(array)
         if owner is not array:
             return {
@@ -144,11 +171,27 @@ class Encoder:
         if not array.flags.c_contiguous:
             raise NotPlain("which is an array in another order than C's")
         self._arrays.append(array)
-        return {"kind": "array", **_content(array)}
+        return {"kind": "array", **self._content(array)}
+
+    def _content(self, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+        if self.looks_only:
+            return {}
+        if self._most is not None and array.nbytes > self._most * _BYTES_PER_ITEM:
+            raise NotPlain(f"which takes {array.nbytes:,} bytes")
+        return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+    def _items(self, values: Iterable[Any]) -> list[Any]:
+        return [self.encode(value) for value in self._looked_at(values)]
+
+    def _looked_at(self, values: Iterable[Any]) -> Iterable[Any]:
+        return islice(values, _LOOKED_AT) if self.looks_only else values
 
 
-def _content(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+def _attributes(owner: Any) -> dict[str, Any]:
+    if not is_simple(type(owner)):
+        raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
+    attributes: dict[str, Any] = vars(owner)
+    return attributes
 
 
 def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -294,6 +337,11 @@ def _is_constant(value: Any, members: Mapping[int, int]) -> bool:
 
 def is_simple(kind: type) -> bool:
     """Returns True for a class whose instances have only the attributes in ``vars()``."""
+    return _is_simple(kind)
+
+
+@lru_cache(maxsize=1024)
+def _is_simple(kind: Any) -> bool:
     classes = kind.__mro__[:-1]
     heap = all(one.__flags__ & 1 << 9 for one in classes)
     slots = any(vars(one).get("__slots__") for one in classes)

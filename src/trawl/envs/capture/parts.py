@@ -28,7 +28,7 @@ class Parts(PlainWay):
     def __init__(
         self, capture: Callable[[Any], dict[str, Any]], restore: Callable[[Any, Any, bool], Any]
     ) -> None:
-        self._capture, self._restore = capture, restore
+        self._capture_one, self._restore_one = capture, restore
 
     @override
     def suits(self, base: Any) -> bool:
@@ -39,7 +39,7 @@ class Parts(PlainWay):
         envs = []
         for index, env in enumerate(base.envs):
             try:
-                envs.append(self._capture(env))
+                envs.append(self._capture_one(env))
             except EnvStateError as error:
                 raise NotPlain(f"sub-environment {index}: {error}") from error
         return {"envs": envs, "attributes": encoder.attributes(base, _SKIP)}
@@ -53,7 +53,7 @@ class Parts(PlainWay):
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         base = members[-1]
         pairs = zip(base.envs, state["base"]["envs"], strict=True)
-        base.envs = [self._restore(env, one, trust) for env, one in pairs]
+        base.envs = [self._restore_one(env, one, trust) for env, one in pairs]
         return super().restore(members, state, trust)
 
     @override

@@ -16,6 +16,7 @@ from gymnasium.vector import VectorWrapper
 from typing_extensions import override
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.emulator import emulator_of, emulator_state, put_emulator_state
 from trawl.envs.capture.signing import is_own, sign
 from trawl.errors import EnvStateError
 
@@ -62,9 +63,19 @@ class PlainWay(Way):
 
     @override
     def capture(self, members: Sequence[Any]) -> dict[str, Any]:
-        encoder = Encoder(members)
+        return self._capture(members, Encoder(members))
+
+    def _capture(self, members: Sequence[Any], encoder: Encoder) -> dict[str, Any]:
         inner = self.capture_base(members[-1], encoder)
         return {"base": inner, "wrappers": [encoder.attributes(one) for one in members[:-1]]}
+
+    def works(self, members: Sequence[Any]) -> bool:
+        """Returns True if the state of a wrapper chain can be captured, without copying it."""
+        try:
+            self._capture(members, Encoder(members, looks_only=True))
+        except NotPlain:
+            return False
+        return True
 
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
@@ -94,7 +105,7 @@ class OwnMethods(PlainWay):
 
     @override
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        return encoder.encode(base.get_state())
+        return None if encoder.looks_only else encoder.encode(base.get_state())
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
@@ -112,22 +123,19 @@ class Ale(PlainWay):
 
     @override
     def suits(self, base: Any) -> bool:
-        emulator: Any = getattr(base, "ale", None)
-        if not hasattr(emulator, "cloneState"):
+        emulator = emulator_of(base)
+        if emulator is None:
             return False
         return float(emulator.getFloat("repeat_action_probability")) == 0
 
     @override
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
-        state = base.ale.cloneState(include_rng=True)
-        return {"ale": state.__getstate__(), "attributes": encoder.attributes(base, self._skip)}
+        attributes = encoder.attributes(base, self._skip)
+        return {"ale": emulator_state(base.ale), "attributes": attributes}
 
     @override
     def restore_base(self, base: Any, state: Any, decoder: Decoder) -> None:
-        kind: Any = type(base.ale.cloneState(include_rng=True))
-        emulator = kind.__new__(kind)
-        emulator.__setstate__(state["ale"])
-        base.ale.restoreState(emulator)
+        put_emulator_state(base.ale, state["ale"])
         decoder.write(base, state["attributes"])
 
 
@@ -146,6 +154,8 @@ class Mujoco(PlainWay):
     def capture_base(self, base: Any, encoder: Encoder) -> Any:
         import mujoco
 
+        if encoder.looks_only:
+            return encoder.attributes(base, self._skip)
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         values = np.empty(mujoco.mj_stateSize(base.model, kind))
         mujoco.mj_getState(base.model, base.data, values, kind)
@@ -258,7 +268,7 @@ class Pickle(Way):
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         data = state["pickle"]
-        if not (trust or is_own(data, state["signature"])):
+        if not (trust or self.is_own(state)):
             raise EnvStateError(
                 f"{members[-1]} was pickled by another program, and a pickle can run any code: if "
                 "you know where the state comes from, load it with trust=True"
@@ -267,7 +277,36 @@ class Pickle(Way):
         members[0].close()
         return fresh
 
+    def is_own(self, state: Mapping[str, Any]) -> bool:
+        """Returns True if a process of this program has made a pickle."""
+        return is_own(state["pickle"], state["signature"])
 
+
+PICKLE = Pickle()
 WAYS: dict[str, Way] = {
-    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), Pickle())
+    way.name: way for way in (OwnMethods(), Ale(), Mujoco(), Attributes(), PICKLE)
 }
+
+
+def is_plain(env: Any) -> bool:
+    """Returns True if the state of an environment can be captured as plain data.
+
+    The state is not copied, so that the answer is cheap.
+    """
+    members = chain(env)
+    return any(
+        isinstance(way, PlainWay) and way.suits(members[-1]) and way.works(members)
+        for way in WAYS.values()
+    )
+
+
+def wrappers_are_plain(env: Any) -> bool:
+    """Returns True if the attributes of an environment's wrappers can be captured as plain data."""
+    members = chain(env)
+    encoder = Encoder(members, looks_only=True)
+    try:
+        for member in members[:-1]:
+            encoder.attributes(member)
+    except NotPlain:
+        return False
+    return True

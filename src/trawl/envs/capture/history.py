@@ -1,0 +1,222 @@
+"""Replay of everything that a pool of environments has done since it was made.
+
+The environments of an EnvPool get their seed when the pool is made, and nothing can read or set
+their generators. A new pool with the same seed therefore repeats all steps and resets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from trawl.envs.capture.replay import REPLAY
+from trawl.envs.capture.step_log import StepLog, digest
+from trawl.envs.spaces import SpaceCodec
+from trawl.errors import EnvStateError
+from trawl.memory import Array, Mask
+
+#: Bytes of actions above which a pool can't be replayed.
+MOST_BYTES = 64 * 2**20
+_NO_LIMIT = 2**62
+# Settings of a pool that don't change its results.
+_SPEED = frozenset({"num_threads", "thread_affinity_offset", "base_path"})
+
+
+class Pool(Protocol):
+    """Pool of environments that repeats its steps and resets."""
+
+    env: Any
+
+    def reset(self) -> list[Array]:
+        """Begins an episode in every environment."""
+
+    def step(self, action: Any) -> tuple[list[Array], Array, Array, Array]:
+        """Steps every environment."""
+
+    def restart(self, mask: Mask) -> list[Array]:
+        """Begins new episodes where ``mask`` is True."""
+
+    def begin_next(self, ended: Mask) -> tuple[Any, list[Array]]:
+        """Begins new episodes where the last step has ended one."""
+
+
+class PoolLog(StepLog):
+    """All steps and resets of a pool since it was made.
+
+    Args:
+        observations: codec of the observations.
+        actions: codec of the actions, which have a fixed layout.
+
+    Attributes:
+        skipped: number of rows of the current batch that belong to an earlier pool.
+    """
+
+    def __init__(self, observations: SpaceCodec, actions: SpaceCodec) -> None:
+        super().__init__(observations, actions, _NO_LIMIT, MOST_BYTES)
+        self.why = None
+        self.skipped = 0
+        # Steps before each reset between two steps, and the mask of the reset; None for all.
+        self._resets: list[tuple[int, Array | None]] = []
+        # Mask of the environments that were reset right after each step, as bits.
+        self._ended: list[Array] = []
+
+    @override
+    def clear(self) -> None:
+        super().clear()
+        self._resets, self._ended = [], []
+
+    def remade(self) -> None:
+        """Begins anew for a pool that was made anew."""
+        self.clear()
+        self.why = None
+
+    def reset(self, mask: Mask | None) -> None:
+        """Adds a reset between two steps: of the environments in ``mask``, or of all."""
+        if self.why is None:
+            self._resets.append((self.steps, None if mask is None else np.packbits(mask)))
+
+    def add(self, actions: Sequence[Array], rewards: Array, ended: Mask) -> None:
+        """Adds steps, and the resets right after them.
+
+        Args:
+            actions: see :meth:`extend`.
+            rewards: see :meth:`extend`.
+            ended: True for environments that were reset after a step, ``(steps, num_envs)``.
+        """
+        self.extend(actions, rewards)
+        if self.why is None:
+            self._ended.append(np.packbits(ended, axis=-1))
+
+    @override
+    def add_step(self, actions: Sequence[Array], reward: Any) -> None:
+        super().add_step(actions, reward)
+        if self.why is None:
+            # Resets are added by themselves.
+            self._ended.append(np.packbits(np.zeros((1, len(reward)), np.bool_), axis=-1))
+
+    def begins(self, state: Mapping[str, Any]) -> bool:
+        """Returns True if a pool with this log can go on with the rest of another log."""
+        return not self.steps and self._saved_resets() == state["resets"][: len(self._resets)]
+
+    def _saved_resets(self) -> list[list[Any]]:
+        return [[step, None if bits is None else bits.tobytes()] for step, bits in self._resets]
+
+    def capture(self, env: Any) -> dict[str, Any]:
+        """Returns the log as plain data.
+
+        Raises:
+            EnvStateError: if the pool can't be replayed.
+        """
+        if self.why is not None:
+            raise EnvStateError(f"the state of {env} can't be captured: {REPLAY}: {self.why}")
+        width = -(-int(env.num_envs) // 8)
+        ended = np.concatenate([np.empty((0, width), np.uint8), *self._ended])
+        self._ended = [ended]
+        return {
+            "way": REPLAY,
+            "identity": _identity(env),
+            "resets": self._saved_resets(),
+            "ended": torch.from_numpy(ended.copy()),
+            **self.state(),
+        }
+
+    @override
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self._ended = [state["ended"].numpy().copy()]
+        self._resets = [
+            (step, None if bits is None else np.frombuffer(bits, np.uint8))
+            for step, bits in state["resets"]
+        ]
+
+    def replay(self, pool: Pool, state: Mapping[str, Any]) -> None:
+        """Repeats all steps and resets.
+
+        Args:
+            pool: a new pool with the same settings (see :func:`check_pool`), which has done
+                what this log has. Its steps and resets are not logged meanwhile.
+            state: the state that :meth:`capture` returned.
+
+        Raises:
+            EnvStateError: if the pool has been used before, or the results differ.
+        """
+        env = pool.env
+        if not self.begins(state):
+            raise EnvStateError(
+                f"{env} can't be replayed, because it was used before: load the state into a "
+                "collector that was just made"
+            )
+        done = len(self._resets)
+        self.load(state)
+        try:
+            leaves, rewards = self._repeat(pool, done)
+            self.check(env, leaves, rewards, state)
+        except EnvStateError:
+            self.lose("a replay has failed")
+            raise
+        except Exception as error:
+            self.lose("a replay has failed")
+            why = f"{type(error).__name__}: {error}"
+            raise EnvStateError(f"{env} can't be replayed: {why}") from error
+
+    def _repeat(self, pool: Pool, done: int) -> tuple[Sequence[Array], int]:
+        """Repeats everything after the first resets.
+
+        Returns:
+            The observations to go on from, and a digest of the rewards.
+        """
+        count = int(pool.env.num_envs)
+        ended = np.unpackbits(self._ended[0], axis=-1, count=count).astype(np.bool_)
+        resets = self._resets[done:]
+        leaves: Sequence[Array] = self.observed
+        rewards = 0
+        for step in range(self.steps + 1):
+            while resets and resets[0][0] == step:
+                leaves = _reset(pool, resets.pop(0)[1], leaves, count)
+            if step == self.steps:
+                break
+            leaves, reward, _, _ = pool.step(self.action(step))
+            rewards = digest(reward, rewards)
+            if ended[step].any():
+                rows, begun = pool.begin_next(ended[step])
+                leaves = _with_rows(leaves, rows, begun)
+        return leaves, rewards
+
+
+def _reset(pool: Pool, bits: Array | None, leaves: Sequence[Array], count: int) -> Sequence[Array]:
+    if bits is None:
+        return pool.reset()
+    mask = np.unpackbits(bits, count=count).astype(np.bool_)
+    return _with_rows(leaves, mask, [leaf[mask] for leaf in pool.restart(mask)])
+
+
+def _with_rows(leaves: Sequence[Array], rows: Any, values: Sequence[Array]) -> list[Array]:
+    """Returns copies of observations in which some rows are replaced."""
+    changed = [np.array(leaf) for leaf in leaves]
+    for leaf, value in zip(changed, values, strict=True):
+        leaf[rows] = value
+    return changed
+
+
+def _identity(env: Any) -> dict[str, str]:
+    settings = {name: repr(one) for name, one in env.config.items() if name not in _SPEED}
+    return {"class": type(env).__name__, **settings}
+
+
+def check_pool(env: Any, state: Mapping[str, Any]) -> None:
+    """Compares a pool with the one of which a :class:`PoolLog` captured the state.
+
+    Raises:
+        EnvStateError: if it has other settings.
+    """
+    mine, other = _identity(env), state["identity"]
+    for name in sorted({*mine, *other}):
+        if mine.get(name) != other.get(name):
+            raise EnvStateError(
+                f"the state is one of another pool: its {name} is {other.get(name)}, but that of "
+                f"{env} is {mine.get(name)}"
+            )

@@ -1,0 +1,156 @@
+"""Replay of an episode, for environments whose state can't be read.
+
+An :class:`EpisodeLog` notes everything that decides how an episode begins, and keeps the actions
+since. Another environment repeats the reset and the steps. Nothing is added to the wrapper chain:
+whoever resets and steps the environment passes resets and actions to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from trawl.envs.capture import origin
+from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.emulator import emulator_of, emulator_state
+from trawl.envs.capture.step_log import StepLog, digest
+from trawl.envs.capture.ways import chain, is_plain, wrappers_are_plain
+from trawl.envs.spaces import SpaceCodec
+from trawl.errors import EnvStateError
+
+#: Way of an environment whose episode is replayed.
+REPLAY = "replay"
+#: Number of steps of an episode above which it can't be replayed.
+MOST_STEPS = 1_000_000
+#: Bytes of the actions of an episode above which it can't be replayed.
+MOST_BYTES = 64 * 2**20
+
+
+class EpisodeLog(StepLog):
+    """Origin of the current episode of an environment, and the actions since.
+
+    Args:
+        observations: codec of the observations.
+        actions: codec of the actions, which have a fixed layout.
+    """
+
+    def __init__(self, observations: SpaceCodec, actions: SpaceCodec) -> None:
+        super().__init__(observations, actions, MOST_STEPS, MOST_BYTES)
+        self._origin: Any = None
+        self._made: dict[str, Any] | None = None
+
+    def begin(self, env: Any, arguments: Mapping[str, Any]) -> None:
+        """Notes the origin of an episode; called just before the reset that begins it.
+
+        Args:
+            env: the environment.
+            arguments: arguments of the reset.
+        """
+        members = chain(env)
+        if self._made is None:
+            self._made = origin.numbers(members[-1])
+        self.clear()
+        self.why = None
+        try:
+            self._origin = origin.note(members, arguments, self._made)
+        except NotPlain as error:
+            self.lose(str(error))
+
+    def remade(self) -> None:
+        """Prepares for an environment that was made anew."""
+        self._made = None
+        self.lose("no episode has begun since the environment was made anew")
+
+    def capture(self, env: Any) -> dict[str, Any]:
+        """Returns the origin, the actions, and what is checked after a replay, as plain data.
+
+        Raises:
+            NotPlain: if the episode can't be replayed.
+        """
+        if self.why is not None:
+            raise NotPlain(self.why)
+        members = chain(env)
+        encoder = Encoder(members[::-1])
+        return {
+            "origin": self._origin,
+            **self.state(),
+            **_end(members[-1]),
+            "wrappers": [encoder.attributes(member) for member in members[:-1]],
+        }
+
+    @override
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self._origin = state["origin"]
+
+    def replay(self, env: Any, state: Mapping[str, Any]) -> None:
+        """Repeats an episode, and continues from its last step.
+
+        Args:
+            env: an environment that was made in the same way.
+            state: the state that :meth:`capture` returned.
+
+        Raises:
+            EnvStateError: if the episode can't be repeated, or has other results than before.
+        """
+        self.load(state)
+        try:
+            self._repeat(env, state)
+        except BaseException:
+            self.lose("a replay has failed")
+            raise
+
+    def _repeat(self, env: Any, state: Mapping[str, Any]) -> None:
+        members = chain(env)
+        try:
+            origin.write(members, self._origin, self._made or {})
+            obs, _ = env.reset(**origin.arguments_of(self._origin))
+            obs, rewards = self._steps(env, obs)
+            leaves = self._observations.encode(obs)
+        except EnvStateError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise EnvStateError(f"{env} can't be replayed: {why}") from error
+        self.check(env, leaves, rewards, state)
+        for name, value in _end(members[-1]).items():
+            if value != state[name]:
+                raise EnvStateError(
+                    f"{self.steps} steps of {env} were replayed, but its {name} has another state "
+                    "after them than before"
+                )
+        # Some wrappers measure times, or keep records of earlier episodes.
+        decoder = Decoder(members[::-1])
+        for member, attributes in zip(members[:-1], state["wrappers"], strict=True):
+            decoder.write(member, attributes)
+
+    def _steps(self, env: Any, obs: Any) -> tuple[Any, int]:
+        """Repeats all steps; returns the last observation, and a digest of the rewards."""
+        rewards, reward = 0, np.empty(1, np.float32)
+        for step in range(self.steps):
+            obs, reward[0], terminated, truncated, _ = env.step(self.action(step))
+            rewards = digest(reward, rewards)
+            if (terminated or truncated) and step + 1 < self.steps:
+                raise EnvStateError(
+                    f"{env} was replayed, but its episode ended after {step + 1} steps instead of "
+                    f"going on for {self.steps}"
+                )
+        return obs, rewards
+
+
+def _end(base: Any) -> dict[str, Any]:
+    """Returns what can be compared after a replay: generators, and the emulator of Atari games."""
+    emulator = emulator_of(base)
+    state = None if emulator is None else emulator_state(emulator)
+    return {"generators": origin.generators(base), "emulator": state}
+
+
+def needs_log(env: Any) -> bool:
+    """Returns True if an environment may have to be replayed, because its state isn't plain data.
+
+    An environment that can be pickled is one of them, because not everybody opens pickles.
+    """
+    return not is_plain(env) and wrappers_are_plain(env)

@@ -1,0 +1,236 @@
+"""Steps of an environment, kept so that another environment can repeat them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trawl.envs.spaces import SpaceCodec, SpaceLeaf
+from trawl.envs.specs import MultiOneHot, NonTensor
+from trawl.errors import EnvStateError
+from trawl.keys import show_key
+from trawl.memory import Array
+
+# Discrete values below this number take a byte each.
+_BYTE = 256
+
+
+class StepLog:
+    """Actions of the steps of an environment, and a digest of their rewards.
+
+    Args:
+        observations: codec of the observations.
+        actions: codec of the actions, which have a fixed layout.
+        most_steps: number of steps above which the log is given up.
+        most_bytes: size of the actions above which the log is given up.
+
+    Attributes:
+        steps: number of steps.
+        observed: the observation after the last step, an array for each leaf.
+        why: reason why the steps can't be repeated; None if they can.
+    """
+
+    def __init__(
+        self, observations: SpaceCodec, actions: SpaceCodec, most_steps: int, most_bytes: int
+    ) -> None:
+        # Indices take less memory than one-hot vectors, and are decoded to the same actions.
+        self._codec = SpaceCodec(actions.space, "action", categorical=True)
+        self._observations = observations
+        self._leaves = actions.leaves
+        self._most_steps, self._most_bytes = most_steps, most_bytes
+        self._rows = [_ActionRows(leaf) for leaf in self._leaves]
+        self._digest = 0
+        self.steps = 0
+        self.observed: Sequence[Any] = ()
+        self.why: str | None = "no episode has begun since the log was made"
+
+    def clear(self) -> None:
+        """Forgets all steps."""
+        for rows in self._rows:
+            rows.clear()
+        self.steps = self._digest = 0
+
+    def lose(self, why: str) -> None:
+        """Gives up the log, for a reason that completes "it can't be replayed, because"."""
+        self.clear()
+        self.why = why
+
+    def extend(self, actions: Sequence[Array], rewards: Array) -> None:
+        """Adds steps.
+
+        Args:
+            actions: their actions as the policy wrote them: an array for each leaf, in which time
+                is the first dimension.
+            rewards: their rewards, float32 with time as the first dimension.
+        """
+        if self.why is not None or not len(rewards):
+            return
+        steps = self.steps + len(rewards)
+        if steps > self._most_steps:
+            self.lose(f"more than {self._most_steps:,} steps would have to be repeated")
+            return
+        for rows, array in zip(self._rows, actions, strict=True):
+            if not rows.extend(array):
+                self.lose("actions have values outside their space, or of several types")
+                return
+        if sum(rows.nbytes for rows in self._rows) > self._most_bytes:
+            self.lose(f"the actions take more than {self._most_bytes:,} bytes")
+            return
+        self.steps = steps
+        self._digest = digest(rewards, self._digest)
+
+    def add_step(self, actions: Sequence[Array], reward: Any) -> None:
+        """Adds one step, with an action for each leaf."""
+        rows = [np.asarray(action)[None] for action in actions]
+        self.extend(rows, np.asarray(reward, np.float32)[None])
+
+    def observe(self, leaves: Sequence[Any], rows: Array | None = None) -> None:
+        """Sets the last observation; with a mask of rows, only in these."""
+        changed = [np.array(leaf) for leaf in leaves]
+        if rows is not None:
+            for leaf, before in zip(changed, self.observed, strict=True):
+                leaf[~rows] = before[~rows]
+        self.observed = changed
+
+    def action(self, step: int) -> Any:
+        """Returns the action of a step, as the environment takes it."""
+        return self._codec.decode([rows[step] for rows in self._rows])
+
+    def state(self) -> dict[str, Any]:
+        """Returns the steps and the last observation as plain data."""
+        return {
+            "steps": self.steps,
+            "actions": [rows.state() for rows in self._rows],
+            "rewards": self._digest,
+            "observed": [
+                torch.from_numpy(np.array(value))
+                for leaf, value in zip(self._observations.leaves, self.observed, strict=True)
+                if not isinstance(leaf.spec, NonTensor)
+            ],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over steps and the last observation that :meth:`state` returned."""
+        for rows, saved in zip(self._rows, state["actions"], strict=True):
+            rows.load(saved)
+        self.steps, self._digest = state["steps"], state["rewards"]
+        self.why = None
+        leaves = self._observations.leaves
+        observed = list(self.observed) or [np.empty(0) for _ in leaves]
+        fixed = [i for i, leaf in enumerate(leaves) if not isinstance(leaf.spec, NonTensor)]
+        for index, value in zip(fixed, state["observed"], strict=True):
+            array = value.numpy()
+            if observed[index].shape == array.shape:
+                # A batch writer may have set its own array.
+                observed[index][...] = array
+            else:
+                observed[index] = array.copy()
+        self.observed = observed
+
+    def check(
+        self, env: Any, leaves: Sequence[Any], rewards: int, state: Mapping[str, Any]
+    ) -> None:
+        """Compares the results of repeated steps with those of the original ones.
+
+        Args:
+            env: the environment, for error messages.
+            leaves: leaves of the last observation.
+            rewards: digest of the rewards.
+            state: the state of the original steps.
+
+        Raises:
+            EnvStateError: if the observation or the rewards differ.
+        """
+        steps = f"{state['steps']} steps of {env} were replayed"
+        expected = iter(state["observed"])
+        for leaf, value in zip(self._observations.leaves, leaves, strict=True):
+            if isinstance(leaf.spec, NonTensor):
+                continue
+            wanted = next(expected).numpy()
+            found = np.asarray(value).astype(wanted.dtype)
+            if found.shape != wanted.shape or found.tobytes() != wanted.tobytes():
+                raise EnvStateError(
+                    f"{steps}, but the observation {show_key(leaf.key)} after them differs from "
+                    "the one to go on from: the environment depends on something outside of its "
+                    "episode, or on chance that its generator does not decide"
+                )
+        if rewards != state["rewards"]:
+            raise EnvStateError(f"{steps}, but their rewards differ from the original ones")
+
+
+def digest(rewards: Any, before: int) -> int:
+    """Returns a checksum of rewards that follow those with the checksum ``before``."""
+    values: Any = np.ascontiguousarray(rewards, np.float32)
+    return zlib.crc32(values, before)
+
+
+class _ActionRows:
+    """Values of one leaf of the actions, with a row for each step.
+
+    Args:
+        leaf: the leaf, as the policy writes it.
+    """
+
+    def __init__(self, leaf: SpaceLeaf) -> None:
+        self._spec: Any = leaf.spec
+        self._shape = leaf.space.shape or ()
+        # The number of values of a choice, or None if the leaf has no choices.
+        sizes = [self._spec.n] if hasattr(self._spec, "n") else getattr(self._spec, "nvec", None)
+        self._bytes = sizes is not None and max(np.ravel(np.asarray(sizes))) <= _BYTE
+        self._array: Array | None = None
+        self._dtype: np.dtype[Any] | None = None
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._array is None else self._array[: self._count].nbytes
+
+    def clear(self) -> None:
+        self._array, self._count = None, 0
+
+    def extend(self, rows: Array) -> bool:
+        """Adds rows; returns False if that is impossible without changing values."""
+        rows = self._indices(rows) if isinstance(self._spec, MultiOneHot) else rows
+        kept = rows.astype(np.uint8) if self._bytes else rows
+        if self._array is None:
+            self._dtype = rows.dtype
+        if rows.dtype != self._dtype or (self._bytes and not np.array_equal(kept, rows)):
+            return False
+        stop = self._count + len(kept)
+        if self._array is None or stop > len(self._array):
+            grown = np.empty((max(stop, 2 * self._count), *kept.shape[1:]), kept.dtype)
+            if self._array is not None:
+                grown[: self._count] = self._array[: self._count]
+            self._array = grown
+        self._array[self._count : stop] = kept
+        self._count = stop
+        return True
+
+    def _indices(self, rows: Array) -> Array:
+        """Returns the indices of the values that the decoder takes from one-hot vectors."""
+        sizes = self._spec.nvec
+        if not self._shape:
+            return np.asarray(rows.argmax(-1))
+        parts = np.split(rows, np.cumsum(sizes)[:-1], -1)
+        index = np.stack([part.argmax(-1) for part in parts], -1)
+        return index.reshape(*index.shape[:-1], *self._shape)
+
+    def __getitem__(self, step: int) -> Array:
+        assert self._array is not None
+        return self._array[step, ...].astype(self._dtype)
+
+    def state(self) -> dict[str, Any] | None:
+        if self._array is None or self._dtype is None:
+            return None
+        rows = torch.from_numpy(self._array[: self._count].copy())
+        return {"dtype": self._dtype.str, "rows": rows}
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        self.clear()
+        if state is not None:
+            self._dtype, self._array = np.dtype(state["dtype"]), state["rows"].numpy().copy()
+            self._count = len(state["rows"])

@@ -1,0 +1,90 @@
+"""Logs from which Gymnasium environments are replayed, if their state can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.history import PoolLog, check_pool
+from trawl.envs.capture.replay import EpisodeLog, needs_log
+from trawl.envs.spaces import SpaceCodec
+from trawl.envs.vector import VectorAdapter
+
+
+class LoggedEnv(TensorDictEnv):
+    """The part of a Gymnasium environment that keeps a log, if it may have to be replayed.
+
+    Attributes:
+        log: log from which the environment can be replayed; None unless :meth:`keep_log` was
+            called, and the environment's state can't be captured otherwise.
+    """
+
+    log: EpisodeLog | PoolLog | None = None
+    env: Any
+    vector: VectorAdapter | None
+    observation_codec: SpaceCodec
+    action_codec: SpaceCodec
+    _decided = False
+
+    def keep_log(self) -> None:
+        """Keeps a log from the next reset on, if the environment may have to be replayed.
+
+        If steps are not taken by :meth:`step`, the caller adds them to :attr:`log`, and sets the
+        observations in it.
+        """
+        if self._decided or self.log is not None or not self.action_codec.fixed:
+            return
+        if self.vector is None:
+            self.log = EpisodeLog(self.observation_codec, self.action_codec)
+        else:
+            self._decided = True
+            self.log = self.vector.log = self.vector.new_log(self.action_codec)
+
+    def decide_log(self) -> None:
+        """Drops the log after the first reset, if the environment's state is plain data."""
+        # Many environments have their attributes only after the first reset.
+        if self.log is not None and not self._decided:
+            self._decided = True
+            self.log = self.log if needs_log(self.env) else None
+
+    def drop_log(self) -> None:
+        """Keeps no log any more."""
+        self.log, self._decided = None, True
+        if self.vector is not None:
+            self.vector.log = None
+
+    def renew_log(self) -> None:
+        """Begins the log anew, after the environment was made anew."""
+        if self.log is not None:
+            self.log.remade()
+        if isinstance(self.log, PoolLog) and self.vector is not None:
+            self.vector.log = self.log
+
+    def reset_simulator(self, **kwargs: Any) -> Any:
+        """Resets a simulator that is not a vector environment, and notes this in its log."""
+        if isinstance(self.log, EpisodeLog):
+            self.log.begin(self.env, kwargs)
+        return self.env.reset(**kwargs)
+
+    def replay_pool(self, state: Mapping[str, Any]) -> None:
+        """Repeats the steps of a pool; makes the pool anew first, if it has been used.
+
+        Raises:
+            EnvStateError: if it is the state of another pool, or can't be restored.
+        """
+        log = self.log
+        assert isinstance(log, PoolLog)
+        check_pool(self.env, state)
+        if not log.begins(state) and getattr(self, "remake", None) is not None:
+            self.rebuild()
+        assert self.vector is not None
+        self.vector.log = None
+        try:
+            log.replay(self.vector, state)
+        finally:
+            self.vector.log = log
+
+    def rebuild(self) -> None:
+        """Makes the simulator anew."""
+        raise NotImplementedError

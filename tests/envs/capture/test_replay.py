@@ -1,0 +1,348 @@
+"""An environment whose state can't be read repeats its episode."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from closed_envs import ACTIONS, Closed, Forgetful, Latched, Pickled
+from gymnasium import wrappers
+from gymnasium.wrappers.utils import RunningMeanStd
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trawl.envs import GymEnv
+from trawl.envs.capture import replay as replays
+from trawl.errors import EnvStateError
+
+FOLDER = Path(__file__).parents[2]
+
+
+def wrapped(env):
+    env = wrappers.TimeLimit(env, 60)
+    env = wrappers.FrameStackObservation(env, 3)
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
+    return wrappers.RecordEpisodeStatistics(env)
+
+
+def logged(env, **options):
+    env = GymEnv(env, **options)
+    env.keep_log()
+    return env
+
+
+def drive(env, root, steps):
+    """Steps with random actions, and resets at each end; returns the frames, and what follows."""
+    frames = []
+    for _ in range(steps):
+        frame, root = env.step_and_maybe_reset(env.rand_action(root))
+        frames.append(frame)
+    return frames, root
+
+
+def drive_into(env, root, steps, episodes=1):
+    """Steps until an episode has some steps; returns what follows."""
+    while env.log.steps < steps or env.env.unwrapped.episodes < episodes:
+        _, root = drive(env, root, 1)
+    return root
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def check(make, steps, seed, later=60, **options):
+    """Compares an environment with one that continues from its state."""
+    env, other = logged(make(), **options), logged(make(), **options)
+    env.set_seed(seed)
+    torch.manual_seed(seed)
+    _, root = drive(env, env.reset(), steps)
+    assert env.state_methods == ["replay"]
+    state = through_a_file(env.capture())
+    other.reset()
+    other.restore(state)
+    torch.manual_seed(1)
+    frames, _ = drive(env, root.copy(), later)
+    torch.manual_seed(1)
+    again, _ = drive(other, root.copy(), later)
+    assert all((one == two).all() for one, two in zip(frames, again, strict=True))
+    # What was replayed can be replayed once more.
+    third = logged(make(), **options)
+    third.restore(through_a_file(other.capture()))
+    assert third.log.steps == env.log.steps
+    env.close(), other.close(), third.close()
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("actions", sorted(ACTIONS))
+@given(steps=st.integers(0, 90), seed=st.integers(0, 9))
+def test_actions_of_every_kind_are_repeated(actions, categorical, steps, seed):
+    check(lambda: Closed(actions), steps, seed, categorical_action_encoding=categorical)
+
+
+@given(steps=st.integers(0, 150), seed=st.integers(0, 9))
+def test_wrappers_are_as_they_were(steps, seed):
+    check(lambda: wrapped(Closed()), steps, seed)
+
+
+def test_an_environment_without_a_seed_is_repeated():
+    env, other = logged(Closed()), logged(Closed())
+    _, root = drive(env, env.reset(), 70)
+    other.restore(through_a_file(env.capture()))
+    torch.manual_seed(1)
+    frames, _ = drive(env, root.copy(), 50)
+    torch.manual_seed(1)
+    again, _ = drive(other, root.copy(), 50)
+    assert all((one == two).all() for one, two in zip(frames, again, strict=True))
+
+
+def test_arguments_of_the_reset_are_repeated():
+    env, other = logged(Closed()), logged(Closed())
+    drive_into(env, env.reset(seed=4, options={"drift": 100}), 3)
+    other.restore(through_a_file(env.capture()))
+    assert (other.log.observed[0] == env.log.observed[0]).all()
+    assert other.env.episodes == env.env.episodes == 1
+
+
+def test_the_statistics_of_wrappers_are_those_of_all_episodes():
+    env, other = logged(wrapped(Closed())), logged(wrapped(Closed()))
+    drive(env, env.reset(), 200)
+    other.restore(through_a_file(env.capture()))
+    assert len(env.env.return_queue) > 2
+    assert other.env.return_queue == env.env.return_queue
+    one, two = (
+        next(
+            vars(member)["obs_rms"]
+            for member in replays.chain(env.env)
+            if "obs_rms" in vars(member)
+        )
+        for env in (env, other)
+    )
+    assert isinstance(one, RunningMeanStd)
+    assert (one.mean == two.mean).all()
+
+
+def test_another_process_repeats_the_episode():
+    env = logged(wrapped(Closed("dict")))
+    env.set_seed(3)
+    torch.manual_seed(0)
+    _, root = drive(env, env.reset(), 40)
+    program = (
+        "import sys, torch, io, json\n"
+        f"sys.path[:0] = [{str(FOLDER)!r}, {str(Path(__file__).parent)!r}]\n"
+        "from closed_envs import Closed\n"
+        "from test_replay import drive, logged, wrapped\n"
+        "root, state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)\n"
+        "env = logged(wrapped(Closed('dict')))\n"
+        "env.restore(state)\n"
+        "torch.manual_seed(1)\n"
+        "frames, _ = drive(env, env.fake_tensordict().update(root), 30)\n"
+        "print(json.dumps([frame['next', 'observation'].tolist() for frame in frames]))\n"
+    )
+    file = io.BytesIO()
+    torch.save([{"observation": root["observation"]}, env.capture()], file)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=file.getvalue(), capture_output=True, check=True
+    )
+    torch.manual_seed(1)
+    frames, _ = drive(env, root, 30)
+    expected = [frame["next", "observation"].tolist() for frame in frames]
+    assert json.loads(done.stdout) == expected
+
+
+def test_atari_with_sticky_actions():
+    ale = pytest.importorskip("ale_py", reason="ale-py is not installed")
+    pytest.importorskip("cv2", reason="OpenCV, which the preprocessing needs, is not installed")
+    gymnasium.register_envs(ale)
+
+    def make():
+        env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25)
+        return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
+
+    check(make, 150, 1)
+
+
+@pytest.mark.parametrize("name", ["LunarLander-v3", "CarRacing-v3"])
+def test_box2d(name):
+    pytest.importorskip("Box2D", reason="Box2D is not installed")
+    check(lambda: gymnasium.make(name), 120, 1)
+
+
+# --- what can't be replayed
+
+
+def test_plain_environments_keep_no_log():
+    env = logged(gymnasium.make("CartPole-v1"))
+    env.reset()
+    assert env.log is None
+
+
+def test_without_a_log_there_is_no_way():
+    env = GymEnv(Closed())
+    env.reset()
+    assert env.state_methods == ["none"]
+    with pytest.raises(EnvStateError, match="can't be captured: attributes"):
+        env.capture()
+
+
+class Bare(gymnasium.Env):
+    """An environment without a generator of its own."""
+
+    np_random = None
+
+    def __init__(self):
+        self.inner = Closed()
+        self.observation_space, self.action_space = (
+            self.inner.observation_space,
+            self.inner.action_space,
+        )
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed=seed)
+
+    def step(self, action):
+        return self.inner.step(action)
+
+
+def test_an_environment_without_a_generator_is_replayed_only_if_it_was_seeded():
+    env = logged(Bare())
+    env.reset()
+    assert env.state_methods == ["none"]
+    with pytest.raises(EnvStateError, match="no generator, and was reset without a seed"):
+        env.capture()
+    env = logged(Bare())
+    drive(env, env.reset(seed=3), 2)
+    assert env.log.steps == 2
+    assert env.state_methods == ["replay"]
+    other = logged(Bare())
+    other.restore(env.capture())
+    assert (other.log.observed[0] == env.log.observed[0]).all()
+
+
+def test_long_episodes_are_given_up_until_the_next_one(monkeypatch):
+    monkeypatch.setattr(replays, "MOST_STEPS", 5)
+    env = logged(Closed())
+    drive(env, env.reset(seed=1), 5)
+    assert env.state_methods == ["replay"]
+    drive(env, env.reset(seed=1), 6)
+    assert env.state_methods == ["none"]
+    with pytest.raises(EnvStateError, match="replay: more than 5 steps would have to be repeated"):
+        env.capture()
+    env.reset()
+    assert env.state_methods == ["replay"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (Forgetful, r"observation 'observation' after them differs"),
+        (
+            Latched,
+            r"differs from the one to go on from|rewards differ|its episode ended|generators",
+        ),
+    ],
+)
+def test_a_replay_with_other_results_is_an_error(kind, match):
+    env, other = logged(kind()), logged(kind())
+    drive_into(env, env.reset(seed=1), 5)
+    if kind is Latched:
+        drive(env, env.reset(), 5)
+    with pytest.raises(EnvStateError, match=match):
+        other.restore(env.capture())
+    assert other.state_methods == ["none"]
+
+
+def test_an_error_in_a_replay_names_the_environment():
+    env, other = logged(Closed()), logged(Closed(fails_at=[3]))
+    drive_into(env, env.reset(seed=3), 5)
+    with pytest.raises(EnvStateError, match=r"Closed.* can't be replayed: RuntimeError: broken"):
+        other.restore(env.capture())
+
+
+def test_an_untrusted_pickle_is_replayed_instead():
+    env, other = logged(Pickled()), logged(Pickled())
+    _, root = drive(env, env.reset(), 30)
+    assert env.state_methods == ["pickle"]
+    state = through_a_file(env.capture())
+    state["env"]["state"]["signature"] = b"of another process"
+    other.restore(state)
+    torch.manual_seed(1)
+    frames, _ = drive(env, root.copy(), 50)
+    torch.manual_seed(1)
+    again, _ = drive(other, root.copy(), 50)
+    assert all((one == two).all() for one, two in zip(frames, again, strict=True))
+
+
+# --- every piece counts
+
+
+def pieces(state):
+    replay = state["env"]["replay"]
+    rows = replay["actions"][0]["rows"]
+    origin = replay["origin"]
+    yield "an action", lambda: rows.__setitem__(3, 1 - rows[3].clamp(max=1))
+    yield "a step", lambda: replay.__setitem__("steps", replay["steps"] - 1)
+    yield "the generator", lambda: origin.__setitem__("generators", {})
+    yield "the numbers", lambda: origin.__setitem__("numbers", {})
+    yield "the wrappers at the origin", lambda: origin.__setitem__("wrappers", [])
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_each_piece_of_the_state_counts(number):
+    env = logged(wrapped(Closed()))
+    env.set_seed(5)
+    torch.manual_seed(3)
+    drive_into(env, env.reset(), 8, episodes=3)
+    other = logged(wrapped(Closed()))
+    other.restore(through_a_file(env.capture()))
+    state = through_a_file(env.capture())
+    other = logged(wrapped(Closed()))
+    other.reset()
+    list(pieces(state))[number][1]()
+    with pytest.raises(EnvStateError):
+        other.restore(state)
+
+
+def test_the_wrappers_after_the_replay_count():
+    env = logged(wrapped(Closed()))
+    drive(env, env.reset(seed=1), 200)
+    state = through_a_file(env.capture())
+    state["env"]["replay"]["wrappers"] = [{} for _ in state["env"]["replay"]["wrappers"]]
+    other = logged(wrapped(Closed()))
+    other.restore(state)
+    # The time at which the episode began.
+    assert other.env.episode_start_time != env.env.episode_start_time
+
+
+def test_rewards_are_compared():
+    env, other = logged(Closed()), logged(Closed())
+    drive_into(env, env.reset(seed=3), 5)
+    state = env.capture()
+    state["env"]["replay"]["rewards"] += 1
+    with pytest.raises(EnvStateError, match=r"5 steps of .*Closed.* but their rewards differ"):
+        other.restore(state)
+
+
+def test_numpy_actions_keep_their_types():
+    seen = []
+
+    class Typed(Closed):
+        def step(self, action):
+            seen.append((type(action), getattr(action, "dtype", None)))
+            return super().step(action)
+
+    env, other = logged(Typed()), logged(Typed())
+    drive_into(env, env.reset(seed=3), 5)
+    before = seen[-5:]
+    seen.clear()
+    other.restore(env.capture())
+    assert seen == before
+    assert before[0] == (np.int64, np.dtype(np.int64))
