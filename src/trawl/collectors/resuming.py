@@ -40,7 +40,9 @@ class ResumableCollector(RolloutCollector):
             ``"pickle"``, or ``"none"`` if its state can't be captured. If there is such an
             environment, new episodes begin in all environments after a state is loaded.
         """
-        return [way for part in self._parts() for way in part.state_methods] or ["none"]
+        with self._held():
+            self._rollout.settle()
+            return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
     def _parts(self) -> list[TensorDictEnv]:
         """Returns the parts of the environment whose states are captured one by one."""
