@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -12,12 +12,12 @@ from trawl.checks import check_bool
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
-from trawl.envs.base import TensorDictEnv
+from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 
 # Entry of the state that holds what the next batch depends on, and the format of this entry.
-_RESUME, _FORMAT = "resume", 1
+RESUME, _FORMAT = "resume", 1
 _MODES = ("raise", "new_episodes")
 
 
@@ -44,10 +44,9 @@ class ResumableCollector(RolloutCollector):
             self._rollout.settle()
             return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
-    def _parts(self) -> list[TensorDictEnv]:
+    def _parts(self) -> list[Any]:
         """Returns the parts of the environment whose states are captured one by one."""
-        parts = self.env.parts if isinstance(self.env, TensorDictEnv) else []
-        return parts if all(isinstance(part, TensorDictEnv) for part in parts) else []
+        return state_parts(self.env)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later.
@@ -76,7 +75,7 @@ class ResumableCollector(RolloutCollector):
             if self._parts():
                 # Without this entry, new episodes begin.
                 with suppress(EnvStateError):
-                    state[_RESUME] = self._resume_state()
+                    state[RESUME] = self._resume_state()
         return state
 
     def _resume_state(self) -> dict[str, Any]:
@@ -125,25 +124,60 @@ class ResumableCollector(RolloutCollector):
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
         with self._held():
+            mismatch = self._mismatch(state_dict.get(RESUME))
+            if mismatch is not None and on_state_mismatch == "raise":
+                raise mismatch
             if module is not None and "policy_state_dict" in state_dict:
                 module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
             if state_dict.get("env_state_dict"):
                 self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
-            self.resumed = self._load_episodes(state_dict, trust, on_state_mismatch)
+            raises = on_state_mismatch == "raise"
+            self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
             self._frames = int(state_dict["frames"])
             self._batches = int(state_dict["iter"])
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
             self._load_whole(state_dict, 0, self.resumed)
 
-    def _load_episodes(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
+    def _mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
+        """Returns an error that says how a state differs from this collector's, or None."""
+        if state is None:
+            return None
+        if state["format"] != _FORMAT:
+            return ValueError(
+                f"the state has format {state['format']}, but this version of Trawl reads format "
+                f"{_FORMAT}: use the version that saved it"
+            )
+        parts, states = self._parts(), state["envs"]
+        if len(parts) != len(states):
+            return ValueError(
+                f"the state has {len(states)} environments, but the collector has {len(parts)}: "
+                "load it into a collector that is made with the same arguments"
+            )
+        try:
+            for index, (part, one) in enumerate(zip(parts, states, strict=True)):
+                with _named(index):
+                    part.check_state(one)
+        except EnvStateError as error:
+            return error
+        return None
+
+    def _load_episodes(
+        self,
+        state_dict: Mapping[str, Any],
+        trust: bool,
+        raises: bool,
+        mismatch: Exception | None,
+    ) -> bool:
         """Continues the episodes of a state, or begins new ones; returns True if they continue."""
-        state = state_dict.get(_RESUME)
+        state = state_dict.get(RESUME)
         if state is not None:
             try:
+                if mismatch is not None:
+                    raise mismatch
                 self._resume(state, trust)
             except (EnvStateError, ValueError) as error:
-                if mode == "raise":
+                if raises:
                     # Some environments may be restored already, and others not.
                     self._restart()
                     raise
@@ -157,26 +191,39 @@ class ResumableCollector(RolloutCollector):
         return False
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
-        parts, states = self._parts(), state["envs"]
-        if state["format"] != _FORMAT:
-            raise ValueError(
-                f"the state has format {state['format']}, but this version of Trawl reads format "
-                f"{_FORMAT}: use the version that saved it"
-            )
-        if len(parts) != len(states):
-            raise ValueError(
-                f"the state has {len(states)} environments, but the collector has {len(parts)}: "
-                "load it into a collector that is made with the same arguments"
-            )
         self._rollout.load_state_dict(state["rollout"])
-        for index, (part, one) in enumerate(zip(parts, states, strict=True)):
-            try:
+        for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
+            with _named(index):
                 part.restore(one, trust)
-            except EnvStateError as error:
-                raise EnvStateError(f"environment {index}: {error}") from error
         self._at_start = state["at_start"]
         if self._restarts is not None:
             self._restarts.count = state["env_restarts"]
+
+
+def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
+    """Checks that a state fits the environments of a collector, which is not changed.
+
+    Args:
+        collector: the collector.
+        state: the entry ``RESUME`` of its state, or None.
+
+    Raises:
+        EnvStateError: if it is one of other environments; the message says what differs.
+        ValueError: if it has another number of environments, or another format.
+    """
+    if isinstance(collector, ResumableCollector):
+        mismatch = collector._mismatch(state)
+        if mismatch is not None:
+            raise mismatch
+
+
+@contextmanager
+def _named(index: int) -> Iterator[None]:
+    """Adds the number of an environment to errors about its state."""
+    try:
+        yield
+    except EnvStateError as error:
+        raise EnvStateError(f"environment {index}: {error}") from error
 
 
 def _env_state(env: Any) -> Any:

@@ -10,6 +10,7 @@ import cloudpickle
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.requests import BatchReady
+from trawl.collectors.resuming import RESUME, check_resume
 from trawl.collectors.worker_weights import WorkerWeights
 from trawl.tensordicts import from_plain, to_plain
 
@@ -146,6 +147,10 @@ class WorkerState(WorkerWeights):
             # Batches that were requested earlier belong to old episodes.
             self._pool.settle()
             self._catch_up()
+            if on_state_mismatch == "raise":
+                # All workers check before any worker changes.
+                states = [state_dict[name].get(RESUME) for name in names]
+                self._pool.call({i: (check_resume, one) for i, one in enumerate(states)})
             self._scheduler.pop_finished()
             last = self._pool.last_request
             before = self._sender.versions, [setup.env_state for setup in self._setups]

@@ -1,0 +1,17 @@
+"""Parts of an environment whose states are captured one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trawl.envs.base import TensorDictEnv
+
+
+def state_parts(env: Any) -> list[Any]:
+    """Returns the parts whose states together are the state of an environment.
+
+    Each part has ``state_methods``, ``capture``, ``check_state`` and ``restore``, as in
+    :class:`~trawl.envs.base.TensorDictEnv`. The list is empty if the state can't be captured.
+    """
+    parts = env.parts if isinstance(env, TensorDictEnv) else [env]
+    return parts if all(hasattr(part, "capture") for part in parts) else []
