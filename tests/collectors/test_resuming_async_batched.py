@@ -21,8 +21,8 @@ from multi_parts import TRAJ_IDS, same
 from test_resuming import alike, noisy, recurrent, through_a_file
 from torch import nn
 
-from trawl.collectors import AsyncBatchedCollector, RandomPolicy
-from trawl.envs import GymEnv
+from trawl.collectors import AsyncBatchedCollector, Collector, RandomPolicy
+from trawl.envs import GymEnv, ParallelEnv
 from trawl.errors import EnvStateError, WorkerDied
 from trawl.testing import ImageEnv, Ledger, NumberedEnv
 
@@ -325,7 +325,9 @@ def test_a_state_is_taken_after_a_process_has_died():
 class BreaksOnce(NumberedEnv):
     """Environment that raises an error in its fifth step, and then works again."""
 
-    broke = False
+    def __init__(self):
+        super().__init__()
+        self.broke = False
 
     def step(self, action):
         if len(self.actions) == 4 and not self.broke:
@@ -460,11 +462,129 @@ def test_another_process_continues(tmp_path):
 
 
 def test_the_state_is_small():
-    with made(["CartPole-v1"] * 4, recurrent(4, 2), 50) as collector:
+    options = {"env_backend": "threading"}
+    with made(["CartPole-v1"] * 2, recurrent(4, 2), 50, **options) as collector:
+        collector.set_seed(0)
         collector.next()
         file = io.BytesIO()
         torch.save(collector.state_dict(), file)
-    assert len(file.getvalue()) < 60_000
+    assert len(file.getvalue()) < 20_000
+
+
+# --- states that don't fit
+
+
+def refused(state, error, match, *args, **options):
+    """Checks that a state is refused, and that the collector goes on with new episodes."""
+    with made(*args, **options) as collector:
+        collector.next()
+        with pytest.raises(error, match=match):
+            collector.load_state_dict(state)
+        with pytest.warns(RuntimeWarning, match="new episodes begin"):
+            collector.load_state_dict(state, on_state_mismatch="new_episodes")
+        assert not collector.resumed
+        assert collector.next()[TRAJ_IDS].min() >= int(state["traj_pool"]["traj_id"])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"envs_per_worker": 2}, "processes with .1, 1, 1. environments, .* with .2, 1.: "),
+        ({"max_policy_lag": 1}, "the collector is one with max_policy_lag, but the state is not"),
+        ({"on_env_error": "restart"}, "the collector is one with on_env_error='restart', but the"),
+        ({"policy_version_key": None}, "the state has torch.int64 .* in begun 'policy_version'"),
+    ],
+)
+def test_the_state_of_a_collector_with_other_options_is_refused(options, match):
+    envs = numbered([[3], [4], [5]])
+    options = {"env_backend": "threading", **options}
+    with made(envs, Sums(), 8, env_backend="threading") as collector:
+        collector.next()
+        state = collector.state_dict()
+    refused(state, ValueError, match, envs, Sums(), 8, **options)
+
+
+def test_the_state_of_a_collector_with_a_limit_is_refused_without_one():
+    envs = numbered([[3], [4]])
+    with made(envs, Sums(), 8, max_policy_lag=1) as collector:
+        state = collector.state_dict()
+    match = "the state is one with max_policy_lag, but the collector is not"
+    refused(state, ValueError, match, envs, Sums(), 8)
+
+
+def test_the_state_of_another_environment_is_refused():
+    with made(["CartPole-v1"] * 2, Balances(), 8) as collector:
+        state = collector.state_dict()
+    match = "its id is CartPole-v1"
+    refused(state, EnvStateError, match, numbered([[3], [4]]), Sums(), 8)
+
+
+def test_collectors_whose_environments_step_together_have_other_states():
+    envs = numbered([[3], [4]])
+    with made(envs, Sums(), 8) as own, Collector(ParallelEnv(2, envs), Sums(), **EIGHT) as other:
+        own.next(), other.next()
+        with pytest.raises(ValueError, match=r"the state has torch.int64 .* in begun 'action'"):
+            other.load_state_dict(own.state_dict())
+        with pytest.raises(ValueError, match="the state has no entry in begun 'action'"):
+            own.load_state_dict(other.state_dict())
+
+
+EIGHT = {"frames_per_batch": 8, "track_policy_version": True}
+
+
+def test_an_error_in_a_step_under_way_outlasts_a_state_that_is_refused():
+    with made(["CartPole-v1"], Balances(), 8) as collector:
+        state = collector.state_dict()
+    with made([NumberedEnv, BreaksOnce], Sums(), 1, True) as collector:
+        for _ in range(8):
+            collector.next()
+        with pytest.raises(EnvStateError, match="the state has 1 environments"):
+            collector.load_state_dict(state)
+        with pytest.raises(ValueError, match="environment 1: ValueError: broken"):
+            collector.rollout()
+
+
+def test_a_state_replaces_a_step_that_failed():
+    with made([NumberedEnv, BreaksOnce], Sums(), 1, True) as collector:
+        state = collector.state_dict()
+        for _ in range(8):
+            collector.next()
+        collector.load_state_dict(state)
+        for _ in range(8):
+            collector.next()
+
+
+# --- environments that can't be captured
+
+
+class Handle(NumberedEnv):
+    """Environment with a lock, which no state can hold."""
+
+    def __init__(self, number=0, **kwargs):
+        super().__init__(number, **kwargs)
+        self.lock = threading.Lock()
+
+
+def test_new_episodes_begin_in_environments_that_cant_be_captured():
+    with made(numbered([[9], [9]], Handle), Sums(), 5, True) as collector:
+        assert collector.env_state_methods() == ["none", "none"]
+        collector.next()
+        state = through_a_file(collector.state_dict())
+        assert "resume" not in state
+        # The running collector goes on.
+        assert collector.next()["observation"][0, 2] > 0
+        collector.load_state_dict(state)
+        assert not collector.resumed
+        assert collector.next()["observation"][0, 2] == 0
+
+
+def test_the_ways_are_told_while_environments_step():
+    lengths = [[3, 1, 7]] * 3
+    ledger = Ledger([make() for make in numbered(lengths)])
+    with made(numbered(lengths), Sums(), 7) as collector:
+        for _ in range(9):
+            ledger.add(collector.next())
+            assert collector.env_state_methods() == ["attributes"] * 3
 
 
 # --- every piece counts

@@ -154,6 +154,9 @@ class ResumableCollector(RolloutCollector):
                 f"the state has {len(states)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
+        # The next batch raises the error of a step under way, unless the state is loaded.
+        with suppress(Exception):
+            self._rollout.settle()
         try:
             for index, (part, one) in enumerate(zip(parts, states, strict=True)):
                 with _named(index):
