@@ -243,13 +243,3 @@ def _stack_lazy(frames: Sequence[Any], axis: int) -> TensorDictBase:
     inner = axis if axis <= dim else axis - 1
     parts = [_stack([frame.tensordicts[i] for frame in frames], inner) for i in range(count)]
     return LazyStackedTensorDict(*parts, stack_dim=dim + 1 if axis <= dim else dim)
-
-
-def to_plain(data: TensorDictBase) -> dict[str, Any]:
-    """Returns a TensorDict as numbers, tensors, lists and dictionaries."""
-    return {"shape": list(data.batch_size), "names": data.names, "entries": data.to_dict()}
-
-
-def from_plain(data: Mapping[str, Any]) -> TensorDictBase:
-    """Returns the TensorDict that :func:`to_plain` converted."""
-    return TensorDict(data["entries"], data["shape"], names=data["names"])

@@ -42,7 +42,7 @@ def wrapped(env):
     options=st.sampled_from(OPTIONS),
     copy=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_each_mode(mode, kind, count, batches, seed, options, copy):
     make = partial(sync, mode, [kind] * count, copy=copy)
     check(lambda: Collector(make, frames_per_batch=30, **options), batches, seed=seed)
@@ -56,9 +56,18 @@ def test_wrappers(mode, kind, batches):
     check(lambda: Collector(lambda: wrapped(make()), frames_per_batch=30), batches)
 
 
+class Held(SelfResettingVectorEnv):
+    """A vector environment with a set, which only a pickle holds."""
+
+    def __init__(self):
+        super().__init__([Walk] * 2)
+        self.found = set()
+
+
 @given(
     make=st.sampled_from(
         [
+            Held,
             partial(gymnasium.make_vec, "CartPole-v1", 3, vectorization_mode="vector_entry_point"),
             partial(SelfResettingVectorEnv, [Walk] * 2),
             partial(GymEnv, "CartPole-v1", num_envs=2),
@@ -95,10 +104,6 @@ FAILS = pytest.mark.filterwarnings("ignore:environments? .* failed at step:Runti
 TENS = partial(sync, "NextStep", [partial(NumberedEnv, lengths=[10])] * 2)
 PIECES = {
     "sub-environments": (partial(sync, "NextStep", [Walk] * 2), ("env", "state", "base", "envs")),
-    "attributes": (
-        partial(sync, "NextStep", [Walk] * 2),
-        ("env", "state", "base", "attributes", "_env_obs"),
-    ),
     "wrappers": (lambda: wrapped(sync("SameStep", [Walk] * 2)), ("env", "state", "wrappers")),
     "adapter": (lambda: wrapped(TENS()), ("vector",)),
     "masks": (partial(sync, "NextStep", [Masked] * 2), ("vector",)),
@@ -114,7 +119,9 @@ def test_each_piece_of_the_state_counts(piece):
         "frames_per_batch": 20,
         "on_env_error": "restart" if "Fragile" in repr(make) else "raise",
     }
-    check_piece(lambda: Collector(make, **options), ("resume", "envs", 0, *path))
+    # In the last step of the first batch, an episode of ten steps ends.
+    batches = 1 if piece == "adapter" else 3
+    check_piece(lambda: Collector(make, **options), ("resume", "envs", 0, *path), batches)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.requests import BatchReady
 from trawl.collectors.resuming import RESUME, check_resume
 from trawl.collectors.worker_weights import WorkerWeights
-from trawl.tensordicts import from_plain, to_plain
+from trawl.envs.capture.frames import from_plain, to_plain
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
-from trawl.tensordicts import from_plain, to_plain
 
 _Place = tuple[Hashable, int, int]
 

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
@@ -27,7 +28,6 @@ from trawl.envs.step_buffers import (
 from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
-from trawl.tensordicts import from_plain, to_plain
 
 
 class EnvMember:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.errors import resetting
 from trawl.keys import (
     IS_INIT,
@@ -378,7 +379,12 @@ class TensorDictBatchWriter(BatchWriter):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self._rows(), "episodes": self.episodes.state_dict()}
+        return {
+            "rows": self._rows(),
+            # Entries that are not tensors, such as texts.
+            "objects": to_plain(self._carrier.select(*self._objects())),
+            "episodes": self.episodes.state_dict(),
+        }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -386,7 +392,16 @@ class TensorDictBatchWriter(BatchWriter):
         for key in self._carrier.keys(True, True):
             value = state["rows"][show_key(as_key(key))]
             self._carrier.set(key, value.to(self._carrier.get(key).device).clone())
+        objects = from_plain(state["objects"])
+        for key in self._objects():
+            self._carrier.set(key, objects.get(key))
         self.episodes.load_state_dict(state["episodes"])
+
+    def _objects(self) -> list[Any]:
+        """Returns the keys of the entries that are not tensors."""
+        tensors = set(self._carrier.keys(True, True))
+        every = self._carrier.keys(True, True, is_leaf=is_leaf_nontensor)
+        return [key for key in every if key not in tensors]
 
     def _rows(self) -> dict[str, Tensor]:
         """Returns copies of the entries that the next step begins with."""
