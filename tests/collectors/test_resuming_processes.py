@@ -28,8 +28,8 @@ from resuming_parts import (
     through_a_file,
 )
 
-from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.envs import ParallelEnv, SerialEnv
 from trawl.envs.capture import capture, check_identity, restore
 from trawl.errors import EnvStateError
 from trawl.testing import ImageEnv, NestedEnv, RaggedEnv, SelfResettingVectorEnv
@@ -274,19 +274,6 @@ def test_ways_are_told():
     env.reset()
     assert env.state_methods == ["attributes", "pickle"] * 2
     env.close()
-
-
-def test_environments_at_their_own_pace_begin_new_episodes():
-    """Some of them are always stepping, so that no state would hold all of their frames."""
-    policy = RandomPolicy(GymEnv(Walk()).full_action_spec.expand(2))
-    options = {"frames_per_batch": 20, "policy": policy}
-    with AsyncBatchedCollector([Walk] * 2, **options) as collector:
-        collector.next()
-        state = collector.state_dict()
-        assert "resume" not in state
-        collector.load_state_dict(state)
-        assert not collector.resumed
-        collector.next()
 
 
 def test_members_of_other_libraries_are_captured_by_their_methods():

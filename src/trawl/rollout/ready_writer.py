@@ -19,7 +19,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pool import Pool
 from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
-from trawl.errors import EnvStateError, add_note
+from trawl.errors import add_note
 from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, as_key, next_of, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_stepper import from_bfloat16
@@ -377,13 +377,6 @@ class ReadyBatchWriter(ArrayBatchWriter):
         own = {key: rows for key, rows in self._begun.items() if key not in self._next_obs}
         begun = {f"begun {show_key(key)}": torch.from_numpy(rows) for key, rows in own.items()}
         return {**super()._saved_rows(), **begun}
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        raise EnvStateError(
-            "the state of environments that step at their own pace can't be captured, because "
-            "some of them are always stepping"
-        )
 
     @override
     def _deliver(self, block: Block) -> TensorDictBase:
