@@ -53,6 +53,20 @@ class Masked(Walk):
         return {"action_mask": self.mask}
 
 
+class Told(Masked):
+    """It allows actions at random, and tells its steps in words."""
+
+    observation_space = spaces.Dict(place=Walk.observation_space, text=spaces.Text(32))
+
+    def reset(self, **kwargs):
+        place, info = super().reset(**kwargs)
+        return {"place": place, "text": f"{place[0]:.8f}"}, info
+
+    def step(self, action):
+        place, *results = super().step(action)
+        return {"place": place, "text": f"{place[0]:.8f}"}, *results
+
+
 class Drawing(Walk):
     """It draws from the global generators of its process."""
 

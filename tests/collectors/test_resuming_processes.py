@@ -20,6 +20,7 @@ from resuming_parts import (
     Fragile,
     Masked,
     Pickled,
+    Told,
     Walk,
     alike,
     check,
@@ -27,8 +28,9 @@ from resuming_parts import (
     through_a_file,
 )
 
-from trawl.collectors import AsyncBatchedCollector, Collector, MultiSyncCollector, RandomPolicy
-from trawl.envs import GymEnv, ParallelEnv, SerialEnv
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.envs import ParallelEnv, SerialEnv
+from trawl.envs.capture import capture, check_identity, restore
 from trawl.errors import EnvStateError
 from trawl.testing import ImageEnv, NestedEnv, RaggedEnv, SelfResettingVectorEnv
 
@@ -83,13 +85,14 @@ def test_environments_in_threads(kind, batches, each):
 
 
 @given(
+    kind=st.sampled_from([RAGGED, Told]),
     batches=st.integers(0, 4),
     each=st.integers(1, 2),
     backend=st.sampled_from(["process", "thread"]),
 )
 @settings(max_examples=8)
-def test_environments_that_exchange_messages(batches, each, backend):
-    make = parallel(RAGGED, count=2, envs_per_worker=each, backend=backend)
+def test_environments_that_exchange_messages(kind, batches, each, backend):
+    make = parallel(kind, count=2, envs_per_worker=each, backend=backend)
     check(lambda: Collector(make, frames_per_batch=20), batches)
 
 
@@ -252,6 +255,20 @@ def test_the_state_of_others_is_refused(make, match):
     first.close(), env.close()
 
 
+def test_no_worker_is_changed_if_the_environments_of_another_one_differ():
+    options = {"frames_per_batch": 40, "start_method": "inline"}
+    with MultiSyncCollector([Walk, Walk], **options) as collector:
+        state = collector.state_dict()
+    with (
+        MultiSyncCollector([Walk, Masked], **options) as other,
+        MultiSyncCollector([Walk, Masked], **options) as untouched,
+    ):
+        other.set_seed(1), untouched.set_seed(1)
+        with pytest.raises(EnvStateError, match=r"worker 1.* its wrapper chain is .*Walk"):
+            other.load_state_dict(state)
+        assert alike(other.next(), untouched.next())
+
+
 def test_ways_are_told():
     env = ParallelEnv(2, [partial(SyncVectorEnv, [Walk, Pickled])] * 2)
     env.reset()
@@ -259,17 +276,29 @@ def test_ways_are_told():
     env.close()
 
 
-def test_environments_at_their_own_pace_begin_new_episodes():
-    """Some of them are always stepping, so that no state would hold all of their frames."""
-    policy = RandomPolicy(GymEnv(Walk()).full_action_spec.expand(2))
-    options = {"frames_per_batch": 20, "policy": policy}
-    with AsyncBatchedCollector([Walk] * 2, **options) as collector:
-        collector.next()
-        state = collector.state_dict()
-        assert "resume" not in state
-        collector.load_state_dict(state)
-        assert not collector.resumed
-        collector.next()
+def test_members_of_other_libraries_are_captured_by_their_methods():
+    """What their transforms read in the next step is part of the state, too."""
+    torchrl = pytest.importorskip("torchrl.envs", reason="TorchRL is not installed")
+
+    class Summed(torchrl.TransformedEnv):
+        def __init__(self):
+            env = torchrl.GymEnv("CartPole-v1")
+            super().__init__(env, torchrl.Compose(torchrl.RewardSum(), torchrl.StepCounter()))
+
+        state_methods = ("attributes",)
+
+        def capture(self):
+            return capture(self.base_env._env)
+
+        def check_state(self, state):
+            check_identity(self.base_env._env, state)
+
+        def restore(self, state, trust):
+            restore(self.base_env._env, state, trust)
+
+    check(lambda: Collector(ParallelEnv(2, Summed), frames_per_batch=20), 3)
+    with Collector(ParallelEnv(2, Summed), frames_per_batch=20) as collector:
+        assert collector.env_state_methods() == ["attributes"] * 2
 
 
 def test_members_that_are_not_captured():

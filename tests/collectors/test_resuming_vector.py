@@ -56,9 +56,18 @@ def test_wrappers(mode, kind, batches):
     check(lambda: Collector(lambda: wrapped(make()), frames_per_batch=30), batches)
 
 
+class Held(SelfResettingVectorEnv):
+    """A vector environment with a set, which only a pickle holds."""
+
+    def __init__(self):
+        super().__init__([Walk] * 2)
+        self.found = set()
+
+
 @given(
     make=st.sampled_from(
         [
+            Held,
             partial(gymnasium.make_vec, "CartPole-v1", 3, vectorization_mode="vector_entry_point"),
             partial(SelfResettingVectorEnv, [Walk] * 2),
             partial(GymEnv, "CartPole-v1", num_envs=2),

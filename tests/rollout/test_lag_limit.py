@@ -1,5 +1,6 @@
 """Limit to the age of frames from environments that step each at its own pace."""
 
+import copy
 import random
 
 import pytest
@@ -77,3 +78,47 @@ def test_there_is_no_limit_by_default():
 def test_processes_with_several_environments_are_refused():
     with pytest.raises(ValueError, match="max_policy_lag=1 needs processes with one environment"):
         lag_limit(1, 8, [[0, 1], [2, 3]], lambda: 0)
+
+
+# --- a state
+
+
+def continued(loop, most, state):
+    """Returns a copy of a loop whose limit is a new one with a state."""
+    other = copy.deepcopy(loop)
+    other.limit = LagLimit(most, loop.rows, len(state["open"]), lambda: other.version)
+    other.limit.load_state_dict(state)
+    return other
+
+
+def run(loop, rng, batches):
+    """Returns the ages of the frames of batches, with up to two updates after each batch."""
+    found = []
+    for _ in range(batches):
+        found.append(loop.batch())
+        loop.version += rng.randint(0, 2)
+    return found
+
+
+ARGUMENTS = {"rows": st.integers(1, 9), "count": st.integers(1, 12), "seed": st.integers(0, 1000)}
+
+
+@given(most=st.integers(0, 4), before=st.integers(0, 9), **ARGUMENTS)
+def test_a_limit_continues_from_its_state(most, before, rows, count, seed):
+    loop = Loop(most, rows, count, seed)
+    run(loop, random.Random(seed), before)
+    other = continued(loop, most, loop.limit.state_dict())
+    assert run(loop, random.Random(seed), 9) == run(other, random.Random(seed), 9)
+
+
+@pytest.mark.parametrize("piece", ["seen", "now", "open", "chosen"])
+def test_each_piece_of_the_state_of_a_limit_counts(piece):
+    def differs(seed):
+        loop = Loop(2, 3, 6, seed)
+        state = loop.limit.state_dict()
+        run(loop, random.Random(seed), 5)
+        state = {**loop.limit.state_dict(), piece: state[piece]}
+        other = continued(loop, 2, state)
+        return run(loop, random.Random(seed), 9) != run(other, random.Random(seed), 9)
+
+    assert any(map(differs, range(50)))

@@ -44,7 +44,9 @@ class ResumableCollector(RolloutCollector):
             ``"pickle"``, ``"replay"``, or ``"none"`` if its state can't be captured. If there is
             such an environment, new episodes begin in all environments after a state is loaded.
         """
-        return [way for part in self._parts() for way in part.state_methods] or ["none"]
+        with self._held():
+            self._rollout.settle()
+            return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
     def _parts(self) -> list[Any]:
         """Returns the parts of the environment whose states are captured one by one."""
@@ -156,6 +158,9 @@ class ResumableCollector(RolloutCollector):
                 f"the state has {len(states)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
+        # The next batch raises the error of a step under way, unless the state is loaded.
+        with suppress(Exception):
+            self._rollout.settle()
         try:
             for index, (part, one) in enumerate(zip(parts, states, strict=True)):
                 with _named(index):

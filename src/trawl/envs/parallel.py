@@ -147,9 +147,10 @@ class ParallelEnv(ParallelState):
         self._acted = [
             (key, as_key(key), self.full_action_spec[key].shape) for key in self.action_keys
         ]
-        # The last seed, and the number of restarts since.
+        # The last seed, and the number of restarts of each environment since. The dictionary is
+        # never changed, only replaced.
         self._seed: int | None = None
-        self._restarts = 0
+        self._restarts: dict[int, int] = {}
         self._eager = False
         self._no_bits = np.zeros((*self.batch_size, 1), np.uint8)
         # Flags of the last step, if it could also reset environments; None once the observations
@@ -191,7 +192,7 @@ class ParallelEnv(ParallelState):
 
     @override
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        self._seed, self._restarts = check_seed(seed), 0
+        self._seed, self._restarts = check_seed(seed), {}
         return super().set_seed(seed, static_seed)
 
     @override
@@ -286,8 +287,10 @@ class ParallelEnv(ParallelState):
         """Begins to make a failed environment anew, and to reset it."""
         seed = None
         if self._seed is not None:
-            self._restarts += 1
-            seed = derive(self._seed, "rebuild", self._restarts)
+            # Restarts of other environments, which depend on timing, change nothing.
+            count = self._restarts.get(env, 0) + 1
+            self._restarts = {**self._restarts, env: count}
+            seed = derive(self._seed, "rebuild", env, count)
         self.processes.begin_restart(env, seed)
 
     def finish_step(self) -> None:

@@ -23,7 +23,7 @@ class ParallelState(BatchedEnv):
     num_workers: int
     processes: EnvWorkers
     _seed: int | None
-    _restarts: int
+    _restarts: dict[int, int]
     _masks: dict[int, Array | None]
 
     @property

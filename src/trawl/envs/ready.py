@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,16 @@ class Ready(NamedTuple):
     rows: Rows
     restarted: Rows
 
+    def as_data(self) -> list[Any]:
+        """Returns the fields as numbers and lists."""
+        return [self.process, self.rows.tolist(), self.restarted.tolist()]
+
+    @classmethod
+    def from_data(cls, data: Sequence[Any]) -> Ready:
+        """Returns what :meth:`as_data` converted."""
+        process, rows, restarted = data
+        return cls(process, np.array(rows, np.int64), np.array(restarted, np.int64))
+
 
 class ReadyEnvs:
     """Steps the environments of a :class:`ParallelEnv` without waiting for all of them.
@@ -48,6 +58,7 @@ class ReadyEnvs:
     Attributes:
         most: maximum number of processes that are returned at once.
         rows: the rows of each process's environments.
+        ready: processes that are ready, and that :meth:`wait` has not returned yet.
         broken: rows of the environments that have failed. The user of the object clears it.
     """
 
@@ -66,15 +77,22 @@ class ReadyEnvs:
         self._per_env = env.buffers.rows_per_env
         self._least, self._patience = least, patience
         self.most = max(1, most // env.envs_per_worker)
+        if most >= env.num_workers:
+            # The last process may have fewer environments.
+            self.most = env.processes.count
         self._envs = [env.processes.envs_of(index) for index in range(env.processes.count)]
         self.rows: list[Rows] = [self._rows_of(envs) for envs in self._envs]
         self.broken: list[int] = []
         # The numbers of the steps that processes take, and that they have taken.
         self._numbers, self._answers = map(np.asarray, (env.buffers.numbers, env.buffers.answers))
         self._stepping = np.zeros(len(self.rows), np.bool_)
-        self._ready: list[Ready] = []
+        self.ready: list[Ready] = []
         # Environments that have failed since their process became ready, by process.
         self._failed: dict[int, set[int]] = {}
+        # Rows of environments that have failed since the last call of wait() or finish().
+        self._found_broken: list[int] = []
+        # Error that settle() has raised. The environment that it came from must be reset.
+        self._error: Exception | None = None
 
     def _rows_of(self, envs: range | set[int]) -> Rows:
         """Returns the rows of environments, in order."""
@@ -103,11 +121,13 @@ class ReadyEnvs:
                 exception's type.
             WorkerDied: if a process has died.
         """
+        if self._error is not None:
+            raise self._error
         # Some environments may always be ready. The failures of others must be noticed, too.
         self._processes.wait_for_answers(0)
         self._look()
-        while not self._ready:
-            if not (self._stepping.any() or self._failed):
+        while not self.ready:
+            if not self._is_busy:
                 raise RuntimeError("no environment is stepping, so none can become ready")
             self._processes.wait_for_answers()
             self._look()
@@ -116,27 +136,75 @@ class ReadyEnvs:
             while self._lacks() and (left := deadline - time.perf_counter()) > 0:
                 self._processes.wait_for_answers(None if left == math.inf else left)
                 self._look()
-        chosen, self._ready = self._ready[: self.most], self._ready[self.most :]
-        return sorted(chosen, key=lambda ready: ready.process)
+        chosen, self.ready = self.ready[: self.most], self.ready[self.most :]
+        return self._returned(chosen)
 
     def finish(self) -> list[Ready]:
-        """Waits until no process is stepping, and returns those that are ready.
+        """Waits until no process is stepping, and returns those that are ready, in order.
 
         An environment whose step has failed is ready, too, without a frame.
         """
+        self._error = None
         if self._restart is not None:
             self._processes.wait_for_answers(0)
             self._look()
-        while self._stepping.any() or self._failed:
+        while self._is_busy:
             self._env.finish_step()
             self._processes.wait_for_restarts()
             self._look()
-        chosen, self._ready = self._ready, []
-        return chosen
+        chosen, self.ready = self.ready, []
+        return self._returned(chosen)
+
+    def settle(self) -> None:
+        """Waits until no process is stepping. Those that are ready are returned later.
+
+        Raises:
+            WorkerError: if an environment failed. Later calls of :meth:`wait` raise it as well.
+            WorkerDied: if a process has died.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            # In case an exception prevented it.
+            self._processes.wake_late()
+            self._processes.wait_for_answers(0)
+            self._look()
+            while self._is_busy:
+                self._processes.wait_for_answers()
+                self._look()
+        except Exception as error:
+            self._error = error
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns which environments are ready, and which have failed, after :meth:`settle`."""
+        return {
+            "ready": [ready.as_data() for ready in self.ready],
+            "broken": [*self.broken, *self._found_broken],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned; the steps under way are dropped."""
+        self.finish()
+        self.broken.clear()
+        self.ready = [Ready.from_data(data) for data in state["ready"]]
+        self._found_broken = list(state["broken"])
+
+    @property
+    def _is_busy(self) -> bool:
+        """True while processes are stepping, or environments are being restarted."""
+        return bool(self._stepping.any()) or bool(self._failed)
+
+    def _returned(self, chosen: list[Ready]) -> list[Ready]:
+        """Returns processes in order; the environments that were found to have failed are shown."""
+        if self._found_broken:
+            self.broken += sorted(self._found_broken)
+            self._found_broken.clear()
+        return sorted(chosen, key=lambda ready: ready.process)
 
     def _lacks(self) -> bool:
         """Returns True if more environments have to be waited for, and may become ready."""
-        ready = sum(len(self._envs[ready.process]) for ready in self._ready)
+        ready = sum(len(self._envs[ready.process]) for ready in self.ready)
         return ready < self._least and bool(self._stepping.any())
 
     def _look(self) -> None:
@@ -150,7 +218,7 @@ class ReadyEnvs:
                     # The error was raised, and the next reset makes the environment usable again.
                     nothing = self.rows[process][:0]
                     self._stepping[process] = False
-                    self._ready.append(Ready(process, nothing, nothing))
+                    self.ready.append(Ready(process, nothing, nothing))
                     continue
                 # The message with the error is there, but was not read yet.
                 self._processes.wait_for_answers(0)
@@ -161,10 +229,10 @@ class ReadyEnvs:
             failed = self._failed.pop(process, set())
             if failed:
                 kept = set(self._envs[process]) - failed
-                self._ready.append(Ready(process, self._rows_of(kept), self._rows_of(failed)))
+                self.ready.append(Ready(process, self._rows_of(kept), self._rows_of(failed)))
             else:
                 self._succeeded(self._envs[process])
-                self._ready.append(Ready(process, self.rows[process], self.rows[process][:0]))
+                self.ready.append(Ready(process, self.rows[process], self.rows[process][:0]))
 
     def _is_restarted(self, process: int) -> bool:
         return self._processes.restarting.isdisjoint(self._envs[process])
@@ -176,7 +244,7 @@ class ReadyEnvs:
             # A process that was ready may have died since. Its frames are still in shared memory,
             # but its environments have to begin anew.
             self._stepping[process] = True
-            self._ready = [ready for ready in self._ready if ready.process != process]
+            self.ready = [ready for ready in self.ready if ready.process != process]
             self._failed.setdefault(process, set()).add(env)
-            self.broken += self._rows_of({env}).tolist()
+            self._found_broken += self._rows_of({env}).tolist()
             restart(env, error)

@@ -14,4 +14,5 @@ def state_parts(env: Any) -> list[Any]:
     :class:`~trawl.envs.base.TensorDictEnv`. The list is empty if the state can't be captured.
     """
     parts = env.parts if isinstance(env, TensorDictEnv) else [env]
-    return parts if all(hasattr(part, "capture") for part in parts) else []
+    # Looked up in the class, because wrappers of other libraries pass on names they do not know.
+    return parts if all(hasattr(type(part), "capture") for part in parts) else []

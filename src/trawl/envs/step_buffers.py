@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from trawl.keys import Key
+from trawl.keys import Key, show_key
 from trawl.memory import Array, aligned
 
 # Bits in the flags of a row.
@@ -131,6 +132,30 @@ class SharedStepBuffers:
             self.actions[key] = (
                 memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             )
+
+    def read_results(self, rows: Array, begun: Array) -> dict[str, Tensor]:
+        """Returns copies of results.
+
+        Args:
+            rows: rows whose last step is read.
+            begun: rows whose last reset is read.
+        """
+        found = self._results(rows, begun)
+        return {name: torch.from_numpy(array[chosen]) for name, array, chosen in found}
+
+    def write_results(self, rows: Array, begun: Array, saved: Mapping[str, Tensor]) -> None:
+        """Restores results that :meth:`read_results` has returned for the same rows."""
+        for name, array, chosen in self._results(rows, begun):
+            array[chosen] = saved[name].numpy()
+
+    def _results(self, rows: Array, begun: Array) -> list[tuple[str, Array, Array]]:
+        """Returns the names and arrays of results, and the rows that are read."""
+        return [
+            ("flags", self.flags, rows),
+            ("rewards", self.rewards, rows),
+            *((f"step {show_key(key)}", one, rows) for key, one in self.observed.items()),
+            *((f"reset {show_key(key)}", one, begun) for key, one in self.reset_observed.items()),
+        ]
 
     @property
     def rows_per_env(self) -> int:

@@ -318,16 +318,20 @@ class ArrayBatchWriter(BatchWriter):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        rows = {show_key(key): torch.from_numpy(row.copy()) for key, row in self._next_obs.items()}
+        rows = {name: row.clone() for name, row in self._saved_rows().items()}
         return {"rows": rows, "episodes": self.episodes.state_dict()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = {show_key(key): torch.from_numpy(row) for key, row in self._next_obs.items()}
+        own = self._saved_rows()
         check_same_layout(own, state["rows"])
         for name, row in own.items():
             row.copy_(state["rows"][name])
         self.episodes.load_state_dict(state["episodes"])
+
+    def _saved_rows(self) -> dict[str, Tensor]:
+        """Returns tensors that share the memory of the entries that a state has."""
+        return {show_key(key): torch.from_numpy(row) for key, row in self._next_obs.items()}
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

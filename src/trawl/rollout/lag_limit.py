@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,21 @@ class LagLimit:
         # Number of frames that must be delivered in this batch, up to the next batch, and so on.
         needed = np.bincount(waiting, minlength=slack).cumsum()[:slack]
         return bool((needed < room + np.arange(slack) * self._rows).all())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the record of updates, and of the frames that are not recorded yet."""
+        return {
+            "seen": list(self._seen),
+            "now": self._now,
+            "open": self._open.tolist(),
+            "chosen": self._chosen.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned."""
+        self._seen = deque(state["seen"], maxlen=_REMEMBERED)
+        self._now = state["now"]
+        self._open[:], self._chosen[:] = state["open"], state["chosen"]
 
     def _slack(self, chosen: Any) -> Any:
         return np.maximum(0, (self._most - (self._now - chosen)) // self._step)

@@ -226,6 +226,9 @@ class Rollout:
             self._act_time += between - before - waited
             self._step_time += perf_counter() - between + waited
 
+    def settle(self) -> None:
+        """Waits until no environment is stepping, so that environments can be called."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns what the next batch depends on, except environments and weights."""
         own = self.stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from trawl.envs.parallel import ParallelEnv
@@ -86,3 +86,13 @@ class ParallelRepairs:
             for env in self._failing.intersection(envs):
                 self._counters[env].failures = 0
                 self._failing.discard(env)
+
+    def failures(self) -> list[int]:
+        """Returns the number of failures of each environment since its last successful step."""
+        return [counter.failures for counter in self._counters]
+
+    def load_failures(self, failures: Sequence[int]) -> None:
+        """Restores what :meth:`failures` has returned."""
+        for counter, count in zip(self._counters, failures, strict=True):
+            counter.failures = count
+        self._failing = {env for env, count in enumerate(failures) if count}

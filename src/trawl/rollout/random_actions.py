@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from trawl.envs.masks import rand_actions
-from trawl.keys import Key, as_key
+from trawl.keys import Key, as_key, show_key
 from trawl.memory import Array
 from trawl.rollout.layout import Leaf
 
@@ -48,6 +49,23 @@ class RandomActions:
             self._next = 0
         first, self._next = self._next, self._next + len(chosen)
         return {key: values[first : self._next] for key, values in self._drawn.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the actions that were drawn in advance."""
+        left = {key: torch.from_numpy(one[self._next :]) for key, one in self._drawn.items()}
+        return {"next": self._next, "left": {show_key(key): one for key, one in left.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned."""
+        self.forget()
+        if state["left"]:
+            self._next = state["next"]
+            left = {key: state["left"][show_key(key)].numpy() for key in self._leaves}
+            self._drawn = {
+                # The actions in front have been used.
+                key: np.concatenate([np.zeros((self._next, *one.shape[1:]), one.dtype), one])
+                for key, one in left.items()
+            }
 
     def _arrays(self, drawn: Any) -> dict[Key, Array]:
         return {key: _array(drawn.get(key), leaf) for key, leaf in self._leaves.items()}

@@ -62,6 +62,10 @@ class ReadyRollout(Rollout):
         self._most = int(min(self.options.steps, frames if frames > 0 else math.inf))
 
     @override
+    def settle(self) -> None:
+        self.writer.settle()
+
+    @override
     def by_source(self, frames: TensorDictBase) -> list[tuple[int, TensorDictBase]]:
         return by_environment(frames)
 

@@ -13,7 +13,7 @@ from trawl.envs.gym import GymEnv
 from trawl.envs.pool import Pool, PoolResults
 from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
-from trawl.errors import resetting
+from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
 from trawl.rollout.ready_source import NO_ROWS, ReadySource, StepResults
@@ -191,3 +191,19 @@ class ReadyPool(ReadySource):
     @override
     def recover(self) -> None:
         """Does nothing: received results are kept, and actions that were not sent will be."""
+
+    @override
+    def settle(self) -> None:
+        """Does nothing: the sub-environments can't be called."""
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        raise EnvStateError(f"the state of {self._env!r} can't be captured")
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        raise EnvStateError(f"no state can be restored in {self._env!r}")
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)

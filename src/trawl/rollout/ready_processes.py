@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from trawl.envs.parallel import ParallelEnv
 from trawl.envs.ready import Ready, ReadyEnvs, Rows
+from trawl.envs.step_buffers import RESET
 from trawl.keys import Key
 from trawl.memory import Array
 from trawl.rollout.env_restarts import EnvRestarts
@@ -45,6 +46,7 @@ class ReadyProcesses(ReadySource):
         self._env, self._buffers = env, env.buffers
         self.rows_per_env = env.buffers.rows_per_env
         self.restarted: list[int] = []
+        self._repairs = None if restarts is None else ParallelRepairs(env, restarts)
         self._envs = self._ready_envs(serving.batching, restarts)
         self._limit = lag_limit(serving.max_lag, steps, self._envs.rows, version)
         # True if the results that are due have to wait for others, which the limit puts first.
@@ -57,9 +59,9 @@ class ReadyProcesses(ReadySource):
 
     def _ready_envs(self, batching: Batching, restarts: EnvRestarts | None) -> ReadyEnvs:
         args = self._env, batching.least, batching.most, batching.patience
-        if restarts is None:
+        repairs = self._repairs
+        if restarts is None or repairs is None:
             return ReadyEnvs(*args)
-        repairs = ParallelRepairs(self._env, restarts)
 
         def restart(index: int, error: Exception) -> None:
             repairs.begin(index, error, 0, when=f"after {restarts.steps_done} frames of all")
@@ -79,7 +81,7 @@ class ReadyProcesses(ReadySource):
     @override
     def set_action_dtypes(self, dtypes: Mapping[Key, np.dtype[Any]]) -> None:
         if self._buffers.action_dtypes != dtypes:
-            self._add_due(self._envs.finish())
+            self._envs.settle()
             self._env.set_action_dtypes(dtypes)
 
     @override
@@ -174,3 +176,61 @@ class ReadyProcesses(ReadySource):
     @override
     def recover(self) -> None:
         self._envs.wake_late()
+
+    # --- state
+
+    @override
+    def settle(self) -> None:
+        self._envs.settle()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        rows = self._unread()
+        return {
+            "processes": [len(rows) for rows in self._envs.rows],
+            "envs": self._envs.state_dict(),
+            "due": [ready.as_data() for ready in self._due],
+            "waiting": list(self._waiting),
+            "restarted": list(self.restarted),
+            "unread": [one.tolist() for one in rows],
+            "results": self._buffers.read_results(*rows),
+            "limit": None if self._limit is None else self._limit.state_dict(),
+            "failures": None if self._repairs is None else self._repairs.failures(),
+        }
+
+    def _unread(self) -> tuple[Rows, Rows]:
+        """Returns the rows whose steps, and the rows whose resets are still to be read."""
+        waiting = [*self._due, *self._envs.ready]
+        rows = np.concatenate([NO_ROWS, *(ready.rows for ready in waiting)])
+        ended = rows[self._buffers.flags[rows] & RESET != 0]
+        begun = [ended, *(ready.restarted for ready in waiting)]
+        return rows, np.concatenate([*begun, np.array(self.restarted, np.int64)])
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        mine, its = [len(rows) for rows in self._envs.rows], state["processes"]
+        if mine != its:
+            raise ValueError(
+                f"the state is one of processes with {its} environments, but the collector has "
+                f"processes with {mine}: create_env_fn and envs_per_worker must be the same"
+            )
+        for name, option, own in (
+            ("limit", "max_policy_lag", self._limit),
+            ("failures", "on_env_error='restart'", self._repairs),
+        ):
+            if (own is None) != (state[name] is None):
+                with_, without = ("state", "collector")[:: 1 if own is None else -1]
+                raise ValueError(f"the {with_} is one with {option}, but the {without} is not")
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._envs.load_state_dict(state["envs"])
+        self._due = [Ready.from_data(data) for data in state["due"]]
+        self._waiting, self.restarted = list(state["waiting"]), list(state["restarted"])
+        self._turn, self._held = [], False
+        rows, begun = (np.array(one, np.int64) for one in state["unread"])
+        self._buffers.write_results(rows, begun, state["results"])
+        if self._limit is not None:
+            self._limit.load_state_dict(state["limit"])
+        if self._repairs is not None:
+            self._repairs.load_failures(state["failures"])

@@ -106,3 +106,27 @@ class ReadySource(Protocol):
 
     def recover(self) -> None:
         """Repairs what an exception that ended a batch may have left undone."""
+
+    def settle(self) -> None:
+        """Waits until no environment is stepping. The results are taken later.
+
+        Nothing happens if the environments can't be captured.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what later batches depend on, except the environments, after :meth:`settle`.
+
+        Raises:
+            EnvStateError: if the environments can't be captured.
+        """
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Compares a state with the environments.
+
+        Raises:
+            EnvStateError: if the environments can't be restored.
+            ValueError: if it is the state of environments that are distributed in another way.
+        """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that :meth:`state_dict` returned; other results are dropped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
+from torch import Tensor
 from typing_extensions import override
 
 from trawl import keys
@@ -18,7 +19,7 @@ from trawl.envs.parallel import ParallelEnv
 from trawl.envs.pool import Pool
 from trawl.envs.ready import Rows
 from trawl.envs.step_buffers import AUTORESET, RESET, TERMINATED, TRUNCATED
-from trawl.errors import EnvStateError, add_note
+from trawl.errors import add_note
 from trawl.keys import DONE, ENV_INDEX, IS_INIT, REWARD, TRAJ_IDS, as_key, next_of, show_key
 from trawl.rollout.array_batch_writer import ArrayBatchWriter
 from trawl.rollout.array_stepper import from_bfloat16
@@ -349,12 +350,33 @@ class ReadyBatchWriter(ArrayBatchWriter):
         self._copy_begun(begun)
         self._source.restarted.clear()
 
+    def settle(self) -> None:
+        """Waits until no environment is stepping."""
+        self._source.settle()
+
     @override
     def state_dict(self) -> dict[str, Any]:
-        raise EnvStateError(
-            "the state of environments that step at their own pace can't be captured, because "
-            "some of them are always stepping"
-        )
+        self.settle()
+        return {
+            **super().state_dict(),
+            "source": self._source.state_dict(),
+            "random_actions": self._random_actions.state_dict(),
+        }
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "source" in state:
+            self._source.check_state(state["source"])
+        # Raises an error if there is no such entry.
+        super().load_state_dict(state)
+        self._source.load_state_dict(state["source"])
+        self._random_actions.load_state_dict(state["random_actions"])
+
+    @override
+    def _saved_rows(self) -> dict[str, Tensor]:
+        own = {key: rows for key, rows in self._begun.items() if key not in self._next_obs}
+        begun = {f"begun {show_key(key)}": torch.from_numpy(rows) for key, rows in own.items()}
+        return {**super()._saved_rows(), **begun}
 
     @override
     def _deliver(self, block: Block) -> TensorDictBase:
