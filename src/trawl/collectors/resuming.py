@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.torchrl import torchrl_state
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 
@@ -30,6 +32,7 @@ class ResumableCollector(RolloutCollector):
 
     env: Any
     _restarts: EnvRestarts | None
+    _seed: tuple[int, bool, int] | None
     resumed = False
 
     def env_state_methods(self) -> list[str]:
@@ -42,10 +45,11 @@ class ResumableCollector(RolloutCollector):
         """
         return [way for part in self._parts() for way in part.state_methods] or ["none"]
 
-    def _parts(self) -> list[TensorDictEnv]:
+    def _parts(self) -> list[Any]:
         """Returns the parts of the environment whose states are captured one by one."""
-        parts = self.env.parts if isinstance(self.env, TensorDictEnv) else []
-        return parts if all(isinstance(part, TensorDictEnv) for part in parts) else []
+        found = self.env.parts if isinstance(self.env, TensorDictEnv) else [self.env]
+        parts = [one if isinstance(one, TensorDictEnv) else torchrl_state(one) for one in found]
+        return [] if any(part is None for part in parts) else parts
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later.
@@ -83,6 +87,7 @@ class ResumableCollector(RolloutCollector):
             "rollout": self._rollout.state_dict(),
             "envs": [part.capture() for part in self._parts()],
             "at_start": self._at_start,
+            "seed": None if self._seed is None else list(self._seed),
             "env_restarts": 0 if self._restarts is None else self._restarts.count,
         }
 
@@ -123,60 +128,95 @@ class ResumableCollector(RolloutCollector):
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
         with self._held():
+            misfit = self._misfit(state_dict)
+            if misfit is not None and on_state_mismatch == "raise":
+                raise misfit
             if module is not None and "policy_state_dict" in state_dict:
                 module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            if state_dict.get("env_state_dict"):
-                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
-            self.resumed = self._load_episodes(state_dict, trust, on_state_mismatch)
+            if misfit is not None:
+                warn(f"new episodes begin in all environments: {misfit}", RuntimeWarning)
+            self.resumed = misfit is None and self._continue(state_dict, trust, on_state_mismatch)
+            if not self.resumed:
+                self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
             self._batches = int(state_dict["iter"])
             if self._version is not None and "policy_version" in state_dict:
                 self._version.version = state_dict["policy_version"]
             self._load_whole(state_dict, 0, self.resumed)
 
-    def _load_episodes(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
-        """Continues the episodes of a state, or begins new ones; returns True if they continue."""
+    def _misfit(self, state_dict: Mapping[str, Any]) -> Exception | None:
+        """Returns the error if the episodes of a state can't continue; nothing is changed."""
         state = state_dict.get(_RESUME)
-        if state is not None:
-            try:
-                self._resume(state, trust)
-            except (EnvStateError, ValueError) as error:
-                if mode == "raise":
-                    # Some environments may be restored already, and others not.
-                    self._restart()
-                    raise
-                warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
-            else:
-                return True
-        if not self._at_start or state is not None:
-            self._restart()
-        if "traj_pool" in state_dict:
-            self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
-        return False
-
-    def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
-        parts, states = self._parts(), state["envs"]
+        if state is None:
+            return None
         if state["format"] != _FORMAT:
-            raise ValueError(
+            return ValueError(
                 f"the state has format {state['format']}, but this version of Trawl reads format "
                 f"{_FORMAT}: use the version that saved it"
             )
+        parts, states = self._parts(), state["envs"]
         if len(parts) != len(states):
-            raise ValueError(
+            return ValueError(
                 f"the state has {len(states)} environments, but the collector has {len(parts)}: "
                 "load it into a collector that is made with the same arguments"
             )
+        try:
+            for index, (part, one) in enumerate(zip(parts, states, strict=True)):
+                with _numbered(index):
+                    part.check_state(one)
+        except EnvStateError as error:
+            return error
+        return None
+
+    def _continue(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
+        """Continues the episodes of a state; returns False if new episodes must begin."""
+        state = state_dict.get(_RESUME)
+        if state is None:
+            return False
+        try:
+            self._resume(state, trust)
+        except (EnvStateError, ValueError) as error:
+            if mode == "raise":
+                # Some environments may be restored already, and others not.
+                self._restart()
+                raise
+            warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
+            return False
+        return True
+
+    def _begin_episodes(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """Begins new episodes, with what TorchRL keeps of a state."""
+        if state_dict.get("env_state_dict"):
+            # A copy, because transforms change their tensors in place.
+            self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
+        if not self._at_start or _RESUME in state_dict:
+            self._restart()
+        if "traj_pool" in state_dict:
+            self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
+
+    def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
         self._rollout.load_state_dict(state["rollout"])
-        for index, (part, one) in enumerate(zip(parts, states, strict=True)):
-            try:
+        for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
+            with _numbered(index):
                 part.restore(one, trust)
-            except EnvStateError as error:
-                raise EnvStateError(f"environment {index}: {error}") from error
         self._at_start = state["at_start"]
+        seed = state["seed"]
+        self._seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))
         if self._restarts is not None:
             self._restarts.count = state["env_restarts"]
 
 
+@contextmanager
+def _numbered(index: int) -> Iterator[None]:
+    """Adds the number of an environment to errors."""
+    try:
+        yield
+    except EnvStateError as error:
+        raise EnvStateError(f"environment {index}: {error}") from error
+
+
 def _env_state(env: Any) -> Any:
     transform = getattr(env, "transform", None)
-    return env.state_dict() if transform is None else transform.state_dict()
+    found = env.state_dict() if transform is None else transform.state_dict()
+    # A copy, because transforms change their tensors in place.
+    return deepcopy(found)

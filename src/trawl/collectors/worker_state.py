@@ -11,7 +11,7 @@ import cloudpickle
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.requests import BatchReady
 from trawl.collectors.worker_weights import WorkerWeights
-from trawl.tensordicts import from_plain, to_plain
+from trawl.envs.capture.frames import frames_from, plain_frames
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
@@ -79,7 +79,7 @@ class WorkerState(WorkerWeights):
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
         """Returns a finished batch as plain data."""
         answer = part.answer
-        batch = None if self._workers_write else to_plain(self._assembler.batch_of(part).clone())
+        batch = None if self._workers_write else plain_frames(self._assembler.batch_of(part))
         return {
             "worker": part.index,
             "batch": batch,
@@ -101,7 +101,7 @@ class WorkerState(WorkerWeights):
             version=saved["version"],
             weights=self._sender.count(saved["worker"]) - saved["lag"],
             trajectory=saved["trajectory"],
-            batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
+            batch=None if batch is None else cloudpickle.dumps(frames_from(batch)),
             facts={},
             random=saved["random"],
         )

@@ -370,6 +370,13 @@ class TensorDictEnv(ABC):
         """
         raise EnvStateError(f"the state of {self!r} can't be captured")
 
+    def check_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Checks that a state is one of an environment like this, before anything is changed.
+
+        Raises:
+            EnvStateError: if it is the state of another environment; the message says what differs.
+        """
+
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
         """Continues from a state that :meth:`capture` returned.
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import capture, restore, way_of
+from trawl.envs.capture import capture, check_identity, restore, way_of
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
@@ -242,6 +242,10 @@ class GymEnv(TensorDictEnv):
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
         }
+
+    @override
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_identity(self.env, state["env"])
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:

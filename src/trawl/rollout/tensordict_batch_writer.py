@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.frames import frames_from, plain_frames
 from trawl.errors import resetting
 from trawl.keys import (
     IS_INIT,
@@ -29,13 +30,12 @@ from trawl.keys import (
     Key,
     as_key,
     next_of,
-    show_key,
 )
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
+from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import (
     check_rewards,
-    check_same_layout,
     has_autoreset_steps,
 )
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
@@ -378,22 +378,18 @@ class TensorDictBatchWriter(BatchWriter):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self._rows(), "episodes": self.episodes.state_dict()}
+        return {
+            "rows": plain_frames(self._carrier, strict=True),
+            "episodes": self.episodes.state_dict(),
+        }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_same_layout(self._rows(), state["rows"])
-        for key in self._carrier.keys(True, True):
-            value = state["rows"][show_key(as_key(key))]
-            self._carrier.set(key, value.to(self._carrier.get(key).device).clone())
+        rows = frames_from(state["rows"])
+        written = {whole_key(self._caller.written, key) for key in self.policy.writes}
+        check_carrier(self.env, written, self._carrier, rows)
+        self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
-
-    def _rows(self) -> dict[str, Tensor]:
-        """Returns copies of the entries that the next step begins with."""
-        return {
-            show_key(as_key(key)): value.cpu().clone()
-            for key, value in self._carrier.items(True, True)
-        }
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.envs.capture.attributes import NotPlain, class_name
+from trawl.envs.capture.attributes import NotPlain, class_name, same_data
 from trawl.envs.capture.ways import WAYS, chain
 from trawl.errors import EnvStateError
 
-__all__ = ["NONE", "capture", "restore", "way_of"]
+__all__ = ["NONE", "capture", "check_identity", "restore", "way_of"]
 
 #: Way of an environment whose state can't be captured.
 NONE = "none"
@@ -71,13 +71,7 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
     Raises:
         EnvStateError: if it is the state of another environment, or can't be restored.
     """
-    mine, other = _identity(env), state["identity"]
-    for name in sorted(mine):
-        if mine[name] != other.get(name):
-            raise EnvStateError(
-                f"the state is one of another environment: its {name} is {other.get(name)}, but "
-                f"that of {env} is {mine[name]}"
-            )
+    check_identity(env, state)
     try:
         way = WAYS[state["way"]]
         made = way.restore(chain(env), state["state"], trust)
@@ -86,11 +80,26 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {error}"
         ) from error
-    if way.comparable(again) != way.comparable(state["state"]):
+    if not same_data(way.comparable(again), way.comparable(state["state"])):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )
     return made
+
+
+def check_identity(env: Any, state: Mapping[str, Any]) -> None:
+    """Checks that a state belongs to an environment that was made in the same way.
+
+    Raises:
+        EnvStateError: if it is the state of another environment; the message says what differs.
+    """
+    mine, other = _identity(env), state["identity"]
+    for name in sorted(mine):
+        if mine[name] != other.get(name):
+            raise EnvStateError(
+                f"the state is one of another environment: its {name} is {other.get(name)}, but "
+                f"that of {env} is {mine[name]}"
+            )
 
 
 def _identity(env: Any) -> dict[str, str]:

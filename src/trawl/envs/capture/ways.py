@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import io
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +12,13 @@ import cloudpickle
 import numpy as np
 from gymnasium import Wrapper
 from gymnasium.utils import EzPickle
+from gymnasium.vector import VectorWrapper
 from typing_extensions import override
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+from trawl.envs.capture.signing import is_own, sign
 from trawl.errors import EnvStateError
 
-# Signs the pickles that this process makes.
-_KEY = secrets.token_bytes(32)
 # Beginnings of the names of MuJoCo's data whose sizes differ between steps, or that are private.
 _VARYING = ("_", "efc_", "iefc_", "contact", "arena", "buffer", "island", "map_", "iM", "iLD")
 
@@ -28,7 +26,7 @@ _VARYING = ("_", "efc_", "iefc_", "contact", "arena", "buffer", "island", "map_"
 def chain(env: Any) -> list[Any]:
     """Returns the wrappers around an environment, outermost first, and the environment itself."""
     found = [env]
-    while isinstance(found[-1], Wrapper):
+    while isinstance(found[-1], (Wrapper, VectorWrapper)):
         found.append(found[-1].env)
     return found
 
@@ -250,7 +248,7 @@ class Pickle(Way):
             raise
         except Exception as error:
             raise NotPlain(f"which can't be pickled: {error}") from error
-        return {"pickle": data, "signature": hmac.digest(_KEY, data, "sha256")}
+        return {"pickle": data, "signature": sign(data)}
 
     @override
     def comparable(self, state: Mapping[str, Any]) -> Any:
@@ -260,10 +258,9 @@ class Pickle(Way):
     @override
     def restore(self, members: Sequence[Any], state: Mapping[str, Any], trust: bool) -> Any:
         data = state["pickle"]
-        signature = hmac.digest(_KEY, data, "sha256")
-        if not (trust or hmac.compare_digest(state["signature"], signature)):
+        if not (trust or is_own(data, state["signature"])):
             raise EnvStateError(
-                f"{members[-1]} was pickled in another process, and a pickle can run any code: if "
+                f"{members[-1]} was pickled by another program, and a pickle can run any code: if "
                 "you know where the state comes from, load it with trust=True"
             )
         fresh = cloudpickle.loads(data)
