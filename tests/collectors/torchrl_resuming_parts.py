@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -170,7 +169,7 @@ class Unpicklable(Objects):
 
     def __init__(self) -> None:
         super().__init__()
-        self.secret = iter([0])
+        self.secret = (number for number in range(3))
 
 
 class Masked(EnvBase):
@@ -278,8 +277,8 @@ ENVS: dict[str, tuple[Any, str]] = {
         "attributes",
     ),
     "CartPole, NoopResetEnv": (partial(gym, "CartPole-v1", *_noop()), "attributes"),
-    "CartPole, FrameSkip": (
-        partial(gym, "CartPole-v1", _cat, partial(FrameSkipTransform, 2)),
+    "Pendulum, FrameSkip": (
+        partial(gym, "Pendulum-v1", _cat, partial(FrameSkipTransform, 2)),
         "attributes",
     ),
     "CartPole, counters": (
@@ -335,7 +334,7 @@ ENVS: dict[str, tuple[Any, str]] = {
     "SerialEnv, transformed": (
         lambda: TransformedEnv(
             SerialEnv(2, partial(normed, "CartPole-v1", True)),
-            Compose(RewardSum(out_keys=["total"]), _cat()),
+            Compose(RewardSum(in_keys=["reward"], out_keys=["total"]), _cat()),
         ),
         "attributes attributes",
     ),
@@ -411,7 +410,3 @@ def main(name: str, policy: str, path: str, batches: int) -> None:
         collector.load_state_dict(torch.load(path, weights_only=True))
         assert collector.resumed
         torch.save([plain_frames(collector.next()) for _ in range(batches)], path + ".frames")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -64,7 +64,8 @@ class ResumableCollector(RolloutCollector):
         """
         with self._held():
             state: dict[str, Any] = {
-                "env_state_dict": _env_state(self.env),
+                # A copy, because transforms change their tensors in place.
+                "env_state_dict": deepcopy(self.env.state_dict()),
                 "frames": self._frames,
                 "iter": self._batches,
                 "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
@@ -213,10 +214,3 @@ def _numbered(index: int) -> Iterator[None]:
         yield
     except EnvStateError as error:
         raise EnvStateError(f"environment {index}: {error}") from error
-
-
-def _env_state(env: Any) -> Any:
-    transform = getattr(env, "transform", None)
-    found = env.state_dict() if transform is None else transform.state_dict()
-    # A copy, because transforms change their tensors in place.
-    return deepcopy(found)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
@@ -12,6 +13,13 @@ from trawl.envs.base import TensorDictEnv
 from trawl.keys import Key, as_key, show_key
 from trawl.rollout.checks import check_same_layout
 from trawl.tensordicts import is_lazy
+
+
+class _Layout(NamedTuple):
+    """Shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def check_carrier(env: Any, written: set[Key], own: TensorDictBase, state: TensorDictBase) -> None:
@@ -48,16 +56,27 @@ def check_carrier(env: Any, written: set[Key], own: TensorDictBase, state: Tenso
     )
 
 
-def _leaves(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Yields tensors and their places, with a number for each part of a lazy stack."""
+def _leaves(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], _Layout]]:
+    """Yields the layouts of tensors, and their places.
+
+    A place has a number for each part of a lazy stack, unless the parts are alike. TorchRL uses
+    lazy stacks and dense ones alternately.
+    """
     if is_lazy(value):
-        for index, part in enumerate(value.tensordicts):
-            yield from _leaves(part, (*place, index))
+        parts = [dict(_leaves(part, ())) for part in value.tensordicts]
+        for index, part in enumerate(parts):
+            if any(part != other for other in parts):
+                yield from (((*place, index, *inner), leaf) for inner, leaf in part.items())
+            elif index == 0:
+                for inner, leaf in part.items():
+                    shape = list(leaf.shape)
+                    shape.insert(value.stack_dim, len(parts))
+                    yield (*place, *inner), _Layout(tuple(shape), leaf.dtype)
     elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
         for name, entry in value.items():
             yield from _leaves(entry, (*place, name))
     elif isinstance(value, Tensor):
-        yield place, value
+        yield place, _Layout(tuple(value.shape), value.dtype)
 
 
 def _key(place: tuple[Any, ...]) -> Key:

@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase, SerialEnv, Transform
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.gym_like import BaseInfoDictReader
 
-from trawl.envs.capture.attributes import NotPlain, class_name, is_simple
+from trawl.envs.capture.attributes import NotPlain, class_name, is_simple, same_data
 from trawl.envs.capture.tensors import TensorDecoder, TensorEncoder
 from trawl.keys import as_key, show_key
 
@@ -226,7 +226,7 @@ def encoded(states: Sequence[dict[str, Any]], encoder: TensorEncoder) -> list[di
             if entry in state:
                 state[entry] = {
                     name: _encoded(state["class"], name, value, encoder)
-                    for name, value in state[entry].items()
+                    for name, value in sorted(state[entry].items())
                 }
     return made
 
@@ -236,6 +236,20 @@ def _encoded(owner: str, name: str, value: Any, encoder: TensorEncoder) -> Any:
         return encoder.encode(value, inside=False)
     except NotPlain as error:
         raise NotPlain(f"{owner.rpartition('.')[2]}.{name}, {error}") from None
+
+
+def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> str | None:
+    """Returns the name of the first value that differs between encoded states, or None."""
+    for mine, its in zip(one, other, strict=True):
+        owner = mine["class"].rpartition(".")[2]
+        for entry in _ENTRIES:
+            values, others = mine.get(entry, {}), its.get(entry, {})
+            for name in sorted({*values, *others}):
+                if not same_data(values.get(name), others.get(name)):
+                    return f"{owner}.{name}"
+        if not same_data(mine, its):
+            return f"{owner}'s attributes"
+    return None
 
 
 def decoded(

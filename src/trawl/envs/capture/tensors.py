@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_non_tensor
+from tensordict import TensorDictBase, is_leaf_nontensor, is_non_tensor
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from typing_extensions import override
@@ -184,7 +184,7 @@ class TensorDecoder(Decoder):
     def _tensordict(self, data: Mapping[str, Any], present: Any) -> Any:
         made = from_plain(data["tree"], self.decode, present)
         if isinstance(present, TensorDictBase) and type(present) is type(made):
-            old, new = (dict(one.items(True, True)) for one in (present, made))
+            old, new = (_leaves(one) for one in (present, made))
             if old.keys() == new.keys() and all(old[key] is new[key] for key in new):
                 return present
         return made.lock_() if data["locked"] else made
@@ -213,6 +213,10 @@ class TensorDecoder(Decoder):
                 _bytes_of(memory, present.device).copy_(content)
                 return memory
         return content.to(data["device"]).untyped_storage()
+
+
+def _leaves(values: TensorDictBase) -> dict[Any, Any]:
+    return dict(values.items(True, True, is_leaf=is_leaf_nontensor))
 
 
 def _lies_alike(data: Mapping[str, Any], present: Any) -> bool:

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trawl.envs.capture import NONE, capture, chain, check_identity, restore
-from trawl.envs.capture.attributes import NotPlain, same_data
+from trawl.envs.capture import NONE, capture, check_identity, restore
+from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.capture.pickling import AttributePickler, AttributeUnpickler
 from trawl.envs.capture.signing import is_own, sign
+from trawl.envs.capture.ways import chain
 from trawl.errors import EnvStateError
 
 _ATTRIBUTES, _OWN, _PICKLE = "attributes", "get_state", "pickle"
@@ -155,9 +156,9 @@ class TorchRLState:
         for one, its in zip(parts, states, strict=True):
             modules.write(one, its, encoder)
         if state["way"] == _ATTRIBUTES:
-            again = self._captured(simulators)[1]
-            if not same_data(again, state["objects"]):
-                raise NotPlain("it has another state than before after it was restored")
+            name = modules.difference(self._captured(simulators)[1], state["objects"])
+            if name is not None:
+                raise NotPlain(f"{name} differs from the state after it was restored")
 
     def _simulators(self) -> list[Any]:
         found = map(self._modules.simulator_of, self._parts)
