@@ -91,6 +91,19 @@ def test_physics(name, tmp_path, monkeypatch):
         assert collector.env_state_methods() == ["mujoco"]
 
 
+def test_the_emulator_of_atari():
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
+
+    def make():
+        env = GymEnv("ALE/Pong-v5", frameskip=4, repeat_action_probability=0.0)
+        env = TransformedEnv(env, Compose(RewardSum(), StepCounter()))
+        return Collector(env, frames_per_batch=20)
+
+    check(make, 2)
+    with make() as collector:
+        assert collector.env_state_methods() == ["ale"]
+
+
 @pytest.mark.parametrize("method", ["inline", "forkserver"])
 @pytest.mark.parametrize("name", ["CartPole, VecNorm", "native, transforms", "words"])
 def test_workers_continue_bit_for_bit(name, method):
@@ -157,6 +170,23 @@ def test_a_state_in_memory_is_not_changed_by_those_that_loaded_it():
             other.load_state_dict(state)
             for batch in expected:
                 assert equal_batches(batch, other.next())
+
+
+def test_the_state_of_transforms_is_a_copy():
+    make = partial(collector_of, "Pendulum, VecNormV2", "random")
+    with make() as collector, make() as other:
+        collector.next()
+        state = collector.state_dict()
+        before = through_a_file(state["env_state_dict"])
+        assert before
+        collector.next()
+        assert tree_equal(state["env_state_dict"], before)
+        # Without an entry for the episodes, only the transforms continue.
+        del state["resume"]
+        other.load_state_dict(state)
+        assert not other.resumed
+        other.next()
+        assert tree_equal(state["env_state_dict"], before)
 
 
 def test_seeds_of_environments_that_are_rebuilt():

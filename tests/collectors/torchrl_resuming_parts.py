@@ -43,6 +43,7 @@ from torchrl.envs import (
     VecNormV2,
 )
 from torchrl.envs.custom.pendulum import PendulumEnv
+from torchrl.envs.transforms.rnd import RNDTransform
 from torchrl.modules import GRUModule, LSTMModule
 
 from trawl.collectors import Collector
@@ -337,6 +338,25 @@ ENVS: dict[str, tuple[Any, str]] = {
             Compose(RewardSum(in_keys=["reward"], out_keys=["total"]), _cat()),
         ),
         "attributes attributes",
+    ),
+    "SerialEnv, one VecNormV2": (
+        lambda: TransformedEnv(
+            SerialEnv(2, partial(GymEnv, "CartPole-v1")),
+            VecNormV2(in_keys=["observation"], reduce_batch_dims=True),
+        ),
+        "attributes attributes",
+    ),
+    "nested": (
+        lambda: TransformedEnv(gym("CartPole-v1", StepCounter), RewardSum(), auto_unwrap=False),
+        "attributes",
+    ),
+    "CartPole, VecNormV2 in the carrier": (
+        partial(gym, "CartPole-v1", partial(VecNormV2, ["observation"], stateful=False)),
+        "attributes",
+    ),
+    "CartPole, networks": (
+        partial(gym, "CartPole-v1", lambda: RNDTransform(nn.Linear(4, 3), nn.Linear(4, 3))),
+        "attributes",
     ),
     "words": (Words, "attributes"),
     "words, TorchRL": (partial(_wrapped, Words), "attributes"),
