@@ -37,13 +37,13 @@ from torchrl.envs import (
     TensorDictPrimer,
     TimeMaxPool,
     TrajCounter,
+    Transform,
     TransformedEnv,
     UnsqueezeTransform,
     VecNorm,
     VecNormV2,
 )
 from torchrl.envs.custom.pendulum import PendulumEnv
-from torchrl.envs.transforms.rnd import RNDTransform
 from torchrl.modules import GRUModule, LSTMModule
 
 from trawl.collectors import Collector
@@ -225,6 +225,26 @@ class Words(gymnasium.Env):
         return self._shown(), float(self.place[0]), ended, False, {}
 
 
+class Drifting(Transform):
+    """Scores rewards by a network that changes with each step."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=["reward"], out_keys=["reward"])
+        self.net = nn.Linear(1, 1)
+        self.register_buffer("count", torch.zeros(()))
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = next_tensordict.get("reward", None)
+        if reward is not None:
+            self.count += 1
+            self.net.bias.data += 0.1
+            next_tensordict.set("reward", self.net(reward).detach() + self.count)
+        return next_tensordict
+
+    def _reset(self, tensordict: Any, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        return tensordict_reset
+
+
 def first_norm(new: bool, keys: list[str]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -355,7 +375,7 @@ ENVS: dict[str, tuple[Any, str]] = {
         "attributes",
     ),
     "CartPole, networks": (
-        partial(gym, "CartPole-v1", lambda: RNDTransform(nn.Linear(4, 3), nn.Linear(4, 3))),
+        partial(gym, "CartPole-v1", Drifting),
         "attributes",
     ),
     "words": (Words, "attributes"),
