@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -243,72 +243,3 @@ def _stack_lazy(frames: Sequence[Any], axis: int) -> TensorDictBase:
     inner = axis if axis <= dim else axis - 1
     parts = [_stack([frame.tensordicts[i] for frame in frames], inner) for i in range(count)]
     return LazyStackedTensorDict(*parts, stack_dim=dim + 1 if axis <= dim else dim)
-
-
-def to_plain(data: TensorDictBase, encode: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-    """Returns a TensorDict as numbers, tensors, lists and dictionaries.
-
-    Args:
-        data: the TensorDict, which may contain lazy stacks and non-tensor data.
-        encode: function that converts tensors and non-tensor data; None to leave them as they are.
-    """
-    keep = (lambda value: value) if encode is None else encode
-    return {"names": list(data.names), **_to_tree(data, keep)}
-
-
-def _to_tree(value: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
-    if isinstance(value, LazyStackedTensorDict):
-        kind = "stack" if isinstance(value, NonTensorStack) else "lazy"
-        parts = [_to_tree(part, encode) for part in value.tensordicts]
-        return {"kind": kind, "dim": value.stack_dim, "parts": parts}
-    if isinstance(value, Tensor):
-        return {"kind": "leaf", "value": encode(value)}
-    device = None if value.device is None else str(value.device)
-    place = {"shape": list(value.batch_size), "device": device}
-    if is_non_tensor(value):
-        return {"kind": "data", **place, "value": encode(value.data)}
-    if is_tensorclass(value):
-        value = value.to_tensordict()
-    entries = {key: _to_tree(entry, encode) for key, entry in value.items()}
-    return {"kind": "tensordict", **place, "entries": entries}
-
-
-def from_plain(
-    data: Mapping[str, Any],
-    decode: Callable[[Any, Any], Any] | None = None,
-    present: Any = None,
-) -> TensorDictBase:
-    """Returns the TensorDict that :func:`to_plain` converted.
-
-    Args:
-        data: the converted TensorDict.
-        decode: function that converts a value back; None if ``encode`` was None. It gets the
-            value, and the value in the same place of ``present``, or None.
-        present: a TensorDict to be replaced, or None.
-    """
-    keep = (lambda value, before: value) if decode is None else decode
-    made: TensorDictBase = _from_tree(data, keep, present)
-    if any(name is not None for name in data["names"]):
-        made.names = data["names"]
-    return made
-
-
-def _from_tree(data: Mapping[str, Any], decode: Callable[[Any, Any], Any], present: Any) -> Any:
-    kind = data["kind"]
-    if kind == "leaf":
-        return decode(data["value"], present if isinstance(present, Tensor) else None)
-    if kind == "data":
-        value = decode(data["value"], getattr(present, "data", None))
-        return NonTensorData(value, data["shape"], device=data["device"])
-    if kind in ("stack", "lazy"):
-        found = list(getattr(present, "tensordicts", ()))
-        count = len(data["parts"])
-        before = found if len(found) == count else [None] * count
-        parts = [_from_tree(data["parts"][i], decode, before[i]) for i in range(count)]
-        stack = NonTensorStack if kind == "stack" else LazyStackedTensorDict
-        return stack(*parts, stack_dim=data["dim"])
-    old = present if isinstance(present, TensorDict) else {}
-    entries = {
-        key: _from_tree(entry, decode, old.get(key, None)) for key, entry in data["entries"].items()
-    }
-    return TensorDict(entries, data["shape"], device=data["device"])

@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_parts import TRAJ_IDS, same
@@ -15,7 +16,7 @@ from torch import nn
 
 from trawl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from trawl.errors import EnvStateError
-from trawl.testing import NumberedEnv, SelfResettingVectorEnv
+from trawl.testing import NumberedEnv
 
 
 class Noisy(nn.Module):
@@ -206,7 +207,7 @@ def test_each_piece_of_the_state_counts(piece):
 def test_ways_are_told():
     with Collector(["CartPole-v1", "CartPole-v1"], frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["attributes", "attributes"]
-    env = SelfResettingVectorEnv([NumberedEnv])
+    env = AsyncVectorEnv([NumberedEnv])
     with Collector(env, frames_per_batch=10) as collector:
         assert collector.env_state_methods() == ["none"]
 
@@ -231,7 +232,7 @@ def test_the_state_of_another_environment_is_refused_or_begins_new_episodes():
         (lambda: Collector(["CartPole-v1"] * 2, frames_per_batch=10), "1 environments.* has 2"),
         (
             lambda: Collector("Pendulum-v1", frames_per_batch=10),
-            "its id is CartPole-v1",
+            "environment 0: .* another environment: its id is CartPole-v1",
         ),
         (
             lambda: Collector("CartPole-v1", recurrent(4, 2), frames_per_batch=10),

@@ -31,7 +31,7 @@ from torchrl_resuming_parts import (
 )
 
 from trawl.collectors import Collector, MultiSyncCollector
-from trawl.envs.capture.frames import plain_frames
+from trawl.envs.capture.frames import to_plain
 from trawl.errors import EnvStateError
 
 # Warnings of TorchRL about VecNormV2 in a batch, and about itself.
@@ -153,9 +153,7 @@ def test_in_another_process(name, policy, tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
     )
     found = torch.load(path + ".frames", weights_only=True)
-    assert all(
-        tree_equal(plain_frames(one), other) for one, other in zip(expected, found, strict=True)
-    )
+    assert all(tree_equal(to_plain(one), other) for one, other in zip(expected, found, strict=True))
 
 
 def test_a_state_in_memory_is_not_changed_by_those_that_loaded_it():

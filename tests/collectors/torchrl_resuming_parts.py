@@ -47,7 +47,7 @@ from torchrl.envs.custom.pendulum import PendulumEnv
 from torchrl.modules import GRUModule, LSTMModule
 
 from trawl.collectors import Collector
-from trawl.envs.capture.frames import plain_frames
+from trawl.envs.capture.frames import to_plain
 
 
 def tree_equal(one: Any, other: Any) -> bool:
@@ -66,7 +66,7 @@ def tree_equal(one: Any, other: Any) -> bool:
 
 def equal_batches(one: TensorDictBase, other: TensorDictBase) -> bool:
     """Compares two batches with all their entries, text included."""
-    return tree_equal(plain_frames(one), plain_frames(other))
+    return tree_equal(to_plain(one), to_plain(other))
 
 
 def through_a_file(state: Any) -> Any:
@@ -449,4 +449,4 @@ def main(name: str, policy: str, path: str, batches: int) -> None:
     with collector_of(name, policy) as collector:
         collector.load_state_dict(torch.load(path, weights_only=True))
         assert collector.resumed
-        torch.save([plain_frames(collector.next()) for _ in range(batches)], path + ".frames")
+        torch.save([to_plain(collector.next()) for _ in range(batches)], path + ".frames")

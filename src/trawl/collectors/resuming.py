@@ -13,13 +13,12 @@ from trawl.checks import check_bool
 from trawl.collectors.config import warn
 from trawl.collectors.placing import module_of
 from trawl.collectors.rollouts import RolloutCollector
-from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.torchrl import torchrl_state
+from trawl.envs.state_parts import state_parts
 from trawl.errors import EnvStateError
 from trawl.rollout.env_restarts import EnvRestarts
 
 # Entry of the state that holds what the next batch depends on, and the format of this entry.
-_RESUME, _FORMAT = "resume", 1
+RESUME, _FORMAT = "resume", 1
 _MODES = ("raise", "new_episodes")
 
 
@@ -47,9 +46,7 @@ class ResumableCollector(RolloutCollector):
 
     def _parts(self) -> list[Any]:
         """Returns the parts of the environment whose states are captured one by one."""
-        found = self.env.parts if isinstance(self.env, TensorDictEnv) else [self.env]
-        parts = [one if isinstance(one, TensorDictEnv) else torchrl_state(one) for one in found]
-        return [] if any(part is None for part in parts) else parts
+        return state_parts(self.env)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state needed to continue later.
@@ -79,7 +76,7 @@ class ResumableCollector(RolloutCollector):
             if self._parts():
                 # Without this entry, new episodes begin.
                 with suppress(EnvStateError):
-                    state[_RESUME] = self._resume_state()
+                    state[RESUME] = self._resume_state()
         return state
 
     def _resume_state(self) -> dict[str, Any]:
@@ -129,14 +126,13 @@ class ResumableCollector(RolloutCollector):
             if name not in state_dict:
                 raise KeyError(f"state_dict has no {name!r}; it has {sorted(state_dict)}")
         with self._held():
-            misfit = self._misfit(state_dict)
-            if misfit is not None and on_state_mismatch == "raise":
-                raise misfit
+            mismatch = self._mismatch(state_dict.get(RESUME))
+            if mismatch is not None and on_state_mismatch == "raise":
+                raise mismatch
             if module is not None and "policy_state_dict" in state_dict:
                 module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            if misfit is not None:
-                warn(f"new episodes begin in all environments: {misfit}", RuntimeWarning)
-            self.resumed = misfit is None and self._continue(state_dict, trust, on_state_mismatch)
+            raises = on_state_mismatch == "raise"
+            self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
             if not self.resumed:
                 self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
@@ -145,9 +141,8 @@ class ResumableCollector(RolloutCollector):
                 self._version.version = state_dict["policy_version"]
             self._load_whole(state_dict, 0, self.resumed)
 
-    def _misfit(self, state_dict: Mapping[str, Any]) -> Exception | None:
-        """Returns the error if the episodes of a state can't continue; nothing is changed."""
-        state = state_dict.get(_RESUME)
+    def _mismatch(self, state: Mapping[str, Any] | None) -> Exception | None:
+        """Returns an error that says how a state differs from this collector's, or None."""
         if state is None:
             return None
         if state["format"] != _FORMAT:
@@ -163,34 +158,42 @@ class ResumableCollector(RolloutCollector):
             )
         try:
             for index, (part, one) in enumerate(zip(parts, states, strict=True)):
-                with _numbered(index):
+                with _named(index):
                     part.check_state(one)
         except EnvStateError as error:
             return error
         return None
 
-    def _continue(self, state_dict: Mapping[str, Any], trust: bool, mode: str) -> bool:
-        """Continues the episodes of a state; returns False if new episodes must begin."""
-        state = state_dict.get(_RESUME)
-        if state is None:
-            return False
-        try:
-            self._resume(state, trust)
-        except (EnvStateError, ValueError) as error:
-            if mode == "raise":
-                # Some environments may be restored already, and others not.
-                self._restart()
-                raise
-            warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
-            return False
-        return True
+    def _load_episodes(
+        self,
+        state_dict: Mapping[str, Any],
+        trust: bool,
+        raises: bool,
+        mismatch: Exception | None,
+    ) -> bool:
+        """Continues the episodes of a state; returns False if new ones must begin."""
+        state = state_dict.get(RESUME)
+        if state is not None:
+            try:
+                if mismatch is not None:
+                    raise mismatch
+                self._resume(state, trust)
+            except (EnvStateError, ValueError) as error:
+                if raises:
+                    # Some environments may be restored already, and others not.
+                    self._restart()
+                    raise
+                warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
+            else:
+                return True
+        return False
 
     def _begin_episodes(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         """Begins new episodes, with what TorchRL keeps of a state."""
         if state_dict.get("env_state_dict"):
             # A copy, because transforms change their tensors in place.
             self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
-        if not self._at_start or _RESUME in state_dict:
+        if not self._at_start or RESUME in state_dict:
             self._restart()
         if "traj_pool" in state_dict:
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
@@ -198,7 +201,7 @@ class ResumableCollector(RolloutCollector):
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
         self._rollout.load_state_dict(state["rollout"])
         for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
-            with _numbered(index):
+            with _named(index):
                 part.restore(one, trust)
         self._at_start = state["at_start"]
         seed = state["seed"]
@@ -207,9 +210,26 @@ class ResumableCollector(RolloutCollector):
             self._restarts.count = state["env_restarts"]
 
 
+def check_resume(collector: Any, state: Mapping[str, Any] | None) -> None:
+    """Checks that a state fits the environments of a collector, which is not changed.
+
+    Args:
+        collector: the collector.
+        state: the entry ``RESUME`` of its state, or None.
+
+    Raises:
+        EnvStateError: if it is one of other environments; the message says what differs.
+        ValueError: if it has another number of environments, or another format.
+    """
+    if isinstance(collector, ResumableCollector):
+        mismatch = collector._mismatch(state)
+        if mismatch is not None:
+            raise mismatch
+
+
 @contextmanager
-def _numbered(index: int) -> Iterator[None]:
-    """Adds the number of an environment to errors."""
+def _named(index: int) -> Iterator[None]:
+    """Adds the number of an environment to errors about its state."""
     try:
         yield
     except EnvStateError as error:

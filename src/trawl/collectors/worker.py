@@ -37,6 +37,7 @@ from trawl.collectors.policy_version import stamp
 from trawl.collectors.rollouts import overrides_rollout
 from trawl.collectors.single import Collector
 from trawl.collectors.weight_control import POLICY
+from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.own_process import prepare_process
 from trawl.keys import MASK
 from trawl.rollout.block import Block, as_batch
@@ -78,6 +79,7 @@ class WorkerSpec:
         whole: whether the driver assembles whole trajectories.
         service: function that makes the service from the specification; None for
             :class:`CollectorService`.
+        signing_key: key with which the worker signs pickles in the states of its environments.
     """
 
     index: int
@@ -97,6 +99,7 @@ class WorkerSpec:
     given: Any = None
     whole: bool = False
     service: Callable[[WorkerSpec, Port], CollectorService] | None = None
+    signing_key: bytes = field(default_factory=signing_key, repr=False)
 
     def __call__(self, port: Port) -> CollectorService:
         """Makes the service; called where the worker runs."""
@@ -118,6 +121,7 @@ class CollectorService(HandleCalls, Service):
         self._partitions: dict[int, BatchPartition] = {}
         self._blocks: dict[int, Block] = {}
         self._own: tuple[Block, NDArray[np.uint8]] | None = None
+        use_signing_key(spec.signing_key)
         if spec.threads is not None:
             prepare_process(spec.threads, spec.registry)
             self._pass_warnings_on()

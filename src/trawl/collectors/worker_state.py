@@ -10,8 +10,9 @@ import cloudpickle
 
 from trawl.collectors.assembler import NO_SLICE, BatchAssembler, WorkerBatch
 from trawl.collectors.requests import BatchReady
+from trawl.collectors.resuming import RESUME, check_resume
 from trawl.collectors.worker_weights import WorkerWeights
-from trawl.envs.capture.frames import frames_from, plain_frames
+from trawl.envs.capture.frames import from_plain, to_plain
 
 # Entry of the state with the batches that were finished, but not delivered.
 _FINISHED = "finished"
@@ -79,7 +80,7 @@ class WorkerState(WorkerWeights):
     def _saved(self, part: WorkerBatch) -> dict[str, Any]:
         """Returns a finished batch as plain data."""
         answer = part.answer
-        batch = None if self._workers_write else plain_frames(self._assembler.batch_of(part))
+        batch = None if self._workers_write else to_plain(self._assembler.batch_of(part).clone())
         return {
             "worker": part.index,
             "batch": batch,
@@ -101,7 +102,7 @@ class WorkerState(WorkerWeights):
             version=saved["version"],
             weights=self._sender.count(saved["worker"]) - saved["lag"],
             trajectory=saved["trajectory"],
-            batch=None if batch is None else cloudpickle.dumps(frames_from(batch)),
+            batch=None if batch is None else cloudpickle.dumps(from_plain(batch)),
             facts={},
             random=saved["random"],
         )
@@ -146,6 +147,10 @@ class WorkerState(WorkerWeights):
             # Batches that were requested earlier belong to old episodes.
             self._pool.settle()
             self._catch_up()
+            if on_state_mismatch == "raise":
+                # All workers check before any worker changes.
+                states = [state_dict[name].get(RESUME) for name in names]
+                self._pool.call({i: (check_resume, one) for i, one in enumerate(states)})
             self._scheduler.pop_finished()
             last = self._pool.last_request
             before = self._sender.versions, [setup.env_state for setup in self._setups]

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase, pad_sequence
 from torch import Tensor
 
-from trawl.envs.capture.frames import frames_from, plain_frames
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.keys import DONE_KEYS, MASK, TRAJ_IDS
 
 _Place = tuple[Hashable, int, int]
@@ -51,7 +51,7 @@ class _Turns:
         self, state: Mapping[str, Any], resumed: Callable[[Any], _Place] | None
     ) -> list[TensorDictBase]:
         """Restores a state; returns the trajectories whose environments have no further turns."""
-        waiting = [(p, deque(map(frames_from, found))) for p, found in state.get("waiting", ())]
+        waiting = [(p, deque(map(from_plain, found))) for p, found in state.get("waiting", ())]
         if resumed is None:
             return [one for _, found in waiting for one in found]
         self.waiting = {resumed(place): found for place, found in waiting}
@@ -244,7 +244,7 @@ class TrajectoryAssembler:
         """
         # Frames that continue an unfinished trajectory later would lack its beginning.
         self._pieces = dict.fromkeys(self._pieces)
-        self._whole = deque(map(frames_from, state.get("whole", ())))
+        self._whole = deque(map(from_plain, state.get("whole", ())))
         self._own = len(self._whole)
         if self._turns is not None:
             self._turns = _Turns()
@@ -253,11 +253,11 @@ class TrajectoryAssembler:
             for one in state.get("unfinished", ()):
                 place, frames = resumed(one["place"]), one["frames"]
                 self._ids[place] = one["trajectory"]
-                self._pieces[place] = None if frames is None else list(map(frames_from, frames))
+                self._pieces[place] = None if frames is None else list(map(from_plain, frames))
 
 
 def _plain(trajectories: Iterable[TensorDictBase]) -> list[dict[str, Any]]:
-    return [plain_frames(one) for one in trajectories]
+    return [to_plain(one.clone()) for one in trajectories]
 
 
 def join(trajectories: Sequence[TensorDictBase], layout: str) -> TensorDictBase:

@@ -12,10 +12,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.gym import GymEnv
 from trawl.envs.masks import MASK_KEY
 from trawl.envs.outcomes import RESET_GIVES, flag_of, reward_of
 from trawl.envs.spaces import SpaceCodec
+from trawl.envs.state_parts import state_parts
 from trawl.envs.step_buffers import (
     AUTORESET,
     RESET,
@@ -23,7 +25,7 @@ from trawl.envs.step_buffers import (
     TRUNCATED,
     SharedStepBuffers,
 )
-from trawl.errors import resetting
+from trawl.errors import EnvStateError, resetting
 from trawl.keys import Key, as_key
 from trawl.memory import Array
 
@@ -100,6 +102,11 @@ class EnvMember:
         rows = buffers.rows(self.index)
         for key, target in buffers.reset_observed.items():
             target[rows] = _numbers(fresh.get(key)).reshape(target[rows].shape)
+        self._publish_masks(masks, buffers)
+
+    def _publish_masks(self, masks: Array | None, buffers: SharedStepBuffers) -> None:
+        """Writes action masks to the shared memory, or that there are none."""
+        rows = buffers.rows(self.index)
         if (masks is not None) != buffers.masked[rows].all():
             buffers.masks[rows], buffers.masked[rows] = 2, masks is not None
             self.attach(buffers)
@@ -138,6 +145,60 @@ class EnvMember:
         self.root = following.exclude("reward")
         autoresets = self.env.autoreset_mask() if isinstance(self.env, TensorDictEnv) else None
         return following, autoresets, self._masks()
+
+    # --- the state
+
+    def state_methods(self) -> list[str]:
+        """Returns the way in which the state of each environment is captured."""
+        count = max(1, self.env.batch_size.numel())
+        return [way for part in state_parts(self.env) for way in part.state_methods] or [
+            "none"
+        ] * count
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the state of the environment as plain data.
+
+        Raises:
+            EnvStateError: if it can't be captured.
+        """
+        parts = state_parts(self.env)
+        if not parts:
+            raise EnvStateError(f"the state of {self.env!r} can't be captured")
+        # Trawl's own environments do not read it in a step.
+        carried = None if isinstance(self.env, TensorDictEnv) else self.root
+        root = None if carried is None else to_plain(carried.clone())
+        return {"parts": [part.capture() for part in parts], "root": root}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state is one of an environment like this.
+
+        Raises:
+            EnvStateError: if it is the state of another environment.
+        """
+        parts, others = state_parts(self.env), state["parts"]
+        if len(parts) != len(others):
+            raise EnvStateError(
+                f"the state has {len(others)} environments, but {self.env!r} has {len(parts)}"
+            )
+        for part, one in zip(parts, others, strict=True):
+            part.check_state(one)
+
+    def restore(self, state: Mapping[str, Any], trust: bool) -> Array | None:
+        """Continues from a state that :meth:`capture` returned, and returns the action masks.
+
+        Raises:
+            EnvStateError: if it is the state of another environment, or can't be restored.
+        """
+        for part, one in zip(state_parts(self.env), state["parts"], strict=True):
+            part.restore(one, trust)
+        root = None if state["root"] is None else from_plain(state["root"])
+        self.root = root if root is None or self.env.device is None else root.to(self.env.device)
+        masks = self._masks()
+        if self._buffers is not None:
+            self._publish_masks(masks, self._buffers)
+            # The step function is bound to the environment, which may be another object now.
+            self.attach(self._buffers)
+        return masks
 
     def _masks(self) -> Array | None:
         return self.env.action_mask() if isinstance(self.env, TensorDictEnv) else None

@@ -134,6 +134,11 @@ class EnvProcesses:
         self.buffers = buffers = SharedStepBuffers(spec, self._shared.buffer)
         return buffers
 
+    @property
+    def generators(self) -> int:
+        """Number of processes that have global random generators of their own."""
+        return self.count if self._backend.isolated else 0
+
     def envs_of(self, worker: int) -> range:
         """Returns the numbers of a process's environments."""
         first = worker * self._each
@@ -141,9 +146,13 @@ class EnvProcesses:
 
     # --- calls
 
-    def call_all(self, name: str, *args: Any) -> None:
-        """Calls a method of the service in all processes."""
-        self._call([(index, None, name, args) for index in range(self.count)])
+    def call_all(self, name: str, *args: Any) -> list[Any]:
+        """Calls a method of the service in all processes, and returns the results."""
+        return self.call_each(name, [args] * self.count)
+
+    def call_each(self, name: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """Calls a method of the service in each process with arguments of its own."""
+        return self._call([(index, None, name, args) for index, args in enumerate(arguments)])
 
     def call(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Calls methods of environments.

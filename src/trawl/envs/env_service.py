@@ -11,7 +11,7 @@ import os
 import select
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -25,7 +25,9 @@ from trawl.backends.base import Port, Service
 from trawl.backends.failure import Failure
 from trawl.backends.ipc import Closed
 from trawl.envs.base import TensorDictEnv
+from trawl.envs.capture.signing import signing_key, use_signing_key
 from trawl.envs.env_member import EnvMember
+from trawl.envs.generators import as_data, from_data, get_states, set_states
 from trawl.envs.own_process import prepare_process
 from trawl.envs.serial import build_env
 from trawl.envs.spin import Spin
@@ -154,6 +156,7 @@ class EnvServiceFactory:
             them too. None if the service runs in a thread of the owner.
         cores: CPU cores on which the process may run; None for all.
         spins: True to spin for a moment before each wait.
+        signing_key: key with which the process signs pickles in the states of its environments.
     """
 
     index: int
@@ -163,6 +166,7 @@ class EnvServiceFactory:
     registry: Mapping[str, Any] | None
     cores: Sequence[int] | None = None
     spins: bool = False
+    signing_key: bytes = field(default_factory=signing_key, repr=False)
 
     def __call__(self, port: Port) -> EnvService:
         """Makes the service and its environments; called in the new process."""
@@ -190,6 +194,8 @@ class EnvService(Service):
             self._spin = Spin(poll.poll)
         self._members: dict[int, EnvMember] = {}
         self._buffers: SharedStepBuffers | None = None
+        # Threads draw from the generators of their owner.
+        self._draws_own = factory.registry is not None
         try:
             if factory.cores is not None:
                 # Before the environments are made, so that their memory is near these cores.
@@ -198,6 +204,7 @@ class EnvService(Service):
                 # The process runs only environments, so it needs one torch thread. It draws its
                 # own random numbers.
                 prepare_process(1, factory.registry)
+                use_signing_key(factory.signing_key)
             for index, (source, kwargs) in enumerate(factory.sources, factory.first):
                 self._members[index] = EnvMember(index, partial(build_env, source, kwargs))
         except BaseException as error:
@@ -277,6 +284,15 @@ class EnvService(Service):
         assert self._buffers is not None
         self._buffers.set_action_dtypes({key: np.dtype(name) for key, name in dtypes.items()})
         self._attach_members(self._buffers)
+
+    def capture_generators(self) -> dict[str, Any] | None:
+        """Returns the state of the process's global random generators; None in a thread."""
+        return as_data(get_states()) if self._draws_own else None
+
+    def restore_generators(self, state: Mapping[str, Any] | None) -> None:
+        """Continues from a state that :meth:`capture_generators` returned."""
+        if state is not None:
+            set_states(from_data(state, get_states()))
 
 
 def _info_of(env: Any) -> EnvInfo:

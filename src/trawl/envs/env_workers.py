@@ -71,14 +71,7 @@ class EnvWorkers(EnvProcesses):
 
     @override
     def _call(self, calls: Sequence[tuple[int, int | None, str, Sequence[Any]]]) -> list[Any]:
-        self._check_running()
-        if self.step_pending:
-            self.finish_step()
-        self.wait_for_restarts()
-        if self.tolerant:
-            self._handle_events()
-            for index in set(range(self.count)) - self._living:
-                self._revive(index)
+        self.settle()
         # A call can't do without an answer.
         tolerant, self.tolerant = self.tolerant, False
         try:
@@ -359,6 +352,21 @@ class EnvWorkers(EnvProcesses):
         # The functions refer to this object, which would keep the shared memory for a while.
         self.__dict__.pop("_whole", None)
         return super().close()
+
+    def settle(self) -> None:
+        """Finishes the pending step and all restarts; if ``tolerant``, replaces dead processes.
+
+        Raises:
+            WorkerDied: if a process has died, unless ``tolerant``.
+        """
+        self._check_running()
+        if self.step_pending:
+            self.finish_step()
+        self.wait_for_restarts()
+        if self.tolerant:
+            self._handle_events()
+            for index in set(range(self.count)) - self._living:
+                self._revive(index)
 
     def finish_step(self) -> None:
         """Waits until all processes have finished the pending step, even if some of them fail.

@@ -19,7 +19,8 @@ from typing_extensions import override
 from trawl.checks import check_bool, check_number
 from trawl.devices import optional_device
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture import capture, check_identity, restore, way_of
+from trawl.envs.capture import capture, check_identity, restore, way_of, ways_of
+from trawl.envs.capture.attributes import NotPlain
 from trawl.envs.making import check_keys, make, single_spaces, wrapped
 from trawl.envs.masks import MASK_KEY, MaskKeeper, flat_mask, mask_keeper
 from trawl.envs.outcomes import flag_of, reward_of
@@ -29,6 +30,7 @@ from trawl.envs.spaces import SpaceCodec
 from trawl.envs.specs import NonTensor
 from trawl.envs.types import EnvLike
 from trawl.envs.vector import VectorAdapter, adapt, is_vector_env
+from trawl.errors import EnvStateError
 from trawl.keys import DONE_KEYS, as_key, show_key
 
 
@@ -230,18 +232,23 @@ class GymEnv(TensorDictEnv):
     @property
     @override
     def state_methods(self) -> list[str]:
-        return super().state_methods if self.vector is not None else [way_of(self.env)]
+        return [way_of(self.env)] if self.vector is None else ways_of(self.env)
 
     @override
     def capture(self) -> dict[str, Any]:
-        if self.vector is not None:
-            return super().capture()
         return {
             "env": capture(self.env),
+            "vector": self._capture_adapter(),
             "seed": None if self._seed is None else list(self._seed),
             "seeds": self._seeds,
             "rebuilds": self._rebuilds,
         }
+
+    def _capture_adapter(self) -> dict[str, Any] | None:
+        try:
+            return None if self.vector is None else self.vector.state_dict()
+        except NotPlain as error:
+            raise EnvStateError(f"the state of {self!r} can't be captured: {error}") from error
 
     @override
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -249,9 +256,12 @@ class GymEnv(TensorDictEnv):
 
     @override
     def restore(self, state: Mapping[str, Any], trust: bool = False) -> None:
+        # The environment and its wrappers may be other objects than before.
         self.env = restore(self.env, state["env"], trust)
-        # The wrapper may be another one than before.
         self._masks = mask_keeper(self.env)
+        if self.vector is not None:
+            self.vector.env = self.env
+            self.vector.load_state_dict(state["vector"])
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]))
         self._seeds, self._rebuilds = state["seeds"], state["rebuilds"]

@@ -19,9 +19,10 @@ from trawl.backends.process import START_METHODS
 from trawl.checks import check_number, seconds_above_zero
 from trawl.devices import optional_device
 from trawl.envs.affinity import Affinity, affinity_of
-from trawl.envs.batched import BatchedEnv, arguments_of, factories_of
+from trawl.envs.batched import arguments_of, factories_of
 from trawl.envs.env_workers import EnvWorkers
 from trawl.envs.masks import choices
+from trawl.envs.parallel_state import ParallelState
 from trawl.envs.seeding import check_seed, derive, next_kwargs
 from trawl.envs.step_buffers import (
     AUTORESET,
@@ -36,7 +37,7 @@ from trawl.memory import Array, Mask
 from trawl.tensordicts import new_tensordict
 
 
-class ParallelEnv(BatchedEnv):
+class ParallelEnv(ParallelState):
     """Batch of environments in other processes.
 
     With the same seed, it returns the same data as :class:`~trawl.envs.SerialEnv`. Processes pay

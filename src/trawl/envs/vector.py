@@ -15,7 +15,7 @@ The modes are described at https://farama.org/Vector-Autoreset-Mode.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from trawl.envs.autoreset import autoreset_mode, forgetful_wrapper, is_plain, resets_twice
 from trawl.envs.autoreset_checks import ModeCheck
+from trawl.envs.capture.attributes import Decoder, Encoder
 from trawl.envs.envpool_calls import EnvPoolCalls
 from trawl.envs.masks import newest_masks
 from trawl.envs.outcomes import Outcome, OutcomeCheck
@@ -56,6 +57,8 @@ class VectorAdapter:
     """
 
     can_restart = True
+    # Attributes that decide what comes next.
+    _state: tuple[str, ...] = ("_shown", "masks")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         self.env = env
@@ -137,6 +140,21 @@ class VectorAdapter:
         """Returns a mask of the rows whose last step was only a reset, or None."""
         return None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the adapter, without the environment's, as plain data.
+
+        Raises:
+            NotPlain: if it can't be captured.
+        """
+        values = {name: _copied(getattr(self, name)) for name in self._state}
+        encoded: dict[str, Any] = Encoder([]).encode(values)
+        return encoded
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`state_dict` returned."""
+        for name, value in Decoder([]).decode(state).items():
+            setattr(self, name, value)
+
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
@@ -165,6 +183,8 @@ class SameStepVector(VectorAdapter):
     This step returns the first observation of the next episode. The adapter holds the observation
     back until :meth:`restart`, and reads the true last observation from ``info["final_obs"]``.
     """
+
+    _state = (*VectorAdapter._state, "_fresh", "_ended")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -261,6 +281,7 @@ class StepResetVector(VectorAdapter):
     """
 
     can_restart = False
+    _state = (*VectorAdapter._state, "_resetting", "_ended")
 
     def __init__(self, env: Any, codec: SpaceCodec, check: ModeCheck) -> None:
         super().__init__(env, codec, check)
@@ -360,6 +381,13 @@ def is_envpool(env: object) -> bool:
 def is_vector_env(env: object) -> bool:
     """Returns True if ``env`` steps several sub-environments at once."""
     return isinstance(env, VectorEnv) or is_envpool(env)
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of arrays in C's order, in which they can be captured."""
+    if isinstance(value, list):
+        return [_copied(part) for part in value]
+    return np.array(value, order="C") if isinstance(value, np.ndarray) else value
 
 
 def _cant_restart(env: Any) -> ValueError:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trawl.envs.generators import as_data, from_data, get_states, set_states
 from trawl.envs.seeding import derive
 
 
@@ -53,41 +54,7 @@ class RandomStream:
             self._set_states(outside)
 
     def _get_states(self) -> tuple[Any, ...]:
-        cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
+        return get_states(self._cuda)
 
     def _set_states(self, state: tuple[Any, ...]) -> None:
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-        if state[3] is not None:
-            torch.cuda.set_rng_state(state[3], self._cuda or "cuda")
-
-
-def as_data(state: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns the states of the generators as tensors, numbers and lists."""
-    torch_state, (name, keys, *rest), (version, inner, gauss), cuda = state
-    data = {
-        "torch": torch_state,
-        "numpy": {"name": str(name), "keys": keys.tolist(), "rest": list(rest)},
-        "python": {"version": version, "inner": list(inner), "gauss": gauss},
-    }
-    return data if cuda is None else {**data, "cuda": cuda}
-
-
-def from_data(data: Mapping[str, Any], before: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the states that :func:`as_data` converted.
-
-    Args:
-        data: the converted states.
-        before: states of the same generators. Its CUDA state is kept if ``data`` has none.
-    """
-    numpy_state, python_state = data["numpy"], data["python"]
-    keys = np.array(numpy_state["keys"], dtype=np.uint32)
-    cuda = before[3]
-    return (
-        data["torch"].cpu(),
-        (numpy_state["name"], keys, *numpy_state["rest"]),
-        (python_state["version"], tuple(python_state["inner"]), python_state["gauss"]),
-        None if cuda is None else data.get("cuda", cuda),
-    )
+        set_states(state, self._cuda)

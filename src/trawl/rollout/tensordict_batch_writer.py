@@ -19,8 +19,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.frames import frames_from, plain_frames
-from trawl.errors import resetting
+from trawl.envs.capture.attributes import NotPlain
+from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
+from trawl.errors import EnvStateError, resetting
 from trawl.keys import (
     IS_INIT,
     MASK,
@@ -378,14 +379,16 @@ class TensorDictBatchWriter(BatchWriter):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rows": plain_frames(self._carrier, strict=True),
-            "episodes": self.episodes.state_dict(),
-        }
+        try:
+            rows = to_plain(self._carrier, copy_or_encode)
+        except NotPlain as error:
+            raise EnvStateError(f"an entry of the frames holds data, {error}") from error
+        return {"rows": rows, "episodes": self.episodes.state_dict()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        rows = frames_from(state["rows"])
+        # Copies, because a step may change its inputs.
+        rows = from_plain(state["rows"]).clone()
         written = {whole_key(self._caller.written, key) for key in self.policy.writes}
         check_carrier(self.env, written, self._carrier, rows)
         self._carrier = rows

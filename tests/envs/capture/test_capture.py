@@ -285,7 +285,7 @@ def test_slots_are_not_left_out():
 
 def test_an_environment_with_an_ezpickle_inside_is_not_pickled():
     env = Walk()
-    env.inner = [Constructed()]
+    env.inner = {Constructed()}
     assert way_of(env) == NONE
 
 

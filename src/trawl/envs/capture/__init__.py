@@ -6,6 +6,8 @@ The state is captured in the first way that works:
   what the environment does next, including its generators, as numbers, strings, arrays, tensors,
   lists and dictionaries. ``set_state(state)`` continues from it.
 - ``"ale"`` and ``"mujoco"``: the state of the emulator, or of the physics.
+- ``"parts"``: the environment is a ``SyncVectorEnv``, whose sub-environments are captured one by
+  one in the same ways.
 - ``"attributes"``: all attributes of the environment are plain data, arrays or generators.
 - ``"pickle"``: the environment can be pickled, and has no ``EzPickle``, which would lose its state.
   To load it in another process, the user must trust the state.
@@ -20,10 +22,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trawl.envs.capture.attributes import NotPlain, class_name, same_data
+from trawl.envs.capture.parts import Parts
 from trawl.envs.capture.ways import WAYS, chain
 from trawl.errors import EnvStateError
 
-__all__ = ["NONE", "capture", "check_identity", "restore", "way_of"]
+__all__ = ["NONE", "capture", "check_identity", "restore", "way_of", "ways_of"]
 
 #: Way of an environment whose state can't be captured.
 NONE = "none"
@@ -32,6 +35,14 @@ NONE = "none"
 def way_of(env: Any) -> str:
     """Returns the way in which an environment's state is captured; ``"none"`` if there is none."""
     return _captured(env)[0]
+
+
+def ways_of(env: Any) -> list[str]:
+    """Returns the way in which each sub-environment of a vector environment is captured."""
+    way, state, _ = _captured(env)
+    if way == _PARTS.name:
+        return [one["way"] for one in state["base"]["envs"]]
+    return [way] * int(env.num_envs)
 
 
 def capture(env: Any) -> dict[str, Any]:
@@ -48,7 +59,7 @@ def capture(env: Any) -> dict[str, Any]:
 
 def _captured(env: Any) -> tuple[str, dict[str, Any], list[str]]:
     members, whys = chain(env), list[str]()
-    for name, way in WAYS.items():
+    for name, way in _WAYS.items():
         if way.suits(members[-1]):
             try:
                 return name, way.capture(members), whys
@@ -73,7 +84,7 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
     """
     check_identity(env, state)
     try:
-        way = WAYS[state["way"]]
+        way = _WAYS[state["way"]]
         made = way.restore(chain(env), state["state"], trust)
         again = way.capture(chain(made))
     except (KeyError, NotPlain) as error:
@@ -87,6 +98,10 @@ def restore(env: Any, state: Mapping[str, Any], trust: bool = False) -> Any:
     return made
 
 
+_PARTS = Parts(capture, restore)
+_WAYS = {_PARTS.name: _PARTS, **WAYS}
+
+
 def check_identity(env: Any, state: Mapping[str, Any]) -> None:
     """Checks that a state belongs to an environment that was made in the same way.
 
@@ -94,12 +109,15 @@ def check_identity(env: Any, state: Mapping[str, Any]) -> None:
         EnvStateError: if it is the state of another environment; the message says what differs.
     """
     mine, other = _identity(env), state["identity"]
-    for name in sorted(mine):
+    for name in mine:
         if mine[name] != other.get(name):
             raise EnvStateError(
                 f"the state is one of another environment: its {name} is {other.get(name)}, but "
                 f"that of {env} is {mine[name]}"
             )
+    if state["way"] == _PARTS.name:
+        for one, inner in zip(chain(env)[-1].envs, state["state"]["base"]["envs"], strict=True):
+            check_identity(one, inner)
 
 
 def _identity(env: Any) -> dict[str, str]:
@@ -110,5 +128,6 @@ def _identity(env: Any) -> dict[str, str]:
     return {
         "id": str(getattr(spec, "id", None)),
         "arguments": ", ".join(f"{name}={v!r}" for name, v in given if isinstance(v, plain)),
+        "number of environments": str(getattr(env, "num_envs", 1)),
         "wrapper chain": " > ".join(map(class_name, chain(env))),
     }

@@ -16,17 +16,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import GraphInstance
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _TENSORS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64)
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
-_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec)
+_FIXED = (types.ModuleType, np.dtype, np.ufunc, type, EnvSpec, AutoresetMode)
 # Windows and images of renderers, which decide nothing.
 _SHOWN = frozenset({"pygame.surface.Surface", "pygame.time.Clock", "pygame.font.Font"})
 # Attributes of Gymnasium that never change.
 _CONSTANT = frozenset({"_saved_kwargs", "_cached_spec", "_metadata", "metadata", "spec"})
+# Those of a SyncVectorEnv, besides.
+_FACTORIES = frozenset({"env_fns"})
+
+
+class _Simple:
+    """A class without anything in it."""
 
 
 class NotPlain(Exception):
@@ -64,9 +72,10 @@ class Encoder:
         if not is_simple(type(owner)):
             raise NotPlain(f"{type(owner).__name__} has more than the attributes in vars()")
         found = {}
+        constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
         # Sorted, because some attributes are set at different times.
         for name, value in sorted(vars(owner).items()):
-            if name in skip or name in _CONSTANT or self.is_fixed(value):
+            if name in skip or name in constant or self.is_fixed(value):
                 continue
             try:
                 found[name] = self.encode(value, inside=False)
@@ -104,6 +113,8 @@ class Encoder:
         if kind is dict:
             pairs = [[self.encode(key), self.encode(item)] for key, item in value.items()]
             return {"kind": "dict", "items": pairs}
+        if kind is GraphInstance:
+            return {"kind": "graph", "items": [self.encode(item) for item in value]}
         if kind is np.random.Generator:
             if getattr(value.bit_generator.seed_seq, "n_children_spawned", 0):
                 raise NotPlain("which is a generator that has spawned others")
@@ -115,7 +126,8 @@ class Encoder:
         if isinstance(value, Space):
             states = [space.np_random.bit_generator.state for space in _spaces(value)]
             return {"kind": "space", "states": self.encode(states)}
-        if not inside and is_simple(kind):
+        # Lists of environments are made once, but lists of other objects may change.
+        if (not inside or isinstance(value, (Env, VectorEnv))) and is_simple(kind):
             return {"kind": "object", "class": class_name(value), "vars": self.attributes(value)}
         raise NotPlain(f"which is a {class_name(value)}")
 
@@ -185,13 +197,18 @@ class Decoder:
             return self._members[data["number"]]
         if data["kind"] == "same":
             return self._made[data["number"]]
+        # For values inside an object that refer to the object.
+        self._made[data["number"]] = present
         made = self._made[data["number"]] = self._decoded(data, present)
         return made
 
     def _decoded(self, data: Mapping[str, Any], present: Any) -> Any:
         kind = data["kind"]
         if kind in _SEQUENCES:
-            return _SEQUENCES[kind](self.decode(item) for item in data["items"])
+            items = data["items"]
+            alike = type(present).__name__ == kind and len(present) == len(items)
+            before = present if alike else [None] * len(items)
+            return _SEQUENCES[kind](map(self.decode, items, before))
         match kind:
             case "array" | "scalar" | "tensor":
                 flat = np.frombuffer(data["data"], np.dtype(data["dtype"]))
@@ -207,6 +224,8 @@ class Decoder:
                 return deque(map(self.decode, data["items"]), data["maxlen"])
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in data["items"]}
+            case "graph":
+                return GraphInstance(*map(self.decode, data["items"]))
             case "generator":
                 return _generator(present, self.decode(data["state"]))
             case "random_state":
@@ -302,7 +321,9 @@ def is_simple(kind: type) -> bool:
     classes = kind.__mro__[:-1]
     heap = all(one.__flags__ & 1 << 9 for one in classes)
     slots = any(vars(one).get("__slots__") for one in classes)
-    return heap and not slots and "__dict__" in dir(kind)
+    # Instances of classes from C++ have more memory than those of Python's.
+    own = kind.__basicsize__ <= _Simple.__basicsize__
+    return heap and own and not slots and "__dict__" in dir(kind)
 
 
 def class_name(value: Any) -> str:

@@ -1,56 +1,115 @@
-"""TensorDicts of frames as plain data, with text and other objects of Gymnasium's spaces."""
+"""TensorDicts as plain data, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensordict import TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensorclass,
+)
 from torch import Tensor
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
-from trawl.errors import EnvStateError
-from trawl.tensordicts import from_plain, to_plain
 
+# Kind of a value that is not plain data.
 _OBJECT = "whole"
 
 
-def plain_frames(frames: TensorDictBase, strict: bool = False) -> dict[str, Any]:
-    """Returns a copy of frames as numbers, tensors, lists and dictionaries.
+def to_plain(data: TensorDictBase, encode: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    """Returns a TensorDict as numbers, tensors, lists and dictionaries.
 
     Args:
-        frames: the frames.
-        strict: True to refuse other objects than those of Gymnasium's spaces; False to leave them
-            as they are.
+        data: the TensorDict, which may contain lazy stacks and non-tensor data.
+        encode: function that converts tensors and non-tensor data. By default, tensors and objects
+            that can't be plain data stay as they are.
+    """
+    return {"names": list(data.names), **_to_tree(data, encode or _encode)}
+
+
+def _to_tree(value: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
+    if isinstance(value, LazyStackedTensorDict):
+        kind = "stack" if isinstance(value, NonTensorStack) else "lazy"
+        parts = [_to_tree(part, encode) for part in value.tensordicts]
+        return {"kind": kind, "dim": value.stack_dim, "parts": parts}
+    if isinstance(value, Tensor):
+        return {"kind": "leaf", "value": encode(value)}
+    device = None if value.device is None else str(value.device)
+    place = {"shape": list(value.batch_size), "device": device}
+    if is_non_tensor(value):
+        return {"kind": "data", **place, "value": encode(value.data)}
+    if is_tensorclass(value):
+        value = value.to_tensordict()
+    entries = {key: _to_tree(entry, encode) for key, entry in value.items()}
+    return {"kind": "tensordict", **place, "entries": entries}
+
+
+def from_plain(
+    data: Mapping[str, Any],
+    decode: Callable[[Any, Any], Any] | None = None,
+    present: Any = None,
+) -> TensorDictBase:
+    """Returns the TensorDict that :func:`to_plain` converted.
+
+    Args:
+        data: the converted TensorDict.
+        decode: function that converts a value back; None if ``encode`` was None. It gets the
+            value, and the value in the same place of ``present``, or None.
+        present: a TensorDict to be replaced, or None.
+    """
+    made: TensorDictBase = _from_tree(data, decode or _decode, present)
+    if any(name is not None for name in data["names"]):
+        made.names = data["names"]
+    return made
+
+
+def _from_tree(data: Mapping[str, Any], decode: Callable[[Any, Any], Any], present: Any) -> Any:
+    kind = data["kind"]
+    if kind == "leaf":
+        return decode(data["value"], present if isinstance(present, Tensor) else None)
+    if kind == "data":
+        value = decode(data["value"], getattr(present, "data", None))
+        return NonTensorData(value, data["shape"], device=data["device"])
+    if kind in ("stack", "lazy"):
+        found = list(getattr(present, "tensordicts", ()))
+        count = len(data["parts"])
+        before = found if len(found) == count else [None] * count
+        parts = [_from_tree(data["parts"][i], decode, before[i]) for i in range(count)]
+        stack = NonTensorStack if kind == "stack" else LazyStackedTensorDict
+        return stack(*parts, stack_dim=data["dim"])
+    old = present if isinstance(present, TensorDict) else {}
+    entries = {
+        key: _from_tree(entry, decode, old.get(key, None)) for key, entry in data["entries"].items()
+    }
+    return TensorDict(entries, data["shape"], device=data["device"])
+
+
+def copy_or_encode(value: Any) -> Any:
+    """Returns a copy of a tensor, or non-tensor data as plain data.
 
     Raises:
-        EnvStateError: if an entry holds another object, and ``strict`` is True.
+        NotPlain: if the data can't be plain data.
     """
-    try:
-        return to_plain(frames, partial(_plain, strict))
-    except NotPlain as error:
-        raise EnvStateError(f"an entry of the frames holds data, {error}") from error
+    return value.detach().clone() if isinstance(value, Tensor) else Encoder([]).encode(value)
 
 
-def frames_from(data: Mapping[str, Any]) -> TensorDictBase:
-    """Returns the frames that :func:`plain_frames` converted."""
-    return from_plain(data, _unplain)
-
-
-def _plain(strict: bool, value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value
     try:
         return Encoder([]).encode(value)
     except NotPlain:
-        if strict:
-            raise
         return {"kind": _OBJECT, "value": value}
 
 
-def _unplain(value: Any, present: Any) -> Any:
+def _decode(value: Any, present: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.clone()
+        return value
     whole = isinstance(value, dict) and value["kind"] == _OBJECT
     return value["value"] if whole else Decoder([]).decode(value)

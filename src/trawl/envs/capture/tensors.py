@@ -22,8 +22,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from typing_extensions import override
 
 from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain, class_name
+from trawl.envs.capture.frames import from_plain, to_plain
 from trawl.envs.specs import Composite, Spec
-from trawl.tensordicts import from_plain, to_plain
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)

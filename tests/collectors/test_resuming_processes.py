@@ -1,0 +1,259 @@
+"""Collectors of environments in processes continue from a state, bit for bit."""
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resuming_parts import (
+    Drawing,
+    Fragile,
+    Masked,
+    Pickled,
+    Walk,
+    alike,
+    check,
+    check_piece,
+    through_a_file,
+)
+
+from trawl.collectors import Collector, MultiSyncCollector
+from trawl.envs import ParallelEnv, SerialEnv
+from trawl.errors import EnvStateError
+from trawl.testing import ImageEnv, NestedEnv, RaggedEnv, SelfResettingVectorEnv
+
+NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Blackjack-v1", "FrozenLake-v1"]
+KINDS = [partial(gymnasium.make, name) for name in NAMES]
+KINDS += [partial(kind, lengths=[3, 1, 7]) for kind in (NestedEnv, ImageEnv)]
+KINDS += [Walk, Masked, Pickled]
+RAGGED = partial(RaggedEnv, lengths=[3, 1, 7])
+FAILS = pytest.mark.filterwarnings("ignore:environments? .* failed at step:RuntimeWarning")
+
+
+def sync(mode):
+    return SyncVectorEnv([Walk] * 2, autoreset_mode=AutoresetMode(mode))
+
+
+NESTED = [partial(sync, mode.value) for mode in AutoresetMode]
+NESTED += [partial(SelfResettingVectorEnv, [Walk] * 2), partial(SerialEnv, 2, [Walk, Walk])]
+
+
+def parallel(kind=Walk, count=4, **options):
+    return partial(ParallelEnv, count, kind, **options)
+
+
+@given(
+    kind=st.sampled_from([*KINDS, *NESTED, Drawing]),
+    batches=st.integers(0, 4),
+    seed=st.sampled_from([None, 1]),
+    each=st.integers(1, 3),
+    groups=st.sampled_from([1, 2]),
+    limit=st.sampled_from([None, 7]),
+)
+@settings(max_examples=25)
+def test_environments_in_processes(kind, batches, seed, each, groups, limit):
+    """The state is one in each process, with its generators."""
+    if groups == 2:
+        each = min(each, 2)
+    make = parallel(kind, envs_per_worker=each, groups=groups)
+    limited = None if kind in (*NESTED[:1], NESTED[3]) else limit
+    options = {"frames_per_batch": 80, "max_frames_per_traj": limited}
+    check(lambda: Collector(make, **options), batches, seed=seed)
+
+
+@given(
+    kind=st.sampled_from([*KINDS, *NESTED]),
+    batches=st.integers(0, 4),
+    each=st.integers(1, 3),
+)
+@settings(max_examples=10)
+def test_environments_in_threads(kind, batches, each):
+    make = parallel(kind, envs_per_worker=each, backend="thread")
+    check(lambda: Collector(make, frames_per_batch=80), batches)
+
+
+@given(
+    batches=st.integers(0, 4),
+    each=st.integers(1, 2),
+    backend=st.sampled_from(["process", "thread"]),
+)
+@settings(max_examples=8)
+def test_environments_that_exchange_messages(batches, each, backend):
+    make = parallel(RAGGED, count=2, envs_per_worker=each, backend=backend)
+    check(lambda: Collector(make, frames_per_batch=20), batches)
+
+
+def test_tensordict_steps():
+    """A policy of another kind lets the environment be stepped with TensorDicts."""
+    env, other = parallel(count=2)(), parallel(count=2)()
+    env.set_seed(1)
+    root = env.reset()
+    for _ in range(20):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+    state = through_a_file(env.capture())
+    other.reset()
+    other.restore(state)
+    second = root.clone()
+    torch.manual_seed(0)
+    actions = [env.rand_action() for _ in range(30)]
+    for action in actions:
+        frame, root = env.step_and_maybe_reset(root.update(action))
+        again, second = other.step_and_maybe_reset(second.update(action.clone()))
+        assert alike(frame, again)
+        assert alike(root, second)
+    env.close(), other.close()
+
+
+@pytest.mark.parametrize("method", ["inline", "forkserver", "spawn"])
+def test_workers_with_environments_in_processes(method):
+    sources = [parallel(Drawing, count=2)] * 2
+    options = {"frames_per_batch": 60, "start_method": method}
+    check(lambda: MultiSyncCollector(sources, **options), 3)
+
+
+@FAILS
+@given(batches=st.integers(0, 5), each=st.integers(1, 2), groups=st.sampled_from([1, 2]))
+@settings(max_examples=8)
+def test_seeds_of_restarted_environments_are_derived_further(batches, each, groups):
+    make = parallel(Fragile, envs_per_worker=each, groups=groups)
+    check(lambda: Collector(make, frames_per_batch=80, on_env_error="restart"), batches)
+
+
+def end(env, index):
+    """Kills a process of an environment, and waits for its end."""
+    pid = env.processes._workers[index].pid
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([handle], [], [])
+    os.close(handle)
+
+
+@pytest.mark.filterwarnings("ignore:environments? .* failed at step:RuntimeWarning")
+@pytest.mark.parametrize("when", ["before", "at"])
+def test_a_process_that_died(when):
+    """Its environment goes on in another process, or begins anew in both collectors."""
+
+    def make():
+        return Collector(parallel(Walk, count=2), frames_per_batch=40, on_env_error="restart")
+
+    with make() as collector, make() as other:
+        collector.set_seed(1)
+        collector.next()
+        end(collector.env, 1)
+        if when == "before":
+            collector.next()
+        state = through_a_file(collector.state_dict())
+        other.load_state_dict(state)
+        assert other.resumed
+        for _ in range(5):
+            assert alike(collector.next(), other.next())
+
+
+PIECES = {
+    "environment": (Walk, ("envs", 2)),
+    "numbers": (Drawing, ("generators", 1)),
+    "numpy": (Drawing, ("generators", 0, "numpy")),
+    "torch": (Drawing, ("generators", 0, "torch")),
+    "python": (Drawing, ("generators", 0, "python")),
+    "restarts": (Fragile, ("restarts",)),
+}
+
+
+@FAILS
+@pytest.mark.parametrize("piece", PIECES)
+def test_each_piece_of_the_state_counts(piece):
+    kind, path = PIECES[piece]
+    make = parallel(kind, envs_per_worker=2)
+    options = {"frames_per_batch": 80, "on_env_error": "restart"}
+    check_piece(lambda: Collector(make, **options), ("resume", "envs", 0, *path))
+
+
+# --- trust
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_pickles_of_the_same_program_need_no_trust(start_method):
+    make = parallel(Pickled, count=2, start_method=start_method)
+    check(lambda: Collector(make, frames_per_batch=40), 2)
+    options = {"frames_per_batch": 40, "start_method": start_method}
+    check(lambda: MultiSyncCollector([Pickled] * 2, **options), 2)
+    check(lambda: MultiSyncCollector([make] * 2, **options), 2)
+
+
+PROGRAM = """
+import io, sys, torch
+from test_resuming_processes import parallel, Pickled, EnvStateError
+from trawl.collectors import Collector
+
+state = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=True)
+if __name__ == "__main__":
+    with Collector(parallel(Pickled, count=2), frames_per_batch=40) as collector:
+        try:
+            collector.load_state_dict(state)
+        except EnvStateError as error:
+            assert "load it with trust=True" in str(error)
+        else:
+            raise AssertionError("it was opened")
+        collector.load_state_dict(state, trust=True)
+        torch.save([collector.next().to_dict() for _ in range(4)], sys.stdout.buffer)
+"""
+
+
+def test_another_program_continues_if_it_trusts_the_state():
+    with Collector(parallel(Pickled, count=2), frames_per_batch=40) as collector:
+        collector.set_seed(1)
+        collector.next()
+        file = io.BytesIO()
+        torch.save(collector.state_dict(), file)
+        expected = [collector.next() for _ in range(4)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=file.getvalue(),
+        capture_output=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    found = torch.load(io.BytesIO(done.stdout), weights_only=True)
+    for one, batch in zip(found, expected, strict=True):
+        assert alike(type(batch)(one, batch.shape), batch)
+
+
+# --- states that don't fit
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (parallel(count=3), "the state has 2 environments, but ParallelEnv.* has 3"),
+        (parallel(count=2, envs_per_worker=2), "the state has 2 processes .* but .* has 1"),
+        (parallel(count=2, backend="thread"), "the state has 2 processes .* but .* has 0"),
+        (parallel(lambda: gymnasium.make("CartPole-v1"), count=2), "in environment 0.* its id is"),
+    ],
+    ids=["number", "processes", "threads", "kind"],
+)
+def test_the_state_of_others_is_refused(make, match):
+    first, env = parallel(count=2)(), make()
+    first.reset()
+    env.reset()
+    state, before = first.capture(), env.capture()
+    with pytest.raises(EnvStateError, match=match):
+        env.restore(state)
+    assert str(env.capture()) == str(before)
+    first.close(), env.close()
+
+
+def test_ways_are_told():
+    env = ParallelEnv(2, [partial(SyncVectorEnv, [Walk, Pickled])] * 2)
+    env.reset()
+    assert env.state_methods == ["attributes", "pickle"] * 2
+    env.close()

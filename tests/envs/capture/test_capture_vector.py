@@ -1,0 +1,264 @@
+"""The state of vector environments, captured by their parts."""
+
+import io
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils import EzPickle
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import vector as wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trawl.envs.capture import NONE, capture, restore, ways_of
+from trawl.errors import EnvStateError
+from trawl.testing import NestedEnv, NumberedEnv, RaggedEnv, SelfResettingVectorEnv
+
+MODES = sorted(mode.value for mode in AutoresetMode)
+NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Blackjack-v1", "FrozenLake-v1"]
+
+
+class Walk(gymnasium.Env):
+    """Random steps on a line, in episodes of random length, with an object that is made anew."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2)
+        self.found = {frozenset([1])}
+        return self.place.copy(), {}
+
+    def step(self, action):
+        self.place = self.place + self.np_random.normal(size=2) * (action + 1)
+        ended = bool(self.np_random.random() < 0.2)
+        return self.place.copy(), float(self.place[0]), ended, False, {}
+
+
+class Constructed(Walk, EzPickle):
+    """An environment that would lose its state in a pickle."""
+
+    def __init__(self):
+        EzPickle.__init__(self)
+
+
+class Numpy(VectorEnv):
+    """A vector environment of arrays, which resets in the step after an episode."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as Gymnasium
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (num_envs, 2), np.float64)
+        self.action_space = spaces.MultiDiscrete([2] * num_envs)
+        self.places = np.zeros((2, num_envs))
+        self.ended = np.zeros(num_envs, bool)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.places[:] = self.np_random.normal(size=self.places.shape)
+        self.ended[:] = False
+        return self.places.T.copy(), {}
+
+    def step(self, actions):
+        self.places += self.np_random.normal(size=self.places.shape) + actions
+        self.places[:, self.ended] = 0
+        rewards = np.where(self.ended, 0.0, self.places[0])
+        self.ended = ~self.ended & (self.np_random.random(self.num_envs) < 0.2)
+        return self.places.T.copy(), rewards, self.ended.copy(), np.zeros_like(self.ended), {}
+
+
+class Holder(VectorEnv):
+    """A vector environment with a list of environments, which it steps itself."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium
+
+    def __init__(self, count):
+        self.num_envs = count
+        self.walks = [gymnasium.make("Pendulum-v1", max_episode_steps=5 + i) for i in range(count)]
+        self.single_observation_space = self.walks[0].observation_space
+        self.single_action_space = self.walks[0].action_space
+        self.observation_space = spaces.Box(-np.inf, np.inf, (count, 3), np.float32)
+        self.action_space = spaces.Box(-2, 2, (count, 1), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        seeds = [seed + i for i in range(self.num_envs)]
+        found = [env.reset(seed=seed)[0] for env, seed in zip(self.walks, seeds, strict=True)]
+        return np.stack(found), {}
+
+    def step(self, actions):
+        *results, _ = zip(
+            *(env.step(a) for env, a in zip(self.walks, actions, strict=True)), strict=True
+        )
+        obs, rewards, terminated, truncated = map(np.stack, results)
+        for index in np.flatnonzero(terminated | truncated):
+            obs[index], _ = self.walks[index].reset()
+        return obs, rewards, terminated, truncated, {}
+
+
+def wrapped(env):
+    if env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+        env = wrappers.NormalizeObservation(env)
+    env = wrappers.NormalizeReward(env)
+    return wrappers.RecordEpisodeStatistics(
+        wrappers.TransformReward(env, lambda reward: 2 * reward)
+    )
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return [flat(value[key]) for key in sorted(value)]
+    if isinstance(value, (tuple, list)):
+        return [flat(part) for part in value]
+    return value if isinstance(value, (str, type(None))) else np.asarray(value).tobytes()
+
+
+def drive(env, actions, mode):
+    """Steps, and resets in the mode ``"Disabled"``; returns all results."""
+    found = []
+    for action in actions:
+        obs, rewards, terminated, truncated, _ = env.step(action)
+        found.append(flat([obs, rewards, terminated, truncated]))
+        ended = terminated | truncated
+        if mode == "Disabled" and ended.any():
+            found.append(flat(env.reset(options={"reset_mask": ended})[0]))
+    return found
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def check(make, steps, mode=None, later=60):
+    """Compares an environment with one that continues from its state; returns the way."""
+    env, other = make(), make()
+    env.reset(seed=1)
+    env.action_space.seed(steps)
+    actions = [env.action_space.sample() for _ in range(steps + later)]
+    drive(env, actions[:steps], mode)
+    other.reset(seed=2)
+    state = capture(env)
+    other = restore(other, through_a_file(state))
+    assert drive(env, actions[steps:], mode) == drive(other, actions[steps:], mode)
+    env.close(), other.close()
+    return state["way"]
+
+
+def sync(mode, count, make):
+    return SyncVectorEnv([make] * count, autoreset_mode=AutoresetMode(mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(name=st.sampled_from(NAMES), steps=st.integers(0, 60), count=st.integers(1, 3))
+def test_sub_environments_continue_bit_for_bit(mode, name, steps, count):
+    make = partial(sync, mode, count, partial(gymnasium.make, name))
+    assert check(make, steps, mode) == "parts"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [NumberedEnv, NestedEnv, RaggedEnv, Walk])
+@given(steps=st.integers(0, 20))
+def test_observations_of_any_kind(kind, mode, steps):
+    assert check(partial(sync, mode, 2, kind), steps, mode) == "parts"
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@given(name=st.sampled_from(NAMES[:3]), steps=st.integers(0, 60))
+def test_wrappers_around_vector_environments(mode, name, steps):
+    make = partial(sync, mode, 2, partial(gymnasium.make, name))
+    assert check(lambda: wrapped(make()), steps, mode) == "parts"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Numpy, 3),
+        partial(gymnasium.make_vec, "CartPole-v1", 2, vectorization_mode="vector_entry_point"),
+        partial(Holder, 2),
+        partial(SelfResettingVectorEnv, [partial(NumberedEnv, lengths=[3, 1, 4])] * 2),
+    ],
+    ids=["numpy", "CartPole", "list", "testing"],
+)
+@given(steps=st.integers(0, 60))
+@settings(max_examples=8)
+def test_custom_vector_environments(make, steps):
+    assert check(make, steps) == "attributes"
+    assert check(lambda: wrapped(make()), steps) == "attributes"
+
+
+def test_the_ways_of_sub_environments_are_told():
+    makes = [partial(gymnasium.make, "CartPole-v1"), Pole]
+    env = wrapped(SyncVectorEnv(makes))
+    env.reset(seed=1)
+    assert ways_of(env) == ["attributes", "pickle"]
+    assert ways_of(Numpy(2)) == ["attributes"] * 2
+
+
+class Pole(gymnasium.Wrapper):
+    """A CartPole with a set, which only a pickle holds."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.found = {1}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(steps=st.integers(0, 20))
+@settings(max_examples=4)
+def test_a_sub_environment_may_be_another_object(mode, steps):
+    assert check(partial(sync, mode, 2, Pole), steps, mode) == "parts"
+
+
+# --- what is not captured, or doesn't fit
+
+
+def test_environments_in_processes_of_gymnasium_are_not_captured():
+    env = AsyncVectorEnv([Walk, Walk])
+    env.reset(seed=1)
+    assert ways_of(env) == [NONE] * 2
+    env.close()
+
+
+def test_an_error_names_the_sub_environment():
+    env = SyncVectorEnv([Walk, Constructed])
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match="parts: sub-environment 1: the state of"):
+        capture(env)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (partial(SyncVectorEnv, [Walk] * 3), "number of environments is 2"),
+        (partial(Numpy, 2), "wrapper chain is .*SyncVectorEnv"),
+    ],
+    ids=["number", "kind"],
+)
+def test_the_state_of_another_vector_environment_is_refused(other, what):
+    env, other = SyncVectorEnv([Walk, Walk]), other()
+    env.reset(seed=1)
+    with pytest.raises(EnvStateError, match=f"one of another environment: its {what}"):
+        restore(other, capture(env))
+
+
+def test_nothing_is_changed_if_one_sub_environment_differs():
+    def made(second):
+        return SyncVectorEnv([partial(gymnasium.make, "Pendulum-v1"), second])
+
+    env = made(partial(gymnasium.make, "Pendulum-v1", g=3))
+    other = made(partial(gymnasium.make, "Pendulum-v1"))
+    env.reset(seed=1), other.reset(seed=2)
+    before = capture(other)
+    with pytest.raises(EnvStateError, match="its arguments is g=3"):
+        restore(other, capture(env))
+    assert capture(other) == before
