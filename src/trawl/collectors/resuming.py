@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from itertools import count
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ class ResumableCollector(RolloutCollector):
 
     env: Any
     _restarts: EnvRestarts | None
+    _seed: tuple[int, bool, int] | None
     resumed = False
 
     def env_state_methods(self) -> list[str]:
@@ -65,7 +67,8 @@ class ResumableCollector(RolloutCollector):
         """
         with self._held():
             state: dict[str, Any] = {
-                "env_state_dict": _env_state(self.env),
+                # A copy, because transforms change their tensors in place.
+                "env_state_dict": deepcopy(self.env.state_dict()),
                 "frames": self._frames,
                 "iter": self._batches,
                 "traj_pool": {"traj_id": torch.tensor(self._rollout.writer.episodes.next_id)},
@@ -88,6 +91,7 @@ class ResumableCollector(RolloutCollector):
             "rollout": self._rollout.state_dict(),
             "envs": [part.capture() for part in self._parts()],
             "at_start": self._at_start,
+            "seed": None if self._seed is None else list(self._seed),
             "env_restarts": 0 if self._restarts is None else self._restarts.count,
         }
 
@@ -133,10 +137,10 @@ class ResumableCollector(RolloutCollector):
                 raise mismatch
             if module is not None and "policy_state_dict" in state_dict:
                 module.load_state_dict(state_dict["policy_state_dict"], strict=strict)
-            if state_dict.get("env_state_dict"):
-                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
             raises = on_state_mismatch == "raise"
             self.resumed = self._load_episodes(state_dict, trust, raises, mismatch)
+            if not self.resumed:
+                self._begin_episodes(state_dict, strict)
             self._frames = int(state_dict["frames"])
             self._batches = int(state_dict["iter"])
             if self._version is not None and "policy_version" in state_dict:
@@ -176,7 +180,7 @@ class ResumableCollector(RolloutCollector):
         raises: bool,
         mismatch: Exception | None,
     ) -> bool:
-        """Continues the episodes of a state, or begins new ones; returns True if they continue."""
+        """Continues the episodes of a state; returns False if new ones must begin."""
         state = state_dict.get(RESUME)
         if state is not None:
             try:
@@ -191,11 +195,17 @@ class ResumableCollector(RolloutCollector):
                 warn(f"new episodes begin in all environments: {error}", RuntimeWarning)
             else:
                 return True
-        if not self._at_start or state is not None:
+        return False
+
+    def _begin_episodes(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """Begins new episodes, with what TorchRL keeps of a state."""
+        if state_dict.get("env_state_dict"):
+            # A copy, because transforms change their tensors in place.
+            self.env.load_state_dict(deepcopy(state_dict["env_state_dict"]), strict=strict)
+        if not self._at_start or RESUME in state_dict:
             self._restart()
         if "traj_pool" in state_dict:
             self._rollout.writer.episodes.load(int(state_dict["traj_pool"]["traj_id"]))
-        return False
 
     def _resume(self, state: Mapping[str, Any], trust: bool) -> None:
         self._rollout.load_state_dict(state["rollout"])
@@ -203,6 +213,8 @@ class ResumableCollector(RolloutCollector):
             with _named(index):
                 part.restore(one, trust)
         self._at_start = state["at_start"]
+        seed = state["seed"]
+        self._seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))
         if self._restarts is not None:
             self._restarts.count = state["env_restarts"]
 
@@ -263,8 +275,3 @@ def _named(index: int) -> Iterator[None]:
         yield
     except EnvStateError as error:
         raise EnvStateError(f"environment {index}: {error}") from error
-
-
-def _env_state(env: Any) -> Any:
-    transform = getattr(env, "transform", None)
-    return env.state_dict() if transform is None else transform.state_dict()

@@ -152,8 +152,12 @@ def check_rewards(
         )
 
 
-def check_same_layout(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def check_same_layout(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Compares the entries of a state with the entries that a step begins with.
+
+    Args:
+        own: the entries that the next step would begin with: objects with ``shape`` and ``dtype``.
+        state: the entries of the state.
 
     Raises:
         ValueError: if a state has other entries, or an entry has another shape or dtype.
@@ -168,5 +172,5 @@ def check_same_layout(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
             )
 
 
-def _layout(value: Tensor | None) -> str:
+def _layout(value: Any) -> str:
     return "no entry" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"

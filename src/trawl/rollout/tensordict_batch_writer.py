@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from typing_extensions import override
 
 from trawl.envs.base import TensorDictEnv
-from trawl.envs.capture.frames import from_plain, to_plain
-from trawl.errors import resetting
+from trawl.envs.capture.attributes import NotPlain
+from trawl.envs.capture.frames import copy_or_encode, from_plain, to_plain
+from trawl.errors import EnvStateError, resetting
 from trawl.keys import (
     IS_INIT,
     MASK,
@@ -30,13 +31,12 @@ from trawl.keys import (
     Key,
     as_key,
     next_of,
-    show_key,
 )
 from trawl.rollout.batch_writer import ActFn, BatchOptions, BatchWriter, StepFn
 from trawl.rollout.block import Block, copy_into
+from trawl.rollout.carrier import check_carrier
 from trawl.rollout.checks import (
     check_rewards,
-    check_same_layout,
     has_autoreset_steps,
 )
 from trawl.rollout.env_restarts import FailureCounter, PartFailures, break_off, emptied
@@ -381,36 +381,20 @@ class TensorDictBatchWriter(BatchWriter):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self._rows(),
-            # Entries that are not tensors, such as texts.
-            "objects": to_plain(self._carrier.select(*self._objects())),
-            "episodes": self.episodes.state_dict(),
-        }
+        try:
+            rows = to_plain(self._carrier, copy_or_encode)
+        except NotPlain as error:
+            raise EnvStateError(f"an entry of the frames holds data, {error}") from error
+        return {"rows": rows, "episodes": self.episodes.state_dict()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_same_layout(self._rows(), state["rows"])
-        for key in self._carrier.keys(True, True):
-            value = state["rows"][show_key(as_key(key))]
-            self._carrier.set(key, value.to(self._carrier.get(key).device).clone())
-        objects = from_plain(state["objects"])
-        for key in self._objects():
-            self._carrier.set(key, objects.get(key))
+        # Copies, because a step may change its inputs.
+        rows = from_plain(state["rows"]).clone()
+        written = {whole_key(self._caller.written, key) for key in self.policy.writes}
+        check_carrier(self.env, written, self._carrier, rows)
+        self._carrier = rows
         self.episodes.load_state_dict(state["episodes"])
-
-    def _objects(self) -> list[Any]:
-        """Returns the keys of the entries that are not tensors."""
-        tensors = set(self._carrier.keys(True, True))
-        every = self._carrier.keys(True, True, is_leaf=is_leaf_nontensor)
-        return [key for key in every if key not in tensors]
-
-    def _rows(self) -> dict[str, Tensor]:
-        """Returns copies of the entries that the next step begins with."""
-        return {
-            show_key(as_key(key)): value.cpu().clone()
-            for key, value in self._carrier.items(True, True)
-        }
 
     def fake(self) -> TensorDictBase:
         """Returns a batch of zeros."""

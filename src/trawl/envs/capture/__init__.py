@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trawl.envs.capture.attributes import NotPlain, class_name
+from trawl.envs.capture.attributes import NotPlain, class_name, same_data
 from trawl.envs.capture.parts import Parts
 from trawl.envs.capture.replay import REPLAY, EpisodeLog
 from trawl.envs.capture.ways import PICKLE, WAYS, chain
@@ -138,7 +138,7 @@ def _restore(env: Any, state: Mapping[str, Any], trust: bool) -> Any:
         raise EnvStateError(
             f"the state of {env} can't be restored by {state['way']}: {error}"
         ) from error
-    if way.comparable(again) != way.comparable(state["state"]):
+    if not same_data(way.comparable(again), way.comparable(state["state"])):
         raise EnvStateError(
             f"{env} has another state than before after it was restored by {state['way']}"
         )

@@ -54,7 +54,12 @@ class Encoder:
             limit.
         looks_only: True to find out what can be captured, without copying arrays. Only the first
             items of containers are looked at.
+
+    Attributes:
+        fixed: further classes whose instances do not change.
     """
+
+    fixed: tuple[type, ...] = ()
 
     def __init__(
         self, members: Sequence[Any], *, most: int | None = None, looks_only: bool = False
@@ -78,8 +83,9 @@ class Encoder:
         """
         found = {}
         constant = _CONSTANT | _FACTORIES if isinstance(owner, SyncVectorEnv) else _CONSTANT
-        for name, value in _attributes(owner).items():
-            if name in skip or name in constant or is_fixed(value, self._members):
+        # Sorted, because some attributes are set at different times.
+        for name, value in sorted(_attributes(owner).items()):
+            if name in skip or name in constant or self.is_fixed(value):
                 continue
             try:
                 found[name] = self.encode(value, inside=False)
@@ -90,8 +96,8 @@ class Encoder:
     def some_attributes(self, owner: Any) -> dict[str, Any]:
         """Returns those attributes of an object that may change and can be captured."""
         found = {}
-        for name, value in _attributes(owner).items():
-            if name in _CONSTANT or is_fixed(value, self._members):
+        for name, value in sorted(_attributes(owner).items()):
+            if name in _CONSTANT or self.is_fixed(value):
                 continue
             before = len(self._seen), len(self._arrays)
             try:
@@ -102,6 +108,10 @@ class Encoder:
                     self._seen.popitem()
                 del self._arrays[before[1] :]
         return found
+
+    def is_fixed(self, value: Any) -> bool:
+        """Returns True for values that do not change while the environment is in use."""
+        return is_fixed(value, self._members, self.fixed)
 
     def encode(self, value: Any, inside: bool = True) -> Any:
         """Returns a value as plain data; ``inside`` is True for values inside of containers."""
@@ -291,27 +301,30 @@ def _generator(present: Any, state: dict[str, Any]) -> np.random.Generator:
     return found
 
 
-def is_fixed(value: Any, members: Mapping[int, int]) -> bool:
+def is_fixed(value: Any, members: Mapping[int, int], kinds: tuple[type, ...] = ()) -> bool:
     """Returns True for values that do not change while the environment is in use.
 
     Args:
         value: the value of an attribute.
         members: numbers of the environments of a wrapper chain, by identity.
+        kinds: further classes whose instances do not change.
     """
     if id(value) in members:
         return True
     if isinstance(value, partial):
         parts = [value.func, *value.args, *value.keywords.values()]
-        return all(_is_constant(part, members) for part in parts)
+        return all(_is_constant(part, members, kinds) for part in parts)
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         keeps = any(one.opname == "STORE_DEREF" for one in dis.get_instructions(value))
-        return not keeps and all(_is_constant(content, members) for content in cells)
+        return not keeps and all(_is_constant(content, members, kinds) for content in cells)
+    if isinstance(value, types.MethodType):
+        return id(value.__self__) in members or isinstance(value.__self__, type)
     if isinstance(value, types.BuiltinFunctionType):
         # A method of an object may change the object.
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     return (
-        isinstance(value, _FIXED)
+        isinstance(value, (*_FIXED, *kinds))
         or (isinstance(value, Space) and not _draws(value))
         or class_name(value) in _SHOWN
     )
@@ -329,10 +342,21 @@ def _draws(space: Any) -> bool:
     return any(vars(one).get("_np_random") is not None for one in _spaces(space))
 
 
-def _is_constant(value: Any, members: Mapping[int, int]) -> bool:
+def _is_constant(value: Any, members: Mapping[int, int], kinds: tuple[type, ...]) -> bool:
     """Returns True for values that functions use and do not change, such as limits."""
     plain = type(value) in _PLAIN or isinstance(value, (np.ndarray, np.generic))
-    return plain or is_fixed(value, members)
+    return plain or is_fixed(value, members, kinds)
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Returns True if plain data without tensors are equal; NaN equals NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_data(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_data, one, other))
+    return bool(one == other or (one != one and other != other))
 
 
 def is_simple(kind: type) -> bool:

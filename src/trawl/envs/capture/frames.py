@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensordict import (
@@ -11,48 +11,105 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    is_non_tensor,
+    is_tensorclass,
 )
 from torch import Tensor
 
-from trawl.envs.capture.attributes import Decoder, Encoder
+from trawl.envs.capture.attributes import Decoder, Encoder, NotPlain
+
+# Kind of a value that is not plain data.
+_OBJECT = "whole"
 
 
-def to_plain(data: TensorDictBase) -> dict[str, Any]:
-    """Returns a TensorDict as numbers, tensors, lists and dictionaries."""
-    plain: dict[str, Any] = _plain(data)
-    return plain
+def to_plain(data: TensorDictBase, encode: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    """Returns a TensorDict as numbers, tensors, lists and dictionaries.
+
+    Args:
+        data: the TensorDict, which may contain lazy stacks and non-tensor data.
+        encode: function that converts tensors and non-tensor data. By default, tensors and objects
+            that can't be plain data stay as they are.
+    """
+    return {"names": list(data.names), **_to_tree(data, encode or _encode)}
 
 
-def from_plain(data: Mapping[str, Any]) -> TensorDictBase:
-    """Returns the TensorDict that :func:`to_plain` converted."""
-    made: TensorDictBase = _made(data)
-    return made
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, NonTensorData):
-        return {"object": Encoder([]).encode(value.data), "shape": list(value.batch_size)}
+def _to_tree(value: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
     if isinstance(value, LazyStackedTensorDict):
-        parts = list(map(_plain, value.tensordicts))
-        objects = isinstance(value, NonTensorStack)
-        names = None if objects else value.names
-        return {"parts": parts, "axis": value.stack_dim, "objects": objects, "names": names}
-    entries = {key: _plain(entry) for key, entry in value.items()}
-    return {"entries": entries, "shape": list(value.batch_size), "names": value.names}
+        kind = "stack" if isinstance(value, NonTensorStack) else "lazy"
+        parts = [_to_tree(part, encode) for part in value.tensordicts]
+        return {"kind": kind, "dim": value.stack_dim, "parts": parts}
+    if isinstance(value, Tensor):
+        return {"kind": "leaf", "value": encode(value)}
+    device = None if value.device is None else str(value.device)
+    place = {"shape": list(value.batch_size), "device": device}
+    if is_non_tensor(value):
+        return {"kind": "data", **place, "value": encode(value.data)}
+    if is_tensorclass(value):
+        value = value.to_tensordict()
+    entries = {key: _to_tree(entry, encode) for key, entry in value.items()}
+    return {"kind": "tensordict", **place, "entries": entries}
 
 
-def _made(data: Any) -> Any:
-    if isinstance(data, Tensor):
-        return data
-    if "object" in data:
-        return NonTensorData(Decoder([]).decode(data["object"]), data["shape"])
-    if "parts" not in data:
-        entries = {key: _made(entry) for key, entry in data["entries"].items()}
-        return TensorDict(entries, data["shape"], names=data["names"])
-    kind = NonTensorStack if data["objects"] else LazyStackedTensorDict
-    made = kind(*map(_made, data["parts"]), stack_dim=data["axis"])
-    if data["names"] is not None and any(data["names"]):
+def from_plain(
+    data: Mapping[str, Any],
+    decode: Callable[[Any, Any], Any] | None = None,
+    present: Any = None,
+) -> TensorDictBase:
+    """Returns the TensorDict that :func:`to_plain` converted.
+
+    Args:
+        data: the converted TensorDict.
+        decode: function that converts a value back; None if ``encode`` was None. It gets the
+            value, and the value in the same place of ``present``, or None.
+        present: a TensorDict to be replaced, or None.
+    """
+    made: TensorDictBase = _from_tree(data, decode or _decode, present)
+    if any(name is not None for name in data["names"]):
         made.names = data["names"]
     return made
+
+
+def _from_tree(data: Mapping[str, Any], decode: Callable[[Any, Any], Any], present: Any) -> Any:
+    kind = data["kind"]
+    if kind == "leaf":
+        return decode(data["value"], present if isinstance(present, Tensor) else None)
+    if kind == "data":
+        value = decode(data["value"], getattr(present, "data", None))
+        return NonTensorData(value, data["shape"], device=data["device"])
+    if kind in ("stack", "lazy"):
+        found = list(getattr(present, "tensordicts", ()))
+        count = len(data["parts"])
+        before = found if len(found) == count else [None] * count
+        parts = [_from_tree(data["parts"][i], decode, before[i]) for i in range(count)]
+        stack = NonTensorStack if kind == "stack" else LazyStackedTensorDict
+        return stack(*parts, stack_dim=data["dim"])
+    old = present if isinstance(present, TensorDict) else {}
+    entries = {
+        key: _from_tree(entry, decode, old.get(key, None)) for key, entry in data["entries"].items()
+    }
+    return TensorDict(entries, data["shape"], device=data["device"])
+
+
+def copy_or_encode(value: Any) -> Any:
+    """Returns a copy of a tensor, or non-tensor data as plain data.
+
+    Raises:
+        NotPlain: if the data can't be plain data.
+    """
+    return value.detach().clone() if isinstance(value, Tensor) else Encoder([]).encode(value)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return Encoder([]).encode(value)
+    except NotPlain:
+        return {"kind": _OBJECT, "value": value}
+
+
+def _decode(value: Any, present: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value
+    whole = isinstance(value, dict) and value["kind"] == _OBJECT
+    return value["value"] if whole else Decoder([]).decode(value)
