@@ -212,6 +212,8 @@ class ResumableCollector(RolloutCollector):
         for index, (part, one) in enumerate(zip(self._parts(), state["envs"], strict=True)):
             with _named(index):
                 part.restore(one, trust)
+        # Environments may have drawn random numbers while they were restored.
+        self._rollout.load_random_state(state["rollout"])
         self._at_start = state["at_start"]
         seed = state["seed"]
         self._seed = None if seed is None else (int(seed[0]), bool(seed[1]), int(seed[2]))

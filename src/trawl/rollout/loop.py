@@ -241,16 +241,19 @@ class Rollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a state that :meth:`state_dict` returned.
-
-        If the collector was not seeded, it draws from the global generators, whose states are
-        restored as well.
+        """Restores a state that :meth:`state_dict` returned, except random numbers.
 
         Raises:
             ValueError: if the state is one of other environments, or of another policy.
         """
         self.writer.load_state_dict(state["writer"])
         self.steps_done = state["steps_done"]
+
+    def load_random_state(self, state: Mapping[str, Any]) -> None:
+        """Restores the random numbers of a state that :meth:`state_dict` returned.
+
+        If the collector was not seeded, it draws from the global generators, which are restored.
+        """
         device = self.writer.policy.device
         if not state["own_stream"]:
             self.stream = None
