@@ -62,7 +62,18 @@ def collect(args: CollectArguments) -> int:
     else:
         collector, saved = found
         stream, frames = seed, saved.sink.frames
-    info = {
+    info = _facts(args, started, seed)
+    if frames:
+        again = {"frames": frames, "date": info["date"], "seed": stream}
+        info["resumed"] = [*before.get("resumed", []), again]
+        info["date"] = before.get("date", info["date"])
+    with collector:
+        return _Run(args, collector, directory, info, saved).run()
+
+
+def _facts(args: CollectArguments, started: datetime, seed: int) -> dict[str, Any]:
+    """Returns facts about a collection, for the dataset's record."""
+    facts = {
         "env": args.env,
         "policy": args.policy,
         "policy_sha256": fingerprint(args.policy),
@@ -74,15 +85,10 @@ def collect(args: CollectArguments) -> int:
         "stopped_by": None,
     }
     if kwargs := env_kwargs(args):
-        info["env_kwargs"] = kwargs
+        facts["env_kwargs"] = kwargs
     if args.deterministic:
-        info["deterministic"] = True
-    if frames:
-        again = {"frames": frames, "date": info["date"], "seed": stream}
-        info["resumed"] = [*before.get("resumed", []), again]
-        info["date"] = before.get("date", info["date"])
-    with collector:
-        return _Run(args, collector, directory, info, saved).run()
+        facts["deterministic"] = True
+    return facts
 
 
 def _continued(
