@@ -5,8 +5,8 @@ TorchRL buffer. Frames with large prediction errors are drawn more often, and th
 smaller weights in return. The sampler that does this is written out below, and so are the other
 parts of DQN, such as the targets of double DQN and the target network.
 
-With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the same
-command continues it, to the same results.
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it, to the same results.
 
 At intervals, the network plays a few whole episodes without random actions. Training stops as soon
 as their mean return reaches the target (475, at which CartPole-v1 counts as solved), or when the

@@ -15,8 +15,8 @@ has a GRU, whose state the collector carries from step to step.
 With ``--evaluate``, a thread evaluates copies of the agent while training continues. Each
 evaluation uses the same episodes and the most likely actions, and does not change the training.
 
-With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the same
-command continues it, to the same results.
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it, to the same results.
 
 Training stops as soon as the mean return of the last 100 finished episodes reaches the target
 (475, at which CartPole-v1 counts as solved), or when the frame budget is spent.

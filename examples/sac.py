@@ -6,8 +6,8 @@ replay buffer that it shares with this process, while this process learns. With
 process collects and learns in turn, so the same seed gives the same results. The parts of SAC (two
 critics, the squashed Gaussian actor, the temperature) are written out below.
 
-With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the same
-command continues it; with ``--workers 0``, to the same results.
+With ``--checkpoint DIR``, the run saves its state in a folder now and then. If it is killed, the
+same command continues it; with ``--workers 0``, to the same results.
 
 At intervals, the actor plays a few whole episodes without noise. Training stops as soon as their
 mean return reaches the target (-200: the pendulum is swung up and held), or when the frame budget
@@ -285,7 +285,9 @@ def main(config: Config, make_collector: Callable[..., Any] = make_collector) ->
     last = int(config.total_frames * config.samples_per_insert / config.minibatch_size)
     while not solved and steps < last:
         if not config.workers:
-            wanted = config.random_frames + steps * config.minibatch_size / config.samples_per_insert
+            wanted = (
+                config.random_frames + steps * config.minibatch_size / config.samples_per_insert
+            )
             while len(replay) < min(config.total_frames, wanted):
                 collector.next()
         learner.step(collector.sample())

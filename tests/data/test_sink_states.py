@@ -140,9 +140,7 @@ def test_killed_at_any_moment_it_comes_to_the_same(kind, tmp_path):
     """Commits, states and their files: whichever were last written, they belong together."""
     place, draw, total = tmp_path / "d", random.Random(1), 600
     for _ in range(8):
-        killed(
-            lambda told: write_on(kind, place, 10**6, stop=lambda _: os.write(told, b".")), draw
-        )
+        killed(lambda told: write_on(kind, place, 10**6, stop=lambda _: os.write(told, b".")), draw)
         record = json.loads((place / "_dataset.json").read_text())
         assert record["layout"]["state"] in states(place)
         if record["frames"]:
@@ -230,9 +228,10 @@ def test_a_state_runs_no_code(dataset, tmp_path, monkeypatch):
 
 def test_a_compressed_state_is_refused(dataset, tmp_path):
     saved_by_torch({"zeros": torch.zeros(10**6)}, tmp_path / "x")
-    with zipfile.ZipFile(tmp_path / "x") as old, zipfile.ZipFile(
-        tmp_path / "y", "w", zipfile.ZIP_DEFLATED
-    ) as new:
+    with (
+        zipfile.ZipFile(tmp_path / "x") as old,
+        zipfile.ZipFile(tmp_path / "y", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for part in old.infolist():
             new.writestr(part.filename, old.read(part))
     content = (tmp_path / "y").read_bytes()
@@ -291,6 +290,6 @@ def test_a_state_must_be_plain_data(tmp_path):
     with opened("memmap", tmp_path / "d") as sink:
         sink.write(numbered(0, 10))
         sink.save_state({"at": 10})
-        with pytest.raises(TypeError, match="the state.* is a"):
+        with pytest.raises(TypeError, match=r"the state.* is a"):
             sink.save_state({"at": forked})
         assert load_state(tmp_path / "d").collector == {"at": 10}

@@ -117,7 +117,7 @@ class CollectArguments:
 
     resume: Flag = False
     """Continue the dataset in --out until it has --frames frames; if there is none, begin one.
-    The frames are the same as without the interruption, unless a note says why new episodes begin."""
+    The frames are the same as without a break, unless a note says why new episodes begin."""
 
     max_frames_per_traj: MaxSteps = None
 

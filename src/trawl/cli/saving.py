@@ -1,4 +1,4 @@
-"""State of a collection in its dataset: when it is saved, and how ``--resume`` continues from it."""
+"""State of a collection in its dataset: when it is saved, and how ``--resume`` continues it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trawl.collectors.state_checks import check_fits, has_episodes
 from trawl.data.sinks import Sink
 from trawl.data.sinks.states import SavedState, load_state
 from trawl.data.state_files import check_plain_data
-from trawl.data.versions import version
 from trawl.errors import EnvStateError
 from trawl.keys import MASK
+from trawl.versions import version
 
 # Share of the collection's time that saving its state may take.
 _SHARE = 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from trawl.data.versions import version
+from trawl.versions import version
 
 _PACKAGES = {
     "trawl": "trawl-rl",

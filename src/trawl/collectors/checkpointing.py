@@ -13,7 +13,7 @@ from typing_extensions import Self
 from trawl.collectors.config import warn
 from trawl.collectors.state_checks import check_fits
 from trawl.data.checkpoints import CheckpointFolder
-from trawl.data.versions import version
+from trawl.versions import version
 
 _FORMAT = 1
 Mismatch = Literal["raise", "new_episodes"]
@@ -33,8 +33,8 @@ class CheckpointedCollector:
 
         def _held(self) -> AbstractContextManager[Any]: ...
         def _check_open(self, what: str) -> None: ...
-        def state_dict(self) -> dict[str, Any]: ...
 
+        state_dict: Callable[[], dict[str, Any]]
         load_state_dict: Callable[..., None]
         shutdown: Callable[..., None]
 
@@ -110,10 +110,10 @@ class CheckpointedCollector:
             try:
                 check_fits(content["state"], self.state_dict())
             except ValueError as error:
-                raise ValueError(f"the checkpoint in {os.fspath(path)} does not fit: {error}") from None
-            self.load_state_dict(
-                content["state"], trust=trust, on_state_mismatch=on_state_mismatch
-            )
+                raise ValueError(
+                    f"the checkpoint in {os.fspath(path)} does not fit: {error}"
+                ) from None
+            self.load_state_dict(content["state"], trust=trust, on_state_mismatch=on_state_mismatch)
         self.extra = content["extra"]
         return True
 

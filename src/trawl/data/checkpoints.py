@@ -84,7 +84,9 @@ class CheckpointFolder:
                 continue
             except ValueError as error:
                 if index + 1 == len(names):
-                    raise ValueError(f"{self.path} has no checkpoint that is whole: {error}") from None
+                    raise ValueError(
+                        f"{self.path} has no checkpoint that is whole: {error}"
+                    ) from None
                 warnings.warn(
                     f"{error}; the checkpoint before it is loaded instead",
                     RuntimeWarning,

@@ -13,7 +13,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,8 @@ def write_state(directory: Path, stem: str, content: Mapping[str, Any]) -> str:
         with open(create(unfinished), "wb") as file:
             hashing = _HashingWriter(file)
             try:
-                torch.save(content, hashing)
+                # torch only writes; annotations don't say so.
+                torch.save(content, cast("IO[bytes]", hashing))
             except Exception as error:
                 # torch reports that it can't write, but not why.
                 raise hashing.error or error from None

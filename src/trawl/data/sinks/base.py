@@ -29,7 +29,6 @@ from trawl.data.sinks.record import (
     LAYOUT,
     RECORD,
     VERSION,
-    Record,
     drop_first_record,
     read_record,
     to_json,
@@ -43,8 +42,8 @@ from trawl.data.sinks.states import (
     save_state,
     state_name,
 )
-from trawl.data.versions import version
 from trawl.keys import TRAJ_IDS
+from trawl.versions import version
 
 # Bytes reserved on the disk, so that a sink can still be closed after the disk has become full.
 # Each entry needs two blocks.
@@ -243,9 +242,7 @@ class Sink(SinkFormat):
             try:
                 self._state = None
                 if collector is not None:
-                    self._state = save_state(
-                        self._place, version(), collector, self._own_state()
-                    )
+                    self._state = save_state(self._place, version(), collector, self._own_state())
                 self._write_record(complete=False)
             except BaseException:
                 self._state = before

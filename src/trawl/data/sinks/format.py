@@ -61,6 +61,9 @@ class SinkFormat(ABC):
 
     def _waiting_state(self) -> Any:
         """Returns the frames that are still waiting after a commit, as plain data."""
+        return None
 
     def _restore_waiting(self, state: Any) -> None:
         """Restores the frames that :meth:`_waiting_state` returned."""
+        if state is not None:
+            raise ValueError(f"the format {self.format} has no frames that wait after a commit")

@@ -142,9 +142,7 @@ def _sink_state(path: Path, facts: Any, record: Record) -> SinkState:
     return SinkState(frames, first_id, next_id, entries, layout, facts.get("waiting"))
 
 
-def save_state(
-    directory: Path, version: str, collector: Mapping[str, Any], sink: SinkState
-) -> str:
+def save_state(directory: Path, version: str, collector: Mapping[str, Any], sink: SinkState) -> str:
     """Writes the state of a collection, and returns the name of the file.
 
     Raises:
