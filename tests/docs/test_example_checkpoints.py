@@ -12,9 +12,11 @@ import pytest
 from conftest import EXAMPLES
 
 # Runs an example in processes that are killed at random moments of their work with checkpoints,
-# until one of them comes to its end, and compares its curve with that of an unbroken run.
+# until one of them comes to its end, and compares its result and its last checkpoint, with all
+# weights, with those of an unbroken run.
 PROGRAM = """
-import dataclasses, importlib, json, os, random, signal, sys
+import dataclasses, glob, importlib, json, os, random, signal, sys
+import torch
 
 name, settings, kills = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, sys.argv[4])
@@ -55,6 +57,22 @@ while forked(draw.randint(1, count) if got < kills else 0, "parts", checkpoint="
     assert got <= kills
 found, _ = json.load(open("parts"))
 assert found == expected, (found, expected)
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+    return one == other or one != one
+
+def last(folder):
+    return torch.load(sorted(glob.glob(f"{folder}/*.pt"))[-1], weights_only=True)
+
+one, other = last("whole-checkpoint"), last("checkpoint")
+assert [name for name in one["extra"] if not same(one["extra"][name], other["extra"][name])] == []
+assert same(one["state"], other["state"])
 print(got, count)
 """
 
